@@ -23,7 +23,7 @@ pub use error::StageError;
 pub use ground::{Addresses, Ground};
 use weft_identity::authority::{Authority, IdentityFiles};
 use weft_planner::Topology;
-use weft_transfer::{ConnectionPool, Endpoint, Place, Runner, Spec};
+use weft_transfer::{AgentEndpoint, ConnectionPool, Place, Runner, Spec};
 
 use crate::fabric::isolation;
 
@@ -239,11 +239,11 @@ impl Stage {
     /// Begins a transfer. All transfers of a stage share the connections to the agents, so they need
     /// the same runtime.
     pub fn begin(&self, spec: Spec) -> Runner {
-        let endpoint = |i| Endpoint {
+        let endpoint = |i| AgentEndpoint {
             node: node_name(i),
             address: self.setup.ground.addresses(i).control.to_string(),
         };
-        let endpoints: Vec<Endpoint> = (0..self.nodes()).map(endpoint).collect();
+        let endpoints: Vec<AgentEndpoint> = (0..self.nodes()).map(endpoint).collect();
         Runner::begin(spec, self.pool.clone(), &endpoints)
     }
 }

@@ -13,7 +13,7 @@ use weft_engine::{Egress, Encryption, Engine, EngineConfig, EngineError, PortRan
 use crate::config::{self, Config, LinkKind};
 use crate::control::authorization::Authorization;
 use crate::control::fence::Fence;
-use crate::control::jobs::{Jobs, JobsConfig, ReloadableConfig};
+use crate::control::jobs::{AttemptRegistry, JobsConfig, ReloadableConfig};
 use crate::control::listener::ControlListener;
 use crate::control::service::Service;
 use crate::critical;
@@ -94,7 +94,7 @@ impl Environment {
 #[derive(Debug)]
 pub struct Agent {
     control: SocketAddr,
-    jobs: Arc<Jobs>,
+    jobs: Arc<AttemptRegistry>,
     environment: Environment,
     stop: watch::Sender<bool>,
     servers: Vec<tokio::task::JoinHandle<()>>,
@@ -135,7 +135,7 @@ impl Agent {
                 list: config.objects.list_timeout.to_std(),
             },
         };
-        let jobs = Jobs::new(jobs_config, live);
+        let jobs = AttemptRegistry::new(jobs_config, live);
         let service = Service {
             jobs: jobs.clone(),
             fence: environment.fence.clone(),
@@ -201,7 +201,7 @@ impl Agent {
 
     /// Its jobs.
     #[must_use]
-    pub fn jobs(&self) -> &Arc<Jobs> {
+    pub fn jobs(&self) -> &Arc<AttemptRegistry> {
         &self.jobs
     }
 

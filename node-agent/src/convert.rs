@@ -19,7 +19,7 @@ pub(crate) fn given<T>(field: Option<T>, name: &str) -> Result<T, Fault> {
 }
 
 /// A job's reference.
-pub(crate) fn job(job: Option<proto::JobRef>) -> Result<proto::JobRef, Fault> {
+pub(crate) fn job(job: Option<proto::AttemptRef>) -> Result<proto::AttemptRef, Fault> {
     let job = given(job, "job")?;
     uid(&job)?;
     if job.attempt == 0 {
@@ -29,7 +29,7 @@ pub(crate) fn job(job: Option<proto::JobRef>) -> Result<proto::JobRef, Fault> {
 }
 
 /// A job's UID as file names carry it.
-pub(crate) fn uid(job: &proto::JobRef) -> Result<JobUid, Fault> {
+pub(crate) fn uid(job: &proto::AttemptRef) -> Result<JobUid, Fault> {
     job.uid
         .parse()
         .map_err(|error| Fault::bad("job.uid", format!("{error}")))
@@ -114,8 +114,8 @@ pub(crate) fn overwrite(value: proto::Overwrite) -> Result<Overwrite, Fault> {
 }
 
 /// One end of a connection, for its peer.
-pub(crate) fn endpoint_to_proto(end: &LocalEnd, secret: &Secret) -> proto::Endpoint {
-    proto::Endpoint {
+pub(crate) fn endpoint_to_proto(end: &LocalEnd, secret: &Secret) -> proto::ConnectionEnd {
+    proto::ConnectionEnd {
         connection: end.id.0,
         secret: secret.0.to_vec(),
         link: Some(link_to_proto(&end.address)),
@@ -137,7 +137,7 @@ pub(crate) fn endpoint_to_proto(end: &LocalEnd, secret: &Secret) -> proto::Endpo
 /// itself; its settings must be ours.
 pub(crate) fn endpoint(
     owner: &str,
-    end: Option<proto::Endpoint>,
+    end: Option<proto::ConnectionEnd>,
     ours: &Settings,
 ) -> Result<RemoteEnd, Fault> {
     let end = given(end, "endpoint")?;
@@ -179,21 +179,21 @@ pub(crate) fn endpoint(
     })
 }
 
-fn link_to_proto(address: &LinkAddress) -> proto::endpoint::Link {
+fn link_to_proto(address: &LinkAddress) -> proto::connection_end::Link {
     let LinkAddress::Udp { address, ports } = address;
     let address = match address {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),
     };
-    proto::endpoint::Link::Udp(proto::Udp {
+    proto::connection_end::Link::Udp(proto::Udp {
         address,
         first_port: ports.first.into(),
         ports: ports.count.into(),
     })
 }
 
-fn link(link: proto::endpoint::Link) -> Result<LinkAddress, Fault> {
-    let proto::endpoint::Link::Udp(udp) = link;
+fn link(link: proto::connection_end::Link) -> Result<LinkAddress, Fault> {
+    let proto::connection_end::Link::Udp(udp) = link;
     let octets = udp.address.as_slice();
     let v4 = <[u8; 4]>::try_from(octets).map(IpAddr::from);
     let address = v4.or_else(|_| <[u8; 16]>::try_from(octets).map(IpAddr::from));
@@ -230,9 +230,12 @@ mod tests {
                     count: 16,
                 },
             };
-            let proto::endpoint::Link::Udp(udp) = link_to_proto(&address);
+            let proto::connection_end::Link::Udp(udp) = link_to_proto(&address);
             assert_eq!(udp.address.len(), bytes);
-            assert_eq!(link(proto::endpoint::Link::Udp(udp)).unwrap(), address);
+            assert_eq!(
+                link(proto::connection_end::Link::Udp(udp)).unwrap(),
+                address
+            );
         }
     }
 
@@ -240,7 +243,7 @@ mod tests {
     fn an_address_that_is_none_is_refused_by_its_field() {
         let udp = |bytes, first_port, ports| {
             let address = vec![1; bytes];
-            link(proto::endpoint::Link::Udp(proto::Udp {
+            link(proto::connection_end::Link::Udp(proto::Udp {
                 address,
                 first_port,
                 ports,

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use weft_proto::Message as _;
 use weft_proto::operator::v1::{Copy, CopyJob};
 
-use crate::control::jobs::Jobs;
+use crate::control::jobs::AttemptRegistry;
 use crate::critical;
 use crate::files::copies::{self, CopyRecord};
 
@@ -29,7 +29,7 @@ const SLOW: Duration = Duration::from_secs(60);
 /// Scans the copies of all roots.
 #[derive(Debug, Default)]
 pub(crate) struct CopyWatcher {
-    /// Half of the time between two occasions to scan: a root is scanned once for each at most.
+    /// Least pause between two scans of a root: half the scan interval, so it is scanned at most once in each.
     rest: Duration,
     /// By name.
     roots: BTreeMap<String, WatchedRoot>,
@@ -89,7 +89,7 @@ impl CopyWatcher {
     }
 
     /// Begins the scans that are due. `records` counts the records that were added or released.
-    pub(crate) fn begin(&mut self, jobs: &Arc<Jobs>, records: u64) {
+    pub(crate) fn begin(&mut self, jobs: &Arc<AttemptRegistry>, records: u64) {
         let roots = jobs.live().roots.clone();
         let names: Vec<String> = roots.iter().map(|root| root.name().to_owned()).collect();
         self.begin_with(&names, records, Instant::now(), move |name| {

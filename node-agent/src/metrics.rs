@@ -22,8 +22,8 @@ use weft_core::units::Host;
 use weft_engine::Snapshot;
 use weft_proto::agent::v1::JobName;
 
-use crate::control::jobs::Jobs;
-use crate::control::known_attempt::KnownAttempt;
+use crate::control::jobs::AttemptRegistry;
+use crate::control::known_attempt::AttemptHandle;
 use crate::transfer::buffers::MemoryBudget;
 use crate::transfer::state::State;
 use crate::web::Registries;
@@ -37,7 +37,7 @@ const PEERS_MAX: usize = 128;
 const PATH_PEERS_MAX: usize = 64;
 
 /// The registries of a running agent.
-pub(crate) fn registries(jobs: Arc<Jobs>, budget: Arc<MemoryBudget>) -> Registries {
+pub(crate) fn registries(jobs: Arc<AttemptRegistry>, budget: Arc<MemoryBudget>) -> Registries {
     let mut agent = Registry::with_prefix("weft");
     let labels = vec![
         ("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
@@ -53,7 +53,7 @@ pub(crate) fn registries(jobs: Arc<Jobs>, budget: Arc<MemoryBudget>) -> Registri
 
 #[derive(Debug)]
 struct AgentCollector {
-    jobs: Arc<Jobs>,
+    jobs: Arc<AttemptRegistry>,
     budget: Arc<MemoryBudget>,
 }
 
@@ -89,7 +89,7 @@ struct JobSample {
     failure: Option<&'static str>,
 }
 
-fn sample(known: &KnownAttempt) -> JobSample {
+fn sample(known: &AttemptHandle) -> JobSample {
     let attempt = &known.attempt;
     let status = attempt.status();
     JobSample {
@@ -369,7 +369,7 @@ fn encode_peers(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
 
 /// Each path by itself.
 #[derive(Debug)]
-struct PathCollector(Arc<Jobs>);
+struct PathCollector(Arc<AttemptRegistry>);
 
 impl Collector for PathCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {

@@ -31,7 +31,7 @@ use weft_identity::{
     tls,
 };
 use weft_proto::operator::v1::{
-    EnrollRequest, EnrollResponse, NodeConfig, NodeOrder, NodeReport,
+    EnrollRequest, EnrollResponse, NodeConfig, NodeConfigUpdate, NodeReport,
     operator_server::{Operator, OperatorServer},
 };
 
@@ -283,7 +283,7 @@ impl Operator for Control {
         }
     }
 
-    type ReportStream = Pin<Box<dyn Stream<Item = Result<NodeOrder, Status>> + Send>>;
+    type ReportStream = Pin<Box<dyn Stream<Item = Result<NodeConfigUpdate, Status>> + Send>>;
 
     async fn report(
         &self,
@@ -318,7 +318,7 @@ struct ReportStream {
     fabrics: watch::Receiver<Fabrics>,
     epoch: u64,
     /// Boxed: a channel keeps room for 32 of what it carries, and every agent has one.
-    orders: mpsc::Sender<Box<Result<NodeOrder, Status>>>,
+    orders: mpsc::Sender<Box<Result<NodeConfigUpdate, Status>>>,
     metrics: Metrics,
 }
 
@@ -346,7 +346,7 @@ impl ReportStream {
     async fn hear(&mut self, mut reports: Streaming<NodeReport>) -> Result<(), Fault> {
         let mut ended = std::pin::pin!(sleep(remaining(self.caller.until_unix_s)));
         // What the agent was told last; nothing before its first report.
-        let mut told: Option<NodeOrder> = None;
+        let mut told: Option<NodeConfigUpdate> = None;
         loop {
             tokio::select! {
                 report = reports.message() => match report {
@@ -378,10 +378,10 @@ impl ReportStream {
     }
 
     /// Tells what is new; false when nobody listens.
-    async fn order(&mut self, told: &mut Option<NodeOrder>) -> Result<bool, Fault> {
+    async fn order(&mut self, told: &mut Option<NodeConfigUpdate>) -> Result<bool, Fault> {
         let Caller { fabric, node, .. } = &self.caller;
         let config = config_of(&self.fabrics.borrow_and_update(), fabric, node)?;
-        let order = NodeOrder {
+        let order = NodeConfigUpdate {
             config: Some(config),
             leader_epoch: self.epoch,
         };

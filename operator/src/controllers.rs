@@ -36,8 +36,8 @@ use self::{
     cache::Key,
     cluster::{Cluster, ClusterError},
     controller::{Controller, ReconcileContext, Setup, TICK},
-    fabric::Fabrics,
-    job::{Jobs, secret::Secrets},
+    fabric::FabricController,
+    job::{JobController, secret::Secrets},
     kinds::{Cache, WatchEvent, for_each_kind},
     lead::WriteFence,
     membership::Membership,
@@ -85,20 +85,20 @@ pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infall
             ..Cache::default()
         },
         membership: Membership::default(),
-        members_of: None,
+        membership_revision: None,
         context,
     };
     let mut due = Instant::now() + TICK;
     let mut send_at = due;
     loop {
         tokio::select! {
-            Some(event) = watches.next() => runner.watched(event),
-            answer = runner.writer.answered() => runner.answered(answer),
+            Some(event) = watches.next() => runner.on_watch_event(event),
+            answer = runner.writer.answered() => runner.on_write_result(answer),
             Ok(()) = reports.changed() => {}
             () = wake.notified() => {}
             // Queries wait until the cache is synced.
             Some(query) = queries.recv(), if runner.cache.is_synced() => {
-                runner.answer(query);
+                runner.handle_query(query);
                 continue;
             }
             () = sleep_until(send_at) => {
@@ -111,13 +111,13 @@ pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infall
         runner.context.heartbeat.beat(woken);
         let begin = woken + DEBOUNCE;
         while let Ok(Some(event)) = tokio::time::timeout_at(begin, watches.next()).await {
-            runner.watched(event);
+            runner.on_watch_event(event);
         }
         while let Some(Some(event)) = watches.next().now_or_never() {
-            runner.watched(event);
+            runner.on_watch_event(event);
         }
         while let Some(answer) = runner.writer.answered().now_or_never() {
-            runner.answered(answer);
+            runner.on_write_result(answer);
         }
         reports.mark_unchanged();
         // Without the lead there is nothing to decide either.
@@ -169,13 +169,13 @@ struct Runner {
     lead: WriteFence,
     membership: Membership,
     /// The topology revision that `membership` was computed from.
-    members_of: Option<u64>,
+    membership_revision: Option<u64>,
     began: Instant,
 }
 
 impl Runner {
     /// A watch says something.
-    fn watched(&mut self, event: WatchEvent) {
+    fn on_watch_event(&mut self, event: WatchEvent) {
         self.lead.sees(event.leader_epoch, Instant::now());
         event.enter(&mut self.cache);
     }
@@ -183,9 +183,9 @@ impl Runner {
     /// Has every controller reconcile.
     fn reconcile(&mut self) {
         let revision = self.cache.node_revision();
-        if self.members_of != Some(revision) {
+        if self.membership_revision != Some(revision) {
             self.membership = Membership::of(&self.cache);
-            self.members_of = Some(revision);
+            self.membership_revision = Some(revision);
         }
         for controller in &mut self.controllers {
             controller.prepare(&mut self.cache);
@@ -211,7 +211,7 @@ impl Runner {
     }
 
     /// The API server has answered a request, or an Event.
-    fn answered(&mut self, answer: Option<WriteResult>) {
+    fn on_write_result(&mut self, answer: Option<WriteResult>) {
         let Some(answer) = answer else {
             return;
         };
@@ -230,7 +230,7 @@ impl Runner {
             Err(error) => {
                 self.failed(&request, &error);
                 if error.is_not_found() {
-                    // An answer may have brought it back after its end was heard of.
+                    // A write's answer may have added it again after the watch had removed it.
                     self.cache.learn(&request, None);
                 }
                 Err(error)
@@ -238,7 +238,7 @@ impl Runner {
         };
         let mut controllers = self.controllers.iter_mut();
         if let Some(controller) = controllers.find(|one| one.name() == owner.controller) {
-            controller.answered(&owner.key, &request, result.as_ref().copied());
+            controller.on_write_result(&owner.key, &request, result.as_ref().copied());
         }
     }
 
@@ -252,13 +252,13 @@ impl Runner {
         }
     }
 
-    fn answer(&self, query: Query) {
+    fn handle_query(&self, query: Query) {
         let mut query = Some(query);
         for controller in &self.controllers {
             let Some(open) = query.take() else {
                 return;
             };
-            query = controller.answer(open, &self.cache, Timestamp::now());
+            query = controller.handle_query(open, &self.cache, Timestamp::now());
         }
     }
 }

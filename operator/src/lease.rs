@@ -30,7 +30,7 @@ use crate::NAME;
 /// an API server may be away without ending transfers; one that ends in an orderly way gives the Lease back.
 const DURATION: Duration = Duration::from_secs(30);
 /// Before that the leader has given up: its clock and another's may run apart by a sixth.
-pub(crate) const GIVE_UP: Duration = Duration::from_secs(25);
+pub(crate) const RENEW_DEADLINE: Duration = Duration::from_secs(25);
 /// The uninstall's hook, which takes the Lease so that no operator undoes what it does.
 const UNINSTALL: &str = "weft-uninstall";
 /// Helm ends the operators within seconds of the hook's end; the next installation's waits so long.
@@ -282,7 +282,7 @@ impl<B: LeaseStore> Leadership<B> {
     /// Renews it until it is lost. May be dropped at any time.
     pub async fn keep(&mut self) -> Lost {
         loop {
-            let until = *self.renewed.borrow() + GIVE_UP;
+            let until = *self.renewed.borrow() + RENEW_DEADLINE;
             let renewal = async {
                 sleep(INTERVAL).await;
                 self.renew().await
@@ -294,7 +294,8 @@ impl<B: LeaseStore> Leadership<B> {
                     tracing::warn!("the Lease {NAME} was not renewed: {problem}; trying on");
                 }
                 Err(_) => {
-                    let why = format!("it was not renewed for {GIVE_UP:?}; see the API server");
+                    let why =
+                        format!("it was not renewed for {RENEW_DEADLINE:?}; see the API server");
                     return Lost { why };
                 }
             }

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use ring::signature::{ED25519, UnparsedPublicKey};
 use weft_proto::Message as _;
-use weft_proto::agent::v1::{Direction, JobRef, Location, SignedTicket, Ticket};
+use weft_proto::agent::v1::{AttemptRef, Direction, Location, SignedTicket, Ticket};
 
 use crate::CLOCK_SKEW;
 
@@ -137,7 +137,7 @@ pub fn verify(signed: &SignedTicket, meeting: &TicketContext<'_>) -> Result<Tick
 /// Whether the ticket is for what was prepared here.
 pub fn matches_destination(
     ticket: &Ticket,
-    job: &JobRef,
+    job: &AttemptRef,
     destination: &Location,
 ) -> Result<(), TicketFault> {
     if ticket.job.as_ref() != Some(job) {
@@ -166,7 +166,7 @@ mod tests {
     fn ticket() -> Ticket {
         Ticket {
             fabric: "play".to_owned(),
-            job: Some(JobRef {
+            job: Some(AttemptRef {
                 uid: "j".to_owned(),
                 generation: 1,
                 attempt: 1,
@@ -205,7 +205,7 @@ mod tests {
             direction: Direction::Write,
         };
         let ticket = verify(&signed, &meeting)?;
-        let job = JobRef {
+        let job = AttemptRef {
             uid: "j".to_owned(),
             generation: 1,
             attempt: 1,

@@ -2,8 +2,8 @@
 //!
 //! With `B` bytes in segments of `S`, a link that carries `x` bytes takes
 //! `T = x × 8 ÷ (rate × payload share)`. The slowest link's `T` is the time in which all segments
-//! pass. To it comes the fill of the pipeline: the way of the first segment to the node that gets it
-//! last, less what `T` already counts of it:
+//! pass. The pipeline fill is added: the time until the last node has the first segment, less the part that
+//! `T` already includes:
 //!
 //! ```text
 //! estimate = max T + max(0, first segment's way − max T × S ÷ B)

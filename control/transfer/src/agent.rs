@@ -28,7 +28,7 @@ use weft_proto::agent::v1::agent_client::AgentClient;
 
 use crate::{
     certificates::{Certificate, Certificates},
-    endpoint::Endpoint,
+    endpoint::AgentEndpoint,
     failure::{ADDRESS_UNUSABLE, Failure, NEVER_REACHED, failure, is_of_connection, unreachable},
     tls,
 };
@@ -53,7 +53,7 @@ type Try = Shared<BoxFuture<'static, Result<Connection, Failure>>>;
 
 /// Connects to one agent, for all its callers.
 pub(crate) struct Connector {
-    endpoint: Endpoint,
+    endpoint: AgentEndpoint,
     tries: Mutex<Tries>,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct Agent {
 }
 
 impl Connector {
-    pub(crate) fn new(endpoint: &Endpoint) -> Self {
+    pub(crate) fn new(endpoint: &AgentEndpoint) -> Self {
         Self {
             endpoint: endpoint.clone(),
             tries: Mutex::default(),
@@ -153,7 +153,7 @@ impl Agent {
 
     /// What an error means that came over a connection, which is not used again if it is at fault.
     pub(crate) fn failed(&self, connection: &Connection, status: &Status) -> Failure {
-        let Endpoint { node, address } = &self.connector.endpoint;
+        let AgentEndpoint { node, address } = &self.connector.endpoint;
         if is_of_connection(status) {
             let mut tries = self.connector.tries();
             // Another connection may have been made since.
@@ -215,12 +215,12 @@ impl Agent {
 
 /// Makes a connection. What answers has a certificate of that name.
 async fn dial(
-    endpoint: Endpoint,
+    endpoint: AgentEndpoint,
     name: String,
     certificate: Certificate,
     number: u64,
 ) -> Result<Connection, Failure> {
-    let Endpoint { node, address } = endpoint;
+    let AgentEndpoint { node, address } = endpoint;
     let unusable = |problem: &str| {
         let message = format!(
             "node {node}: its agent cannot be dialled at `{address}` ({problem}): see the \

@@ -12,7 +12,7 @@ use backon::Retryable as _;
 use tokio::{sync::mpsc::UnboundedSender, time::timeout};
 use weft_planner::Part;
 use weft_proto::agent::v1::{
-    CancelRequest, Child, DestinationPart, Direction, JobName, JobRef, LocalPart, Location,
+    AttemptRef, CancelRequest, Child, DestinationPart, Direction, JobName, LocalPart, Location,
     ManifestHolder, PrepareRequest, SignedTicket, SourcePart, StartRequest, StatRequest,
     StatResponse, Ticket, Verification, start_request,
 };
@@ -108,7 +108,7 @@ impl Calling {
                 let call = self.start(part, attempt);
                 Box::pin(within(START_TIMEOUT, "Start", node, call)).await
             }
-            Call::Follow => Box::pin(self.follow(node, attempt)).await,
+            Call::WatchProgress => Box::pin(self.follow(node, attempt)).await,
             Call::Cancel {
                 cleanup,
                 is_repeated,
@@ -130,8 +130,8 @@ impl Calling {
     }
 
     /// An attempt as a node knows it; a copy that a node makes for itself is one of its own there.
-    fn job(&self, node: &str, attempt: u32) -> Option<JobRef> {
-        Some(JobRef {
+    fn job(&self, node: &str, attempt: u32) -> Option<AttemptRef> {
+        Some(AttemptRef {
             uid: uid_at(node, &self.spec.uid),
             generation: self.spec.leader.generation,
             attempt,

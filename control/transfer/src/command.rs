@@ -5,7 +5,7 @@ use weft_proto::agent::v1::{ProgressResponse, StatResponse};
 
 use crate::{failure::Failure, spec::MembershipUpdate};
 
-/// What is to be done. Every command has one answer; [`Call::Follow`] has many.
+/// What is to be done. Every command has one answer; [`Call::WatchProgress`] has many.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     /// Ask the source what there is.
@@ -39,7 +39,7 @@ pub enum Call {
     /// Give a node its part.
     Start(Part),
     /// Open a progress stream.
-    Follow,
+    WatchProgress,
     /// End an attempt at a node, and every earlier one of the job. The agent's answer confirms that
     /// nothing of these attempts is written there any more; an attempt that the agent does not know
     /// counts as ended.
@@ -76,7 +76,7 @@ pub enum Input {
         /// The number.
         attempt: u32,
     },
-    /// Of a call; of [`Call::Follow`]: the progress stream has ended.
+    /// Of a call; of [`Call::WatchProgress`]: the progress stream has ended.
     Called {
         /// Of which node.
         node: String,

@@ -2,7 +2,7 @@
 
 /// The control API of one agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Endpoint {
+pub struct AgentEndpoint {
     /// The node.
     pub node: String,
     /// `HOST:PORT`.

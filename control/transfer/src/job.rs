@@ -261,7 +261,7 @@ impl Job {
                 match call {
                     Call::Prepare => self.on_prepared(&node, result),
                     Call::Start(_) => self.on_started(&node, result),
-                    Call::Follow => self.on_follow_ended(&node, result),
+                    Call::WatchProgress => self.on_follow_ended(&node, result),
                     Call::Cancel { cleanup, .. } => {
                         self.on_cancelled(&node, cleanup, &result);
                     }
@@ -303,7 +303,7 @@ impl Job {
         }
         match result.and_then(|found| self.unchanged(found)) {
             Ok(found) => {
-                // Of an attempt only the end counts.
+                // Once an attempt has begun, only its result resets the count of failures, not a Stat.
                 if self.attempt == self.spec.leader.attempts_before {
                     (self.failures, self.uncounted_failures) = (0, 0);
                 }
@@ -420,7 +420,7 @@ impl Job {
                         call: Call::Prepare,
                     });
                 }
-                // The failures were not its own, so it need not wait.
+                // Earlier failures were those of other destinations: the new one need not wait for the backoff.
                 State::Waiting { until } if self.listing.is_some() => *until = self.now,
                 _ => {}
             }

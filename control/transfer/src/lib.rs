@@ -38,10 +38,10 @@ mod tls;
 
 pub use command::{Call, Cleanup, Command, Input};
 pub use destinations::{Destination, DestinationPhase};
-pub use endpoint::Endpoint;
+pub use endpoint::AgentEndpoint;
 pub use failure::Failure;
 pub use job::Job;
-pub use object::{Object, ReadSecret, Secret};
+pub use object::{ReadSecret, Secret, StoreObject};
 pub use phase::{End, TransferPhase};
 pub use pool::ConnectionPool;
 pub use runner::Runner;

@@ -15,7 +15,7 @@ const OF_ACCESS: [&str; 2] = ["ObjectUnavailable", "StoreForbidden"];
 
 /// An object of a store. In each attempt one destination reads it and sends it to the others.
 #[derive(Debug, Clone)]
-pub struct Object {
+pub struct StoreObject {
     /// As the job names it.
     pub url: String,
     /// The entity tag that it must have; "" when not known.
@@ -55,7 +55,7 @@ impl fmt::Debug for dyn ReadSecret {
     }
 }
 
-impl Object {
+impl StoreObject {
     /// What an agent needs to list or read it, with the present values of its Secret.
     pub(crate) async fn source(&self) -> Result<ObjectSource, Failure> {
         let credentials = match &self.secret {

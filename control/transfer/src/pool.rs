@@ -21,7 +21,7 @@ use weft_identity::authority::Authority;
 use crate::{
     agent::{Agent, Connector},
     certificates::Certificates,
-    endpoint::Endpoint,
+    endpoint::AgentEndpoint,
 };
 
 /// Names an agent: fabric, node, address.
@@ -65,21 +65,21 @@ impl ConnectionPool {
     }
 
     /// An agent of this fabric. No connection is made yet.
-    pub(crate) fn agent(&self, endpoint: &Endpoint) -> Agent {
+    pub(crate) fn agent(&self, endpoint: &AgentEndpoint) -> Agent {
         let mut agents = self.agents(std::slice::from_ref(endpoint));
         let (_, agent) = agents.pop_first().expect("one endpoint is one agent");
         agent
     }
 
     /// Agents of this fabric, by node.
-    pub(crate) fn agents(&self, endpoints: &[Endpoint]) -> BTreeMap<String, Agent> {
+    pub(crate) fn agents(&self, endpoints: &[AgentEndpoint]) -> BTreeMap<String, Agent> {
         let mut connectors = self
             .connectors
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         connectors.retain(|_, connector| connector.strong_count() > 0);
-        let agent = |endpoint: &Endpoint| {
-            let Endpoint { node, address } = endpoint.clone();
+        let agent = |endpoint: &AgentEndpoint| {
+            let AgentEndpoint { node, address } = endpoint.clone();
             let key = (self.authority.fabric().to_owned(), node.clone(), address);
             let connector = connectors.get(&key).and_then(Weak::upgrade);
             let connector = connector.unwrap_or_else(|| {

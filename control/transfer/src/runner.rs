@@ -14,7 +14,7 @@ use tokio::{
 use crate::{
     calls::Calling,
     command::{Cleanup, Command, Input},
-    endpoint::Endpoint,
+    endpoint::AgentEndpoint,
     job::Job,
     pool::ConnectionPool,
     spec::{MembershipUpdate, Spec},
@@ -33,7 +33,7 @@ pub struct Runner {
 
 impl Runner {
     /// Begins a job. A call to a node without an endpoint is refused with a reason.
-    pub fn begin(spec: Spec, pool: ConnectionPool, endpoints: &[Endpoint]) -> Self {
+    pub fn begin(spec: Spec, pool: ConnectionPool, endpoints: &[AgentEndpoint]) -> Self {
         Self::with(Job::begin(spec), pool, endpoints)
     }
 
@@ -42,7 +42,7 @@ impl Runner {
         spec: Spec,
         cleanup: Cleanup,
         pool: ConnectionPool,
-        endpoints: &[Endpoint],
+        endpoints: &[AgentEndpoint],
     ) -> Self {
         Self::with(Job::cancelled(spec, cleanup), pool, endpoints)
     }
@@ -69,7 +69,7 @@ impl Runner {
     fn with(
         (job, commands): (Job, Vec<Command>),
         pool: ConnectionPool,
-        endpoints: &[Endpoint],
+        endpoints: &[AgentEndpoint],
     ) -> Self {
         let (sender, inputs) = unbounded_channel();
         let calling = Calling {
@@ -128,7 +128,7 @@ impl Runner {
 
     /// Adds destinations, and takes the present endpoints of all agents. A node without an endpoint has left
     /// the fabric.
-    pub fn update_members(&mut self, members: MembershipUpdate, endpoints: &[Endpoint]) {
+    pub fn update_members(&mut self, members: MembershipUpdate, endpoints: &[AgentEndpoint]) {
         // Calls that are under way end with the endpoints that they began with.
         self.calling.agents = Arc::new(self.calling.pool.agents(endpoints));
         self.take(Input::Members(Box::new(members)));

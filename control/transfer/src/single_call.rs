@@ -4,12 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::mpsc::unbounded_channel;
 use weft_proto::agent::v1::{
-    CancelRequest, DiagnoseRequest, DiagnoseResponse, JobRef, StatResponse,
+    AttemptRef, CancelRequest, DiagnoseRequest, DiagnoseResponse, StatResponse,
 };
 
 use crate::{
     calls::{CANCEL_TIMEOUT, Calling, STAT_TIMEOUT, within},
-    endpoint::Endpoint,
+    endpoint::AgentEndpoint,
     failure::Failure,
     pool::ConnectionPool,
     spec::Spec,
@@ -25,7 +25,7 @@ const DIAGNOSE_TIMEOUT: Duration = Duration::from_secs(15);
 pub async fn stat(
     spec: &Spec,
     pool: ConnectionPool,
-    endpoints: &[Endpoint],
+    endpoints: &[AgentEndpoint],
 ) -> Result<StatResponse, Failure> {
     let calling = Calling {
         agents: Arc::new(pool.agents(endpoints)),
@@ -44,7 +44,7 @@ pub async fn stat(
 pub async fn diagnose(
     request: DiagnoseRequest,
     pool: &ConnectionPool,
-    endpoint: &Endpoint,
+    endpoint: &AgentEndpoint,
 ) -> Result<DiagnoseResponse, Failure> {
     let agent = pool.agent(endpoint);
     let call = agent.call(&request, |mut client, request| async move {
@@ -62,11 +62,11 @@ pub async fn release(
     uid: &str,
     leader_epoch: u64,
     pool: &ConnectionPool,
-    endpoint: &Endpoint,
+    endpoint: &AgentEndpoint,
 ) -> Result<(), Failure> {
     let request = CancelRequest {
         // Later than every attempt of the job.
-        job: Some(JobRef {
+        job: Some(AttemptRef {
             uid: uid.to_owned(),
             generation: u64::MAX,
             attempt: u32::MAX,

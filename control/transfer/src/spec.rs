@@ -6,7 +6,7 @@ use backon::ExponentialBuilder;
 use weft_planner::{Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, JobName, Overwrite, StatResponse};
 
-use crate::object::Object;
+use crate::object::StoreObject;
 
 /// Ends the name of the source's node as a destination, where it makes a second copy. No node's name
 /// has a slash.
@@ -63,7 +63,7 @@ pub struct Spec {
     /// Where the data is; for an object: where the reader puts its own copy.
     pub source: Place,
     /// What the source's node, which is one of the destinations, reads from a store instead of its files.
-    pub object: Option<Object>,
+    pub object: Option<StoreObject>,
     /// Where the data goes.
     pub destinations: Vec<Place>,
     /// What the plan is made from.

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use futures::future::join_all;
-use weft_proto::agent::v1::{CancelRequest, CancelResponse, JobRef};
+use weft_proto::agent::v1::{AttemptRef, CancelRequest, CancelResponse};
 
-use crate::control::jobs::Jobs;
-use crate::control::known_attempt::KnownAttempt;
+use crate::control::jobs::AttemptRegistry;
+use crate::control::known_attempt::AttemptHandle;
 use crate::convert;
 use crate::critical;
 use crate::fault::Fault;
 use crate::files::{FileError, copies};
 use crate::transfer::state::State;
 
-impl Jobs {
+impl AttemptRegistry {
     /// Ends an attempt. The answer comes when no byte of it arrives any more.
     pub async fn cancel(self: &Arc<Self>, request: CancelRequest) -> Result<CancelResponse, Fault> {
         let CancelRequest {
@@ -44,7 +44,7 @@ impl Jobs {
 
     /// Removes what the attempts of a job have left, if this attempt, which is over, is the latest. The next
     /// Cancel tries again to remove what cannot be removed now.
-    async fn discard(self: &Arc<Self>, known: Arc<KnownAttempt>) -> Result<(), Fault> {
+    async fn discard(self: &Arc<Self>, known: Arc<AttemptHandle>) -> Result<(), Fault> {
         let (jobs, job) = (self.clone(), known.attempt.job.clone());
         let uid = convert::uid(&job)?;
         let faults = critical::spawn_blocking("discard", move || {
@@ -72,7 +72,7 @@ impl Jobs {
 
     /// Takes a job out of the records of all roots, and removes the copies that no job needs then. A copy that
     /// an attempt reads or writes is removed after the attempt.
-    async fn release(&self, job: &JobRef) -> Result<(), Fault> {
+    async fn release(&self, job: &AttemptRef) -> Result<(), Fault> {
         let mut released = Vec::new();
         for root in &self.live().roots {
             let (root, uid) = (root.clone(), job.uid.clone());

@@ -10,8 +10,8 @@ use weft_identity::ticket;
 use weft_proto::agent::v1::{ConnectRequest, ConnectResponse, Role, Slot, Ticket};
 
 use crate::config::values::NodeName;
-use crate::control::jobs::Jobs;
-use crate::control::known_attempt::KnownAttempt;
+use crate::control::jobs::AttemptRegistry;
+use crate::control::known_attempt::AttemptHandle;
 use crate::convert;
 use crate::fault::Fault;
 use crate::transfer::attempt::Worker;
@@ -24,7 +24,7 @@ use crate::transfer::record::SLOT_BYTES;
 use crate::transfer::sender_event::ConnectionGuard;
 use crate::transfer::state::Event;
 
-impl Jobs {
+impl AttemptRegistry {
     /// Agrees on a connection with the parent.
     pub fn connect(
         &self,
@@ -57,24 +57,24 @@ impl Jobs {
         )?;
         known.is_first("Connect", request)?;
         // Locked until the end: a repetition must find what the first call has made.
-        let mut parts = known.parts();
-        if let Some(response) = &parts.connected {
+        let mut resources = known.resources();
+        if let Some(response) = &resources.connected {
             return Ok(response.clone());
         }
         known.apply(Event::Connect)?;
-        let share = parts.take_share(&self.config.memory)?;
+        let share = resources.take_share(&self.config.memory)?;
         // An attempt that has failed to receive accepts no other connection.
         let response = self
             .receive(&known, worker, &prepared.staged, parent, remote, share)
             .inspect_err(|fault| known.attempt.fail(fault.clone()))?;
-        parts.connected = Some(response.clone());
+        resources.connected = Some(response.clone());
         Ok(response)
     }
 
     /// Makes the regions, the connection's end and the receiver's thread.
     fn receive(
         &self,
-        known: &KnownAttempt,
+        known: &AttemptHandle,
         worker: Worker,
         staged: &Arc<ReceivedBlocks>,
         parent: &NodeName,

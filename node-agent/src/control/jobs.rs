@@ -1,4 +1,4 @@
-//! `Jobs`: the attempts that this node knows, by (UID, generation, attempt), and what their commands work with.
+//! `AttemptRegistry`: the attempts that this node knows, by (UID, generation, attempt), and what their commands work with.
 //!
 //! The commands are in files of their own: `stat`, `prepare`, `start`, `connect` and `cancel`. The control API
 //! calls them after it has checked the caller. What a command starts goes on when its caller hangs up.
@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use weft_engine::{DomainId, Engine};
-use weft_proto::agent::v1::{JobRef, Location};
+use weft_proto::agent::v1::{AttemptRef, Location};
 
 use crate::config::ConfigSource;
 use crate::config::values::{NodeName, PublicKey};
-use crate::control::known_attempt::KnownAttempt;
+use crate::control::known_attempt::AttemptHandle;
 use crate::control::manifests::Manifests;
 use crate::control::misuse::Misuses;
 use crate::control::supervisor::supervise;
@@ -64,7 +64,7 @@ pub struct ReloadableConfig {
 
 /// All attempts of this node.
 #[derive(Debug)]
-pub struct Jobs {
+pub struct AttemptRegistry {
     pub(crate) config: JobsConfig,
     live: Mutex<Arc<ReloadableConfig>>,
     /// Calls that were refused, by reason: the number of reasons is fixed.
@@ -80,7 +80,7 @@ pub struct Jobs {
 #[derive(Debug, Default)]
 struct KnownJobs {
     /// The latest attempt of each job.
-    latest: HashMap<String, Arc<KnownAttempt>>,
+    latest: HashMap<String, Arc<AttemptHandle>>,
     /// The keys of `left`, oldest first.
     order: VecDeque<String>,
     /// What each job may have left. A job whose attempt was refused is here only.
@@ -88,7 +88,7 @@ struct KnownJobs {
     stopping: bool,
 }
 
-impl Jobs {
+impl AttemptRegistry {
     /// None yet.
     #[must_use]
     pub fn new(config: JobsConfig, live: ReloadableConfig) -> Arc<Self> {
@@ -143,7 +143,7 @@ impl Jobs {
     }
 
     /// A Prepare is coming: it may leave files. The first attempt of a job finds none.
-    pub(crate) fn register_job(&self, job: &JobRef) {
+    pub(crate) fn register_job(&self, job: &AttemptRef) {
         if order(job) <= (1, 1) {
             critical::lock(&self.known).left_by(&job.uid, Leftover::default);
         } else {
@@ -152,18 +152,18 @@ impl Jobs {
     }
 
     /// A job of which nothing is known may have left anything in any root.
-    pub(crate) fn register_unknown_job(&self, job: &JobRef) {
+    pub(crate) fn register_unknown_job(&self, job: &AttemptRef) {
         let anywhere = || Leftover::anywhere(&self.live().roots);
         critical::lock(&self.known).left_by(&job.uid, anywhere);
     }
 
     /// The latest attempt of the job.
-    pub(crate) fn latest(&self, job: &JobRef) -> Option<Arc<KnownAttempt>> {
+    pub(crate) fn latest(&self, job: &AttemptRef) -> Option<Arc<AttemptHandle>> {
         critical::lock(&self.known).latest.get(&job.uid).cloned()
     }
 
     /// Exactly this attempt.
-    pub fn find(&self, job: &JobRef) -> Result<Arc<KnownAttempt>, Fault> {
+    pub fn find(&self, job: &AttemptRef) -> Result<Arc<AttemptHandle>, Fault> {
         match self.latest(job) {
             Some(latest) if latest.attempt.job == *job => Ok(latest),
             Some(latest) if order(&latest.attempt.job) > order(job) => Err(stale(&latest, job)),
@@ -175,7 +175,10 @@ impl Jobs {
     }
 
     /// This attempt, made if it is new. An earlier one of the same job is ended first.
-    pub(crate) async fn find_or_begin(&self, job: &JobRef) -> Result<Arc<KnownAttempt>, Fault> {
+    pub(crate) async fn find_or_begin(
+        &self,
+        job: &AttemptRef,
+    ) -> Result<Arc<AttemptHandle>, Fault> {
         loop {
             let earlier = {
                 let mut known = critical::lock(&self.known);
@@ -194,10 +197,10 @@ impl Jobs {
         }
     }
 
-    fn insert(&self, known: &mut KnownJobs, job: &JobRef) -> Arc<KnownAttempt> {
+    fn insert(&self, known: &mut KnownJobs, job: &AttemptRef) -> Arc<AttemptHandle> {
         let domain = DomainId(self.domains.fetch_add(1, Ordering::Relaxed));
         let left = known.left_by(&job.uid, Leftover::default);
-        let attempt = KnownAttempt::new(job, domain, left);
+        let attempt = AttemptHandle::new(job, domain, left);
         known.latest.insert(job.uid.clone(), attempt.clone());
         critical::spawn("supervisor", supervise(attempt.clone(), self.config.lease));
         attempt
@@ -205,7 +208,7 @@ impl Jobs {
 
     /// The latest attempt of each job that is known.
     #[must_use]
-    pub fn attempts(&self) -> Vec<Arc<KnownAttempt>> {
+    pub fn attempts(&self) -> Vec<Arc<AttemptHandle>> {
         critical::lock(&self.known)
             .latest
             .values()
@@ -235,7 +238,7 @@ impl KnownJobs {
         let left = Arc::new(Mutex::new(unknown()));
         self.left.insert(uid.to_owned(), left.clone());
         self.order.push_back(uid.to_owned());
-        let is_over = |latest: Option<&Arc<KnownAttempt>>| {
+        let is_over = |latest: Option<&Arc<AttemptHandle>>| {
             latest.is_none_or(|latest| latest.attempt.status().closed)
         };
         while self.order.len() > FINISHED_JOBS_MAX
@@ -251,11 +254,11 @@ impl KnownJobs {
 }
 
 /// Attempts of a job are ordered by this.
-fn order(job: &JobRef) -> (u64, u32) {
+fn order(job: &AttemptRef) -> (u64, u32) {
     (job.generation, job.attempt)
 }
 
-fn stale(latest: &KnownAttempt, job: &JobRef) -> Fault {
+fn stale(latest: &AttemptHandle, job: &AttemptRef) -> Fault {
     let next = latest.attempt.job.attempt.saturating_add(1);
     Fault::StaleAttempt {
         uid: job.uid.clone(),

@@ -1,4 +1,4 @@
-//! `KnownAttempt`: an attempt with what the commands on it have made.
+//! `AttemptHandle`: an attempt with what the commands on it have made.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use weft_engine::DomainId;
 use weft_proto::Message;
-use weft_proto::agent::v1::{ConnectResponse, JobName, JobRef, Location, PrepareResponse};
+use weft_proto::agent::v1::{AttemptRef, ConnectResponse, JobName, Location, PrepareResponse};
 
 use crate::config::SLOTS_MIN;
 use crate::critical;
@@ -17,9 +17,9 @@ use crate::transfer::buffers::{BufferShare, MemoryBudget};
 use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::state::{Event, Transition};
 
-/// Owned by [`Jobs`](crate::control::jobs::Jobs), and shared with the commands on the attempt.
+/// Owned by [`AttemptRegistry`](crate::control::jobs::AttemptRegistry), and shared with the commands on the attempt.
 #[derive(Debug)]
-pub struct KnownAttempt {
+pub struct AttemptHandle {
     /// Its state.
     pub attempt: Arc<Attempt>,
     /// The job's name, as a command has given it.
@@ -28,7 +28,7 @@ pub struct KnownAttempt {
     pub(crate) domain: DomainId,
     /// What all attempts of its job may have left.
     left: Arc<Mutex<Leftover>>,
-    parts: Mutex<AttemptResources>,
+    resources: Mutex<AttemptResources>,
 }
 
 /// What the commands on an attempt have made.
@@ -60,14 +60,14 @@ impl AttemptResources {
     }
 }
 
-impl KnownAttempt {
-    pub(crate) fn new(job: &JobRef, domain: DomainId, left: Arc<Mutex<Leftover>>) -> Arc<Self> {
+impl AttemptHandle {
+    pub(crate) fn new(job: &AttemptRef, domain: DomainId, left: Arc<Mutex<Leftover>>) -> Arc<Self> {
         Arc::new(Self {
             attempt: Attempt::new(job.clone()),
             name: OnceLock::new(),
             domain,
             left,
-            parts: Mutex::default(),
+            resources: Mutex::default(),
         })
     }
 
@@ -87,8 +87,8 @@ impl KnownAttempt {
         self.name.get().cloned().unwrap_or_else(uid)
     }
 
-    pub(crate) fn parts(&self) -> MutexGuard<'_, AttemptResources> {
-        critical::lock(&self.parts)
+    pub(crate) fn resources(&self) -> MutexGuard<'_, AttemptResources> {
+        critical::lock(&self.resources)
     }
 
     /// Locked until the files are removed, so only threads that may block call this.
@@ -104,7 +104,7 @@ impl KnownAttempt {
     ) -> Result<bool, Fault> {
         let hash = blake3::hash(&request.encode_to_vec());
         let job = &self.attempt.job;
-        match self.parts().requests.entry(call) {
+        match self.resources().requests.entry(call) {
             Entry::Vacant(first) => {
                 first.insert(hash);
                 Ok(true)
@@ -126,7 +126,7 @@ impl KnownAttempt {
 
     /// The prepared destination.
     pub(crate) fn prepared(&self) -> Result<Arc<Prepared>, Fault> {
-        let prepared = self.parts().prepared.clone();
+        let prepared = self.resources().prepared.clone();
         prepared.ok_or_else(|| self.not_ready("prepare it first"))
     }
 

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use weft_proto::agent::v1::{Location, ManifestHolder, PrepareRequest, PrepareResponse};
 
 use crate::config::SLOTS_MIN;
-use crate::control::jobs::Jobs;
-use crate::control::known_attempt::{KnownAttempt, Prepared};
+use crate::control::jobs::AttemptRegistry;
+use crate::control::known_attempt::{AttemptHandle, Prepared};
 use crate::control::manifest_fetch;
 use crate::convert;
 use crate::critical;
@@ -18,7 +18,7 @@ use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::recorder::{RecordedFiles, Recorder};
 use crate::transfer::state::{Event, State, Transition};
 
-impl Jobs {
+impl AttemptRegistry {
     /// Makes a destination ready. Goes on when the caller hangs up.
     pub async fn prepare(
         self: &Arc<Self>,
@@ -106,7 +106,7 @@ impl Jobs {
 
     async fn make(
         &self,
-        known: &Arc<KnownAttempt>,
+        known: &Arc<AttemptHandle>,
         config: DestinationConfig,
         location: Location,
     ) -> Result<(), Fault> {
@@ -114,7 +114,7 @@ impl Jobs {
         let (of, budget) = (known.clone(), self.config.memory.clone());
         let (prepared, response) = critical::spawn_blocking("prepare", move || {
             of.left().expect(&config);
-            of.parts().share = Some(budget.share(usize::from(SLOTS_MIN))?);
+            of.resources().share = Some(budget.share(usize::from(SLOTS_MIN))?);
             make_ready(&of, config, location)
         })
         .await?;
@@ -125,9 +125,9 @@ impl Jobs {
             });
         }
         {
-            let mut parts = known.parts();
-            parts.prepared = Some(Arc::new(prepared));
-            parts.prepare_response = Some(response);
+            let mut resources = known.resources();
+            resources.prepared = Some(Arc::new(prepared));
+            resources.prepare_response = Some(response);
         }
         known.attempt.apply(Event::Prepared);
         Ok(())
@@ -135,7 +135,7 @@ impl Jobs {
 }
 
 /// Waits until the attempt is prepared.
-async fn prepared(known: &KnownAttempt) -> Result<PrepareResponse, Fault> {
+async fn prepared(known: &AttemptHandle) -> Result<PrepareResponse, Fault> {
     let mut watch = known.attempt.watch();
     // The sender lives as long as `known`.
     let _ = watch
@@ -144,12 +144,12 @@ async fn prepared(known: &KnownAttempt) -> Result<PrepareResponse, Fault> {
     if known.attempt.state() == State::Failed {
         return Err(known.not_ready("prepare the next attempt"));
     }
-    let response = known.parts().prepare_response;
+    let response = known.resources().prepare_response;
     response.ok_or_else(|| known.not_ready("it is a source: only destinations are prepared"))
 }
 
 fn make_ready(
-    known: &KnownAttempt,
+    known: &AttemptHandle,
     config: DestinationConfig,
     location: Location,
 ) -> Result<(Prepared, PrepareResponse), Fault> {

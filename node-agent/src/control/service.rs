@@ -21,8 +21,8 @@ use weft_proto::agent::v1::agent_server::Agent;
 use crate::config::values::{FabricName, NodeName};
 use crate::control::diagnose::diagnose;
 use crate::control::fence::Fence;
-use crate::control::jobs::Jobs;
-use crate::control::known_attempt::KnownAttempt;
+use crate::control::jobs::AttemptRegistry;
+use crate::control::known_attempt::AttemptHandle;
 use crate::control::manifests;
 use crate::control::misuse;
 use crate::convert;
@@ -44,7 +44,7 @@ const FILE_BY_FILE: &str = "the directory was there before, and its files were r
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
     /// Its jobs.
-    pub jobs: Arc<Jobs>,
+    pub jobs: Arc<AttemptRegistry>,
     /// Its fence.
     pub fence: Arc<Fence>,
     /// Its fabric.
@@ -231,7 +231,7 @@ impl Agent for Service {
 /// Reports an attempt to one observer until the attempt is over.
 async fn follow(
     service: &Service,
-    known: Arc<KnownAttempt>,
+    known: Arc<AttemptHandle>,
     interval: Duration,
     reports: &mpsc::Sender<Result<proto::ProgressResponse, Status>>,
 ) {
@@ -253,7 +253,7 @@ async fn follow(
     }
 }
 
-fn describe(jobs: &Jobs, known: &KnownAttempt) -> proto::ProgressResponse {
+fn describe(jobs: &AttemptRegistry, known: &AttemptHandle) -> proto::ProgressResponse {
     let (attempt, node) = (&known.attempt, &jobs.config.node);
     // Before the counters: a terminal state must come with its final numbers.
     let status = attempt.status();

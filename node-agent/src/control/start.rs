@@ -10,8 +10,8 @@ use weft_proto::agent::v1::{
     Child, LocalPart, ObjectSource, Role, SourcePart, StartRequest, StartResponse,
 };
 
-use crate::control::jobs::Jobs;
-use crate::control::known_attempt::KnownAttempt;
+use crate::control::jobs::AttemptRegistry;
+use crate::control::known_attempt::AttemptHandle;
 use crate::convert;
 use crate::critical;
 use crate::fault::Fault;
@@ -33,7 +33,7 @@ use crate::transfer::state::{Event, State};
 /// Children of one agent, at most: what a binomial tree of 2⁶⁴ nodes would ask for.
 const CHILDREN_MAX: usize = 64;
 
-impl Jobs {
+impl AttemptRegistry {
     /// Gives this agent its part and starts it.
     pub async fn start(&self, request: StartRequest) -> Result<StartResponse, Fault> {
         let job = convert::job(request.job.clone())?;
@@ -89,7 +89,7 @@ impl Jobs {
 
     fn start_source(
         &self,
-        known: &KnownAttempt,
+        known: &AttemptHandle,
         part: SourcePart,
         recorded_for: Option<CopyJob>,
         children: Vec<Child>,
@@ -119,7 +119,7 @@ impl Jobs {
     /// Reads a store into a prepared destination, and passes the messages on.
     fn start_object(
         &self,
-        known: &KnownAttempt,
+        known: &AttemptHandle,
         source: &ObjectSource,
         children: Vec<Child>,
     ) -> Result<(), Fault> {
@@ -139,7 +139,7 @@ impl Jobs {
         };
         let versions = manifest.entries().zip(0..).map(version);
         let versions = versions.collect::<Result<_, Fault>>()?;
-        let mut share = known.parts().take_share(&self.config.memory)?;
+        let mut share = known.resources().take_share(&self.config.memory)?;
         share.grow(object_receiver::BUFFERS);
         self.pass_on(known, &worker, &staged, children)?;
         let (attempt, runtime) = (known.attempt.clone(), Handle::current());
@@ -152,13 +152,13 @@ impl Jobs {
         })
     }
 
-    fn start_local(&self, known: &KnownAttempt, part: LocalPart) -> Result<(), Fault> {
+    fn start_local(&self, known: &AttemptHandle, part: LocalPart) -> Result<(), Fault> {
         let location = convert::given(part.source, "local.source")?;
         let (root, path) = self.place(&location)?;
         let (worker, staged) = known.start_destination()?;
         let digest = staged.layout.manifest.digest();
         let manifest = self.manifests.listed(digest, &part.state)?;
-        let share = known.parts().take_share(&self.config.memory)?;
+        let share = known.resources().take_share(&self.config.memory)?;
         let (source, attempt) = (Source::new(root, path, manifest), known.attempt.clone());
         worker.spawn("weft-local", move || {
             let _share = share;
@@ -171,7 +171,7 @@ impl Jobs {
     /// Passes the messages that arrive on to the children, if there are any.
     fn pass_on(
         &self,
-        known: &KnownAttempt,
+        known: &AttemptHandle,
         worker: &Worker,
         staged: &Arc<ReceivedBlocks>,
         children: Vec<Child>,
@@ -194,7 +194,7 @@ impl Jobs {
     /// receives; a source has none.
     fn send(
         &self,
-        known: &KnownAttempt,
+        known: &AttemptHandle,
         worker: &Worker,
         reader: impl BlockReader + 'static,
         layout: &Layout,

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use weft_proto::agent::v1::{ObjectSource, StatRequest, StatResponse};
 
-use crate::control::jobs::Jobs;
+use crate::control::jobs::AttemptRegistry;
 use crate::convert;
 use crate::critical;
 use crate::fault::Fault;
 use crate::files::{Manifest, Source, namespace_directory};
 use crate::object::Store;
 
-impl Jobs {
+impl AttemptRegistry {
     /// Lists what is under a root, or in a store.
     pub async fn stat(&self, request: StatRequest) -> Result<StatResponse, Fault> {
         if let Some(source) = &request.object {
@@ -23,16 +23,18 @@ impl Jobs {
         }
         let location = convert::given(request.location, "location")?;
         let (root, path) = self.place(&location)?;
-        let reader = request.job_name;
-        let reader = reader.map(|name| convert::copy_job("", name)).transpose()?;
+        let job_name = request.job_name;
+        let job_name = job_name
+            .map(|name| convert::copy_job("", name))
+            .transpose()?;
         let named = match request.manifest_digest.as_slice() {
             [] => None,
             digest => Some(self.manifests.get(digest, &[])?),
         };
         let list = move || {
-            root.in_place()?;
-            if let Some(reader) = reader {
-                namespace_directory::read(&root, &path, &reader)?;
+            root.check_not_replaced()?;
+            if let Some(job_name) = job_name {
+                namespace_directory::read(&root, &path, &job_name)?;
             }
             match named {
                 Some(named) => Source::new(root, path, named).listed(),

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::control::known_attempt::KnownAttempt;
+use crate::control::known_attempt::AttemptHandle;
 use crate::critical;
 use crate::fault::Fault;
 use crate::transfer::state::State;
 
 /// Supervises one attempt from its beginning until it is closed.
-pub(crate) async fn supervise(known: Arc<KnownAttempt>, lease: Duration) {
+pub(crate) async fn supervise(known: Arc<AttemptHandle>, lease: Duration) {
     let attempt = &known.attempt;
     let mut watch = attempt.watch();
     loop {
@@ -31,10 +31,10 @@ pub(crate) async fn supervise(known: Arc<KnownAttempt>, lease: Duration) {
         }
     }
     let prepared = {
-        let mut parts = known.parts();
-        parts.connected = None;
-        parts.share = None;
-        parts.prepared.take()
+        let mut resources = known.resources();
+        resources.connected = None;
+        resources.share = None;
+        resources.prepared.take()
     };
     if let Some(prepared) = prepared {
         let failed = attempt.state() == State::Failed;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_stream::wrappers::ReceiverStream;
-use weft_proto::operator::v1::{NodeConfig, NodeOrder, NodeReport};
+use weft_proto::operator::v1::{NodeConfig, NodeConfigUpdate, NodeReport};
 
 use crate::control::fence::Fence;
 use crate::enroll::error::OperatorError;
@@ -104,7 +104,7 @@ impl Reporter {
         }
     }
 
-    fn take(&self, order: NodeOrder) {
+    fn take(&self, order: NodeConfigUpdate) {
         self.fence.observe(order.leader_epoch);
         if let Some(config) = order.config {
             replace_if_different(&self.ordered, config);

@@ -91,7 +91,7 @@ pub(super) fn add(
             written.map(drop)
         }
     };
-    // Without a record the files stay. With one that does not name the job they would go with the others'.
+    // Files without a record are kept. A record that lacks this job would let them be removed with the others'.
     if recorded.is_err() {
         let _ = fs::unlinkat(&records.directory, &name, AtFlags::empty());
     }
@@ -486,7 +486,7 @@ impl<'r> Records<'r> {
         if !record.copy.removable {
             return self.forget(&record);
         }
-        self.root.in_place()?;
+        self.root.check_not_replaced()?;
         let Some(_removal) = self.root.occupancy().remove(&record.base) else {
             return Ok(false);
         };

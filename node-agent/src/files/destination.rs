@@ -13,7 +13,7 @@ use super::copies::{self, NewCopy};
 use super::destination_config::DestinationConfig;
 use super::digest::{Blocks, Digest, directory_digest};
 use super::error::FileError;
-use super::gate::{Gate, Held};
+use super::gate::{Gate, WriteLocks};
 use super::lock::JobLock;
 use super::manifest::{Manifest, Shape};
 use super::namespace_directory;
@@ -37,7 +37,7 @@ pub struct Destination {
     pub(super) made: Vec<RootPath>,
     progress: Mutex<Progress>,
     pub(super) gate: Arc<Gate>,
-    /// No copy is removed here: nothing once nobody needs the files.
+    /// While this is `Some`, no copy is removed at this path. `None` once nobody needs the files.
     path_use: Mutex<Option<PathGuard>>,
 }
 
@@ -51,7 +51,7 @@ impl Destination {
                 root: root.name().into(),
             });
         }
-        root.in_place()?;
+        root.check_not_replaced()?;
         if let Some(expected) = config.expect
             && expected.algorithm() != config.algorithm
         {
@@ -75,7 +75,7 @@ impl Destination {
         let namespace = namespace.map(|job| job.namespace.clone());
         let space = ReservedSpace::new(&root, namespace);
         let (made, origins) = reservation::reserve(&placement, &space)?;
-        let held = Held {
+        let held = WriteLocks {
             _writing: writing,
             _lock: lock,
         };

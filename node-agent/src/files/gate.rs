@@ -14,23 +14,23 @@ use super::reserved_space::ReservedSpace;
 #[derive(Debug)]
 pub(super) struct Gate {
     /// Nothing once the job has ended.
-    held: RwLock<Option<Held>>,
+    held: RwLock<Option<WriteLocks>>,
     pub(super) space: ReservedSpace,
 }
 
 /// What a job holds for as long as it writes.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct WriteLocks {
     pub(super) _writing: PathGuard,
     /// Last: given back after everything else.
     pub(super) _lock: JobLock,
 }
 
 /// The right to write; the job does not end while it is held.
-pub(super) type Pass<'g> = RwLockReadGuard<'g, Option<Held>>;
+pub(super) type Pass<'g> = RwLockReadGuard<'g, Option<WriteLocks>>;
 
 impl Gate {
-    pub(super) fn new(held: Held, space: ReservedSpace) -> Self {
+    pub(super) fn new(held: WriteLocks, space: ReservedSpace) -> Self {
         Gate {
             held: RwLock::new(Some(held)),
             space,

@@ -203,9 +203,9 @@ impl Destination {
     }
 }
 
-/// Gives a file its final name, or removes the partial file of one that had its name all along: if it is
-/// still in the state that was checked, which may be long ago where it came early in a large job.
-/// Gives its state then: renaming is itself a change of attributes.
+/// Renames a finished file to its final name. For [`Finish::Keep`], removes the unused partial file, after a
+/// check that the existing file has not changed since it was verified. Returns the file's state afterwards:
+/// renaming is itself a change of attributes.
 fn rename(
     target: &Target,
     parent: &OwnedFd,

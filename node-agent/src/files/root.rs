@@ -105,7 +105,7 @@ impl Root {
     }
 
     /// Refuses what would happen in a directory that nobody else sees any more.
-    pub fn in_place(&self) -> Result<(), FileError> {
+    pub fn check_not_replaced(&self) -> Result<(), FileError> {
         if self.is_replaced() {
             return Err(FileError::RootReplaced {
                 root: self.name.clone(),

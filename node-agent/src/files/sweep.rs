@@ -23,7 +23,7 @@ pub fn sweep(root: &Arc<Root>, older_than: Duration) -> Result<u32, FileError> {
     if root.access() != Access::ReadWrite {
         return Ok(0);
     }
-    // Held until the next is examined: its job does not resume it, and rename it, while it is removed.
+    // The job's lock, kept until the next entry: the job cannot resume or rename the file while it is removed.
     let mut held = None;
     let is_abandoned = |own: &OwnName, age: &dyn Fn() -> Duration| {
         drop(held.take());

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use tokio::sync::watch;
-use weft_proto::agent::v1::JobRef;
+use weft_proto::agent::v1::AttemptRef;
 
 use crate::critical;
 use crate::fault::Fault;
@@ -53,7 +53,7 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct Attempt {
     /// Which one.
-    pub job: JobRef,
+    pub job: AttemptRef,
     /// What is counted.
     pub counters: Counters,
     /// When the operator last asked about it.
@@ -70,7 +70,7 @@ pub struct Attempt {
 impl Attempt {
     /// A new one, in `Pending`.
     #[must_use]
-    pub fn new(job: JobRef) -> Arc<Self> {
+    pub fn new(job: AttemptRef) -> Arc<Self> {
         let (stop, stopped) = crossbeam_channel::bounded(0);
         Arc::new(Self {
             job,
@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     fn attempt() -> Arc<Attempt> {
-        Attempt::new(JobRef {
+        Attempt::new(AttemptRef {
             uid: "job".to_owned(),
             generation: 1,
             attempt: 1,

@@ -13,8 +13,8 @@ use crate::transfer::record::SLOT_BYTES;
 /// A buffer of [`SLOT_BYTES`].
 pub(crate) type Buffer = Box<[u8]>;
 
-/// Shares do not grow into these: the least of eight relays, each with two slots and a pool of two. Of a
-/// smaller budget three quarters are kept back.
+/// Kept free for new transfers: the minimum of eight relays, each with two slots and a pool of two. Of a
+/// smaller budget, three quarters are kept free.
 const RESERVED_BUFFERS: usize = 8 * (2 + 2);
 
 /// Buffers that a pool gives away at once: one that the block reader fills, and one that waits for it. Where the

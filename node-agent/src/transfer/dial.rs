@@ -16,7 +16,7 @@ use crate::transfer::agent_client::{CONTROL_BYTES_MAX, OtherAgent};
 use crate::transfer::arrivals::WINDOW_MESSAGES;
 use crate::transfer::attempt::Attempt;
 use crate::transfer::fanout::ChildIndex;
-use crate::transfer::message::HeldBlocks;
+use crate::transfer::message::PresentBlocks;
 use crate::transfer::peer::Peer;
 use crate::transfer::record::SLOT_BYTES;
 use crate::transfer::sender_event::{ChildConnection, ConnectionGuard, SenderEvent};
@@ -94,7 +94,7 @@ impl Dialer {
         if !fits(&response.slots) {
             return Err(faulty("slots that are too many, too few or too small"));
         }
-        let held = HeldBlocks::new(response.have).map_err(faulty)?;
+        let held = PresentBlocks::new(response.have).map_err(faulty)?;
         self.engine
             .connect(local.id, remote, self.events.clone())
             .map_err(|error| Fault::engine(error.to_string()))?;

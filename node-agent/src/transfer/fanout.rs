@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::transfer::arrivals::WINDOW_MESSAGES;
-use crate::transfer::message::{HeldBlocks, Message, data_bytes};
+use crate::transfer::message::{Message, PresentBlocks, data_bytes};
 
 /// Messages kept because some child still needs them: a round trip's worth beyond the slots.
 pub(crate) const CACHE_MESSAGES: usize = 8;
@@ -80,7 +80,7 @@ enum Child {
 
 #[derive(Debug)]
 struct OpenChild {
-    held: HeldBlocks,
+    held: PresentBlocks,
     free: Vec<u16>,
     /// What is under way in each slot; none in a free one.
     under_way: Vec<Option<UnderWay>>,
@@ -151,7 +151,7 @@ impl Fanout {
     }
 
     /// A child has connected, with so many slots, and holds some blocks.
-    pub(crate) fn connected(&mut self, child: ChildIndex, slots: u16, held: HeldBlocks) {
+    pub(crate) fn connected(&mut self, child: ChildIndex, slots: u16, held: PresentBlocks) {
         self.children[child] = Child::Open(OpenChild {
             held,
             free: (0..slots).rev().collect(),

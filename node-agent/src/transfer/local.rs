@@ -9,7 +9,7 @@ use crate::fault::Fault;
 use crate::files::Source;
 use crate::transfer::attempt::Attempt;
 use crate::transfer::block_reader::{BlockReader as _, SourceReader};
-use crate::transfer::message::HeldBlocks;
+use crate::transfer::message::PresentBlocks;
 use crate::transfer::placer::BlockWriter;
 use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::record::SLOT_BYTES;
@@ -23,7 +23,7 @@ pub(crate) fn copy(
     let layout = &staged.layout;
     let mut reader = SourceReader::new(source, layout.clone(), None);
     let mut placer = BlockWriter::new(attempt.clone(), staged.clone(), "this node".to_owned());
-    let held = HeldBlocks::new(staged.have.clone()).map_err(Fault::engine)?;
+    let held = PresentBlocks::new(staged.have.clone()).map_err(Fault::engine)?;
     let mut buffer = vec![0; SLOT_BYTES];
     for number in 0..layout.messages() {
         if attempt.is_stopping() {

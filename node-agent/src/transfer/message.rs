@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use weft_proto::agent::v1::HeldRun;
+use weft_proto::agent::v1::PresentRun;
 
 use crate::transfer::buffers::Buffer;
 use crate::transfer::record::{HEADER_BYTES, Record, Records, padded, write_header};
@@ -92,14 +92,14 @@ pub(crate) fn set_digest(buffer: &mut [u8], at: usize, file: u32, value: [u8; 32
 
 /// The hashes of the blocks that a destination holds already.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct HeldBlocks {
+pub(crate) struct PresentBlocks {
     /// Sorted by file and first block, not overlapping.
-    runs: Vec<HeldRun>,
+    runs: Vec<PresentRun>,
 }
 
-impl HeldBlocks {
+impl PresentBlocks {
     /// From a child's answer. Runs that say nothing or overlap are the child's fault.
-    pub(crate) fn new(mut runs: Vec<HeldRun>) -> Result<Self, &'static str> {
+    pub(crate) fn new(mut runs: Vec<PresentRun>) -> Result<Self, &'static str> {
         if runs
             .iter()
             .any(|run| run.values.is_empty() || run.values.len() % 32 != 0)
@@ -107,7 +107,7 @@ impl HeldBlocks {
             return Err("a list of held blocks whose hashes are not 32 bytes each");
         }
         runs.sort_by_key(|run| (run.file, run.first_block));
-        let overlaps = |pair: &[HeldRun]| {
+        let overlaps = |pair: &[PresentRun]| {
             let end = u64::from(pair[0].first_block) + (pair[0].values.len() / 32) as u64;
             pair[0].file == pair[1].file && end > u64::from(pair[1].first_block)
         };
@@ -137,7 +137,7 @@ impl HeldBlocks {
         }
     }
 
-    /// The same message with `Held` records for the blocks that the child holds. None where it holds none of
+    /// The same message with `Present` records for the blocks that the child holds. None where it holds none of
     /// them.
     #[must_use]
     pub(crate) fn shorten(&self, message: &[u8]) -> Option<Buffer> {
@@ -160,7 +160,7 @@ impl HeldBlocks {
             match record {
                 Record::Block {
                     file, block, value, ..
-                } if self.holds(&record) => builder.record(&Record::Held { file, block, value }),
+                } if self.holds(&record) => builder.record(&Record::Present { file, block, value }),
                 other => builder.record(&other),
             }
         }
@@ -207,9 +207,9 @@ mod tests {
         }
     }
 
-    fn run(file: u32, first_block: u32, values: &[u8]) -> HeldRun {
+    fn run(file: u32, first_block: u32, values: &[u8]) -> PresentRun {
         let values = values.iter().flat_map(|v| [*v; 32]).collect();
-        HeldRun {
+        PresentRun {
             file,
             first_block,
             values,
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_child_that_holds_a_block_is_told_its_hash_instead() {
-        let held = HeldBlocks::new(vec![run(2, 6, &[8, 2, 8]), run(1, 0, &[7])]).unwrap();
+        let held = PresentBlocks::new(vec![run(2, 6, &[8, 2, 8]), run(1, 0, &[7])]).unwrap();
         let message = message();
         let short = held.shorten(&message.buffer[..message.bytes]).unwrap();
         let read: Result<Vec<_>, _> = Records::new(&short).collect();
@@ -265,7 +265,7 @@ mod tests {
                     file: 1,
                     value: [9; 32]
                 },
-                Record::Held {
+                Record::Present {
                     file: 2,
                     block: 7,
                     value: [2; 32]
@@ -274,20 +274,20 @@ mod tests {
             ]
         );
         assert!(short.len() < 500);
-        let other = HeldBlocks::new(vec![run(2, 6, &[8])]).unwrap();
+        let other = PresentBlocks::new(vec![run(2, 6, &[8])]).unwrap();
         assert!(other.shorten(&message.buffer[..message.bytes]).is_none());
     }
 
     #[test]
     fn lists_of_held_blocks_are_checked() {
-        let cut = HeldRun {
+        let cut = PresentRun {
             file: 0,
             first_block: 0,
             values: vec![0; 33],
         };
-        assert!(HeldBlocks::new(vec![cut]).is_err());
-        assert!(HeldBlocks::new(vec![run(1, 0, &[1, 2]), run(1, 1, &[3])]).is_err());
-        assert!(HeldBlocks::new(vec![run(1, 0, &[1, 2]), run(1, 2, &[3])]).is_ok());
+        assert!(PresentBlocks::new(vec![cut]).is_err());
+        assert!(PresentBlocks::new(vec![run(1, 0, &[1, 2]), run(1, 1, &[3])]).is_err());
+        assert!(PresentBlocks::new(vec![run(1, 0, &[1, 2]), run(1, 2, &[3])]).is_ok());
     }
 
     #[test]

@@ -178,7 +178,7 @@ impl ObjectReceiver {
                     fresh.push((file, block, BlockDigest(value)));
                     self.tree(file)?.set(block, BlockDigest(value));
                 }
-                Record::Held { file, block, value } => {
+                Record::Present { file, block, value } => {
                     self.tree(file)?.set(block, BlockDigest(value));
                 }
                 Record::FileDigest { .. } | Record::End => {}
@@ -247,7 +247,7 @@ impl ObjectBlocks {
                 Item::Block { file, block, bytes } => {
                     if let Some(digest) = self.held.get(&(file, block)) {
                         let value = digest.0;
-                        builder.record(&Record::Held { file, block, value });
+                        builder.record(&Record::Present { file, block, value });
                         continue;
                     }
                     let version = self.versions.get(file as usize).and_then(Option::as_ref);

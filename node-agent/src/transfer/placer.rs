@@ -82,7 +82,7 @@ impl BlockWriter {
                     contents.data += data.len() as u64;
                     self.block(file, block, value, data)?;
                 }
-                Record::Held { file, block, value } => self.held(file, block, value)?,
+                Record::Present { file, block, value } => self.held(file, block, value)?,
                 Record::FileDigest { file, value } => self.digest(file, &value)?,
                 Record::End => {}
             }
@@ -106,7 +106,7 @@ impl BlockWriter {
                 block,
                 bytes: data.len(),
             },
-            Record::Held { file, block, .. } => {
+            Record::Present { file, block, .. } => {
                 let blocks = self.staged.layout.file(file);
                 let blocks = blocks.filter(|blocks| block < blocks.count());
                 let bytes = blocks

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::Sender;
-use weft_proto::agent::v1::HeldRun;
+use weft_proto::agent::v1::PresentRun;
 
 use crate::critical;
 use crate::fault::Fault;
@@ -27,7 +27,7 @@ pub(crate) struct ReceivedBlocks {
     /// How the manifest is cut.
     pub layout: Arc<Layout>,
     /// The blocks that were found on disk.
-    pub have: Vec<HeldRun>,
+    pub have: Vec<PresentRun>,
     /// How many blocks those are.
     pub have_blocks: u64,
     /// Their bytes.
@@ -89,7 +89,7 @@ impl ReceivedBlocks {
                     {
                         run.values.extend_from_slice(&digest.0);
                     }
-                    _ => staged.have.push(HeldRun {
+                    _ => staged.have.push(PresentRun {
                         file: index,
                         first_block: block,
                         values: digest.0.to_vec(),

@@ -39,7 +39,7 @@ pub enum Record<'a> {
         data: &'a [u8],
     },
     /// A block that the receiver said it holds, and that the source has with this hash.
-    Held {
+    Present {
         /// Entry.
         file: u32,
         /// Which block.
@@ -88,7 +88,7 @@ pub fn write_header(out: &mut [u8; HEADER_BYTES], record: &Record<'_>) {
             value,
             data,
         } => (1, file, block, data.len() as u32, value),
-        Record::Held { file, block, value } => (2, file, block, 0, value),
+        Record::Present { file, block, value } => (2, file, block, 0, value),
         Record::FileDigest { file, value } => (3, file, 0, 0, value),
         Record::End => (4, 0, 0, 0, [0; 32]),
     };
@@ -163,7 +163,7 @@ fn take<'a>(rest: &mut &'a [u8]) -> Result<Record<'a>, RecordError> {
                 data,
             }
         }
-        2 => Record::Held { file, block, value },
+        2 => Record::Present { file, block, value },
         3 => Record::FileDigest { file, value },
         4 => Record::End,
         _ => return Err(UNKNOWN_KIND),

@@ -338,11 +338,11 @@ mod tests {
     use crossbeam_channel::unbounded;
     use weft_core::wire::Secret;
     use weft_engine::{EngineConfig, PortRange};
-    use weft_proto::agent::v1::{JobRef, Role};
+    use weft_proto::agent::v1::{AttemptRef, Role};
 
     use super::*;
     use crate::transfer::buffers::MemoryBudget;
-    use crate::transfer::message::HeldBlocks;
+    use crate::transfer::message::PresentBlocks;
     use crate::transfer::record::SLOT_BYTES;
     use crate::transfer::sender_event::{ChildConnection, ConnectionGuard};
     use crate::transfer::state::State;
@@ -370,7 +370,7 @@ mod tests {
         let budget = MemoryBudget::new(8 * SLOT_BYTES as u64);
         Sender::new(SenderConfig {
             engine: engine.clone(),
-            attempt: Attempt::new(JobRef::default()),
+            attempt: Attempt::new(AttemptRef::default()),
             peers: vec![Arc::new(Peer::new("n1".to_owned(), Role::Child))],
             pool: budget.pool(2, 4).unwrap(),
             messages: 1,
@@ -409,7 +409,7 @@ mod tests {
         let agreed = ChildConnection {
             guard: ConnectionGuard::new(engine.clone(), connection),
             slots: vec![Key(1)],
-            held: HeldBlocks::new(Vec::new()).unwrap(),
+            held: PresentBlocks::new(Vec::new()).unwrap(),
         };
         let running = std::thread::spawn(move || sender.run());
         feed.send(SenderEvent::Connected(0, agreed)).unwrap();

@@ -8,7 +8,7 @@ use weft_engine::Engine;
 use crate::fault::Fault;
 use crate::transfer::buffers::Buffer;
 use crate::transfer::fanout::ChildIndex;
-use crate::transfer::message::HeldBlocks;
+use crate::transfer::message::PresentBlocks;
 
 /// An event for the sender.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) struct ChildConnection {
     /// Where the child receives.
     pub slots: Vec<Key>,
     /// What the child has.
-    pub held: HeldBlocks,
+    pub held: PresentBlocks,
 }
 
 /// Closes an allocated connection when it is dropped, unless [`keep`](Self::keep) was called: also where a call

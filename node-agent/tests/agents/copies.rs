@@ -3,14 +3,14 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use weft_proto::agent::v1::start_request::Part;
-use weft_proto::agent::v1::{Algorithm, JobName, JobRef, PrepareRequest, State};
+use weft_proto::agent::v1::{Algorithm, AttemptRef, JobName, PrepareRequest, State};
 use weft_proto::operator::v1::{Copy, CopyJob, NodeReport};
 
 use crate::eventually::eventually;
 use crate::operator::{Member, Operator};
 use crate::support::{Lab, job, name_of, noise, reason, release, start_source, stat, write};
 
-fn copy_job(job: &JobRef) -> CopyJob {
+fn copy_job(job: &AttemptRef) -> CopyJob {
     let name = name_of(job).unwrap();
     CopyJob {
         uid: job.uid.clone(),
@@ -20,7 +20,7 @@ fn copy_job(job: &JobRef) -> CopyJob {
 }
 
 /// The next report of a node that lists copies of these jobs at `model`, or no copy at all.
-async fn reported(operator: &Operator, node: usize, jobs: &[&JobRef], why: &str) -> NodeReport {
+async fn reported(operator: &Operator, node: usize, jobs: &[&AttemptRef], why: &str) -> NodeReport {
     let address = operator.lab().await.control(node);
     let wanted: Vec<CopyJob> = jobs.iter().map(|job| copy_job(job)).collect();
     let said = |copies: &[Copy]| match copies {

@@ -10,7 +10,7 @@ use crate::transfer::{SLOW, names};
 use weft_agent::agent::Agent;
 use weft_proto::agent::v1::*;
 
-fn discard(job: &JobRef) -> CancelRequest {
+fn discard(job: &AttemptRef) -> CancelRequest {
     CancelRequest {
         job: Some(job.clone()),
         leader_epoch: 1,

@@ -36,7 +36,7 @@ async fn is_removed(lab: &Lab) -> bool {
     !lab.root(1).join(PLACE).join("weights").exists()
 }
 
-async fn cancel(lab: &Lab, job: &JobRef) {
+async fn cancel(lab: &Lab, job: &AttemptRef) {
     let request = CancelRequest {
         job: Some(job.clone()),
         leader_epoch: 1,

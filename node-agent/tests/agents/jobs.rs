@@ -10,8 +10,8 @@ use weft_identity::authority::Authority;
 use weft_planner::{Node, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, Overwrite};
 use weft_transfer::{
-    ConnectionPool, DestinationPhase, Endpoint, Failure, Job, LeaderContext, Object, Place,
-    ReadSecret, Runner, Secret, Spec, Timing,
+    AgentEndpoint, ConnectionPool, DestinationPhase, Failure, Job, LeaderContext, Place,
+    ReadSecret, Runner, Secret, Spec, StoreObject, Timing,
 };
 
 use crate::objects::{INSECURE, PASSWORD, s3};
@@ -43,7 +43,7 @@ impl ReadSecret for Store {
 }
 
 /// To all nodes; the first is to read.
-fn spec(nodes: usize, object: Object) -> Spec {
+fn spec(nodes: usize, object: StoreObject) -> Spec {
     let place = |node: usize| Place {
         node: format!("n{node}"),
         root: "data".to_owned(),
@@ -81,8 +81,8 @@ fn spec(nodes: usize, object: Object) -> Spec {
     }
 }
 
-fn object(nodes: usize, url: &str, secret: Option<Secret>) -> Object {
-    Object {
+fn object(nodes: usize, url: &str, secret: Option<Secret>) -> StoreObject {
+    StoreObject {
         url: url.to_owned(),
         etag: String::new(),
         bytes: None,
@@ -93,11 +93,11 @@ fn object(nodes: usize, url: &str, secret: Option<Secret>) -> Object {
 
 fn begin(lab: &Lab, authority: &Arc<Authority>, spec: Spec) -> Runner {
     let nodes = spec.destinations.iter().enumerate();
-    let contact = |(node, place): (usize, &Place)| Endpoint {
+    let contact = |(node, place): (usize, &Place)| AgentEndpoint {
         node: place.node.clone(),
         address: lab.control(node),
     };
-    let contacts: Vec<Endpoint> = nodes.map(contact).collect();
+    let contacts: Vec<AgentEndpoint> = nodes.map(contact).collect();
     Runner::begin(spec, ConnectionPool::new(Arc::clone(authority)), &contacts)
 }
 

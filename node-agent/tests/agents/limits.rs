@@ -36,7 +36,7 @@ async fn eight_at_once(edges: &[(usize, usize)]) {
     let agents: Vec<Kept> = (0..3).map(|node| Kept::start(&lab, node, "")).collect();
     let bytes = noise(24 << 20, 9);
     write(&lab.root(0).join("model"), &bytes);
-    let jobs: Vec<JobRef> = (0..8).map(|n| job(&format!("at-once-{n}"), 1)).collect();
+    let jobs: Vec<AttemptRef> = (0..8).map(|n| job(&format!("at-once-{n}"), 1)).collect();
     for job in &jobs {
         let begun = lab.begin_at(&job.uid, job, edges, Algorithm::Xxh3).await;
         begun.unwrap_or_else(|status| panic!("{}: {status:?}", job.uid));

@@ -16,7 +16,7 @@ fn copy() -> Option<Location> {
     })
 }
 
-async fn begin(lab: &Lab, job: &JobRef, manifest: &StatResponse) -> Result<(), Status> {
+async fn begin(lab: &Lab, job: &AttemptRef, manifest: &StatResponse) -> Result<(), Status> {
     let mut operator = lab.operator(0).await;
     let request = PrepareRequest {
         location: copy(),
@@ -59,7 +59,7 @@ async fn a_directory_is_copied_beside_itself_and_checked() {
     let all = names(&lab, 0);
     assert!(all.iter().all(|name| !name.contains("weft")), "{all:?}");
     // What is there already is read and not written.
-    let again = JobRef { attempt: 2, ..job };
+    let again = AttemptRef { attempt: 2, ..job };
     begin(&lab, &again, &manifest).await.unwrap();
     let end = lab.finish(0, &again).await;
     assert_eq!(end.state(), State::Verified, "{}", end.message);

@@ -53,7 +53,7 @@ async fn stat(lab: &Lab, source: &ObjectSource) -> Result<StatResponse, Status> 
 /// Node 0 reads, and passes on to `others` directly. How it ended at each of them.
 async fn read(
     lab: &Lab,
-    job: &JobRef,
+    job: &AttemptRef,
     source: &ObjectSource,
     manifest: &StatResponse,
     others: &[usize],

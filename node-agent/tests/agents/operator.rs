@@ -307,7 +307,7 @@ impl Serve for Operator {
         }))
     }
 
-    type ReportStream = Pin<Box<dyn Stream<Item = Result<NodeOrder, Status>> + Send>>;
+    type ReportStream = Pin<Box<dyn Stream<Item = Result<NodeConfigUpdate, Status>> + Send>>;
 
     async fn report(
         &self,
@@ -329,7 +329,7 @@ impl Serve for Operator {
         let epochs = WatchStream::new(self.0.epoch.subscribe()).map(drop);
         let orders = futures::stream::select(configs, epochs)
             .map(move |()| {
-                Ok(NodeOrder {
+                Ok(NodeConfigUpdate {
                     config: Some(inner.config.borrow().clone()),
                     leader_epoch: *inner.epoch.borrow(),
                 })

@@ -12,7 +12,7 @@ use weft_proto::agent::v1::*;
 /// Two agents, a model, and an attempt that is prepared at node 1.
 struct Prepared {
     lab: Lab,
-    job: JobRef,
+    job: AttemptRef,
     manifest: StatResponse,
     agents: [weft_agent::agent::Agent; 2],
 }

@@ -251,7 +251,7 @@ impl Lab {
     /// A ticket, after a change.
     pub(crate) fn ticket(
         &self,
-        job: &JobRef,
+        job: &AttemptRef,
         from: usize,
         to: usize,
         change: impl FnOnce(&mut Ticket),
@@ -283,7 +283,7 @@ impl Lab {
         }
     }
 
-    pub(crate) fn child(&self, job: &JobRef, from: usize, to: usize) -> Child {
+    pub(crate) fn child(&self, job: &AttemptRef, from: usize, to: usize) -> Child {
         Child {
             node: format!("n{to}"),
             control_address: self.control(to),
@@ -294,7 +294,7 @@ impl Lab {
     /// For a node that is to get what node 0 has listed.
     pub(crate) fn prepare(
         &self,
-        job: &JobRef,
+        job: &AttemptRef,
         node: usize,
         listed: &StatResponse,
     ) -> PrepareRequest {
@@ -318,7 +318,7 @@ impl Lab {
     /// Lets a node fetch from node 0 what that has listed.
     pub(crate) fn fetching(
         &self,
-        job: &JobRef,
+        job: &AttemptRef,
         node: usize,
         listed: &StatResponse,
     ) -> SignedTicket {
@@ -331,7 +331,7 @@ impl Lab {
     /// Plays the operator: node 0 sends `model` by a tree given as (parent, child) pairs.
     pub(crate) async fn run(
         &self,
-        job: &JobRef,
+        job: &AttemptRef,
         edges: &[(usize, usize)],
     ) -> Vec<ProgressResponse> {
         self.begin(job, edges, Algorithm::Blake3).await.unwrap();
@@ -347,7 +347,7 @@ impl Lab {
     /// Stat, Prepare and Start.
     pub(crate) async fn begin(
         &self,
-        job: &JobRef,
+        job: &AttemptRef,
         edges: &[(usize, usize)],
         algorithm: Algorithm,
     ) -> Result<Vec<PrepareResponse>, Status> {
@@ -358,7 +358,7 @@ impl Lab {
     pub(crate) async fn begin_at(
         &self,
         path: &str,
-        job: &JobRef,
+        job: &AttemptRef,
         edges: &[(usize, usize)],
         algorithm: Algorithm,
     ) -> Result<Vec<PrepareResponse>, Status> {
@@ -414,7 +414,7 @@ impl Lab {
     }
 
     /// The last progress message of an attempt at a node.
-    pub(crate) async fn finish(&self, node: usize, job: &JobRef) -> ProgressResponse {
+    pub(crate) async fn finish(&self, node: usize, job: &AttemptRef) -> ProgressResponse {
         let follow = async {
             let mut stream = self.follow(node, job).await;
             let mut last = None;
@@ -431,7 +431,7 @@ impl Lab {
     pub(crate) async fn follow(
         &self,
         node: usize,
-        job: &JobRef,
+        job: &AttemptRef,
     ) -> tonic::Streaming<ProgressResponse> {
         let request = ProgressRequest {
             job: Some(job.clone()),
@@ -495,8 +495,8 @@ pub(crate) fn model() -> Option<Location> {
     })
 }
 
-pub(crate) fn job(uid: &str, attempt: u32) -> JobRef {
-    JobRef {
+pub(crate) fn job(uid: &str, attempt: u32) -> AttemptRef {
+    AttemptRef {
         uid: uid.to_owned(),
         generation: 1,
         attempt,
@@ -513,7 +513,7 @@ pub(crate) async fn stat(client: &mut Client) -> Result<StatResponse, Status> {
 }
 
 pub(crate) fn start_source(
-    job: &JobRef,
+    job: &AttemptRef,
     manifest: &StatResponse,
     sends_to: Vec<Child>,
     algorithm: Algorithm,
@@ -535,7 +535,7 @@ pub(crate) fn start_source(
 }
 
 /// What a copy of the job is recorded for.
-pub(crate) fn name_of(job: &JobRef) -> Option<JobName> {
+pub(crate) fn name_of(job: &AttemptRef) -> Option<JobName> {
     Some(JobName {
         namespace: "team".to_owned(),
         name: format!("job-{}", job.uid),
@@ -544,7 +544,7 @@ pub(crate) fn name_of(job: &JobRef) -> Option<JobName> {
 }
 
 /// Ends the job at a node and takes it out of the records there.
-pub(crate) async fn release(lab: &Lab, node: usize, job: &JobRef) {
+pub(crate) async fn release(lab: &Lab, node: usize, job: &AttemptRef) {
     let request = CancelRequest {
         job: Some(job.clone()),
         leader_epoch: 1,

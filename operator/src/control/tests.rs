@@ -201,7 +201,7 @@ impl Stage {
 /// The agent's end of a stream.
 struct Agent {
     reports: UnboundedSender<NodeReport>,
-    orders: Streaming<NodeOrder>,
+    orders: Streaming<NodeConfigUpdate>,
 }
 
 impl Agent {

@@ -21,7 +21,7 @@ pub(crate) enum ClusterError {
     /// The API server said no, or nothing.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// It took the write, and what was written is not there.
+    /// The API server accepted the write, but the object lacks what was written.
     #[error(
         "the API server took a write of {key} and left it out: an admission webhook or policy takes it away; \
          have it let labels weft.dev/* of nodes through"

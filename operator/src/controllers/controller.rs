@@ -20,7 +20,7 @@ use crate::{
         kinds::Cache,
         membership::Membership,
         metrics::Metrics,
-        request::{Event, Object, Request},
+        request::{Event, ObjectId, Request},
         writer::{Owner, Writer},
     },
     reports::{Fabrics, NodeState},
@@ -81,10 +81,16 @@ pub(crate) trait Controller: Send {
     fn reconcile(&mut self, round: &mut ReconcileContext<'_>);
 
     /// One of its requests has been answered; the cache has learned the answer.
-    fn answered(&mut self, _key: &Key, _request: &Request, _result: Result<(), &ClusterError>) {}
+    fn on_write_result(
+        &mut self,
+        _key: &Key,
+        _request: &Request,
+        _result: Result<(), &ClusterError>,
+    ) {
+    }
 
     /// Answers a query of `kubectl weft`, or gives it back: it is for another controller.
-    fn answer(&self, query: Query, _cache: &Cache, _now: Timestamp) -> Option<Query> {
+    fn handle_query(&self, query: Query, _cache: &Cache, _now: Timestamp) -> Option<Query> {
         Some(query)
     }
 }
@@ -122,7 +128,7 @@ impl ReconcileContext<'_> {
     }
 
     /// Whether an object is left alone because requests for it have failed.
-    pub(crate) fn is_backing_off(&self, object: &Object) -> bool {
+    pub(crate) fn is_backing_off(&self, object: &ObjectId) -> bool {
         self.writer.is_backing_off(object)
     }
 }

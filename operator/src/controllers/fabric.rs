@@ -23,7 +23,7 @@ use super::{
 use crate::reports::{FabricView, Fabrics as Views, NodeState};
 
 /// Decides fabrics.
-pub(crate) struct Fabrics {
+pub(crate) struct FabricController {
     /// What agents say of their nodes.
     reports: watch::Receiver<BTreeMap<String, NodeState>>,
     /// What agents are told.
@@ -33,7 +33,7 @@ pub(crate) struct Fabrics {
     decided: Option<(u64, Duration)>,
 }
 
-impl Fabrics {
+impl FabricController {
     /// Nothing is decided yet.
     pub(crate) fn new(setup: &Setup<'_>) -> Self {
         Self {
@@ -69,7 +69,7 @@ impl Fabrics {
     }
 }
 
-impl Controller for Fabrics {
+impl Controller for FabricController {
     fn name(&self) -> &'static str {
         "fabrics"
     }

@@ -31,7 +31,7 @@ use tokio::sync::{Notify, watch};
 use weft_crds::TransferJob;
 
 use self::{
-    decide::Order, query::Query, queue::Queue, secret_probes::SecretProbes,
+    decide::Effect, query::Query, queue::AdmissionQueue, secret_probes::SecretProbes,
     transfer_task::TransferTask,
 };
 use super::{
@@ -40,7 +40,7 @@ use super::{
     cluster::ClusterError,
     controller::{Controller, ReconcileContext, Setup, TICK},
     kinds::Cache,
-    request::{Change, Event, Object, Request},
+    request::{Change, Event, ObjectId, Request},
     work_queue::WorkQueue,
 };
 use crate::reports::NodeState;
@@ -55,7 +55,7 @@ const CRASH_LONGEST: Duration = Duration::from_secs(60);
 const CRASH_FORGET_AFTER: Duration = Duration::from_secs(600);
 
 /// Decides jobs.
-pub(crate) struct Jobs {
+pub(crate) struct JobController {
     /// By the jobs' UIDs.
     tasks: BTreeMap<String, TransferTask>,
     /// When a job's status was last written, by UID.
@@ -64,7 +64,7 @@ pub(crate) struct Jobs {
     crashes: Backoff<String>,
     probes: SecretProbes,
     work_queue: WorkQueue,
-    queue: Queue,
+    queue: AdmissionQueue,
     pool: ConnectionPool,
     /// What agents say of their nodes.
     reports: watch::Receiver<BTreeMap<String, NodeState>>,
@@ -72,7 +72,7 @@ pub(crate) struct Jobs {
     epoch: u64,
 }
 
-impl Jobs {
+impl JobController {
     /// No job is known yet.
     pub(crate) fn new(setup: &Setup<'_>) -> Self {
         Self {
@@ -81,7 +81,7 @@ impl Jobs {
             crashes: Backoff::new(CRASH_FIRST, CRASH_LONGEST, CRASH_FORGET_AFTER),
             probes: SecretProbes::new(setup.secrets.clone(), Arc::clone(&setup.wake)),
             work_queue: WorkQueue::default(),
-            queue: Queue::default(),
+            queue: AdmissionQueue::default(),
             pool: setup.context.pool.clone(),
             reports: setup.context.reports.clone(),
             wake: Arc::clone(&setup.wake),
@@ -127,7 +127,7 @@ impl Jobs {
         }
         if self
             .work_queue
-            .is_for_all(round.cache.node_revision(), elapsed)
+            .take_resync_due(round.cache.node_revision(), elapsed)
         {
             for (key, _) in round.cache.jobs.iter() {
                 self.work_queue.add(key.clone());
@@ -137,18 +137,18 @@ impl Jobs {
     }
 
     /// Does what was decided for this process to do. A transfer does not begin while requests for the job fail.
-    fn execute(&mut self, round: &ReconcileContext<'_>, key: Key, uid: String, order: Order) {
-        let object = Object::of::<TransferJob>(key);
+    fn execute(&mut self, round: &ReconcileContext<'_>, key: Key, uid: String, effect: Effect) {
+        let object = ObjectId::of::<TransferJob>(key);
         let pool = &self.pool;
         let wake = Arc::clone(&self.wake);
-        let task = match order {
-            Order::Begin(_) | Order::CancelOrphan { .. }
+        let task = match effect {
+            Effect::Begin(_) | Effect::CancelOrphan { .. }
                 if round.is_backing_off(&object)
                     || self.crashes.until(&uid, round.elapsed).is_some() =>
             {
                 return;
             }
-            Order::Begin(transfer) => {
+            Effect::Begin(transfer) => {
                 let Key { namespace, name } = &object.key;
                 let attempts_before = transfer.spec.leader.attempts_before;
                 tracing::info!(
@@ -160,10 +160,10 @@ impl Jobs {
                 );
                 TransferTask::new(object.key, *transfer, None, pool, wake)
             }
-            Order::CancelOrphan { transfer, cleanup } => {
+            Effect::CancelOrphan { transfer, cleanup } => {
                 TransferTask::new(object.key, *transfer, Some(cleanup), pool, wake)
             }
-            Order::UpdateMembers { revision, members } => {
+            Effect::UpdateMembers { revision, members } => {
                 if let Some(task) = self.tasks.get_mut(&uid) {
                     task.update_members(revision, members);
                 }
@@ -172,20 +172,20 @@ impl Jobs {
                 self.wake.notify_one();
                 return;
             }
-            Order::ProbeSecret(secret) => return self.probes.probe(secret),
-            Order::AttemptRecorded(attempt) => {
+            Effect::ProbeSecret(secret) => return self.probes.probe(secret),
+            Effect::AttemptRecorded(attempt) => {
                 if let Some(task) = self.tasks.get(&uid) {
                     task.attempt_recorded(attempt);
                 }
                 return;
             }
-            Order::Cancel(cleanup) => {
+            Effect::Cancel(cleanup) => {
                 if let Some(task) = self.tasks.get(&uid) {
                     task.cancel(cleanup);
                 }
                 return;
             }
-            Order::Forget => {
+            Effect::Forget => {
                 self.tasks.remove(&uid);
                 // What follows from that is decided at once.
                 self.work_queue.add(object.key);
@@ -197,7 +197,7 @@ impl Jobs {
     }
 }
 
-impl Controller for Jobs {
+impl Controller for JobController {
     fn name(&self) -> &'static str {
         "jobs"
     }
@@ -218,7 +218,7 @@ impl Controller for Jobs {
         let now = round.now;
         let reports = self.reports.clone();
         let reports = reports.borrow();
-        let mut orders = Vec::new();
+        let mut effects = Vec::new();
         for key in self.due(round) {
             let Some(job) = round.cache.jobs.get(&key) else {
                 continue;
@@ -244,17 +244,17 @@ impl Controller for Jobs {
                 let left = due.duration_since(now).unsigned_abs();
                 self.work_queue.add_at(&key, round.elapsed + left);
             }
-            if let Some(order) = decision.order {
-                orders.push((key.clone(), uid, order));
+            if let Some(effect) = decision.effect {
+                effects.push((key.clone(), uid, effect));
             }
             let requests = decision.request.into_iter().collect();
             round.submit(&key, requests);
         }
-        for (key, uid, order) in orders {
-            // Another look says whether it came to anything.
+        for (key, uid, effect) in effects {
+            // Decide the job again soon, to see whether the effect has come.
             let soon = round.elapsed + TICK;
             self.work_queue.add_at(&key, soon);
-            self.execute(round, key, uid, order);
+            self.execute(round, key, uid, effect);
         }
         for key in self.queue.recompute_turns() {
             self.work_queue.add(key);
@@ -262,7 +262,7 @@ impl Controller for Jobs {
         }
     }
 
-    fn answered(&mut self, key: &Key, request: &Request, result: Result<(), &ClusterError>) {
+    fn on_write_result(&mut self, key: &Key, request: &Request, result: Result<(), &ClusterError>) {
         let is_status = matches!(request.change, Change::ApplyStatus(_));
         if is_status && result.is_ok() {
             self.written.insert(request.uid.clone(), Timestamp::now());
@@ -270,7 +270,7 @@ impl Controller for Jobs {
         self.work_queue.add(key.clone());
     }
 
-    fn answer(&self, query: Query, cache: &Cache, now: Timestamp) -> Option<Query> {
+    fn handle_query(&self, query: Query, cache: &Cache, now: Timestamp) -> Option<Query> {
         let tasks = self.tasks.iter();
         let snapshots = tasks.map(|(uid, task)| (uid.clone(), task.peek()));
         query(&query::Known {

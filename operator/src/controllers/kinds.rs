@@ -20,7 +20,7 @@ use super::{
     cache::{Cached, Key, Store},
     cluster_node::ClusterNode,
     job::obstacle::Obstacle,
-    request::{Object, Request, qualified},
+    request::{ObjectId, Request, qualified},
 };
 use weft_transfer::ReadSecret;
 
@@ -50,7 +50,7 @@ macro_rules! kinds {
         impl Cache {
             /// Learns the object of a request as the API server has answered it; `None` if it is gone.
             pub(crate) fn learn(&mut self, request: &Request, answered: Option<DynamicObject>) {
-                let Object { kind, key } = request.object();
+                let ObjectId { kind, key } = request.object();
                 $(
                     $(#[cfg($condition)])?
                     if kind == qualified(&<$kind>::kind(&()), &<$kind>::group(&())) {
@@ -101,9 +101,9 @@ macro_rules! for_each_kind {
     ($receiver:ident) => {
         $receiver! {
             /// The jobs.
-            jobs: TransferJob => Jobs,
+            jobs: TransferJob => JobController,
             /// The fabrics.
-            fabrics: RdmaFabric => Fabrics,
+            fabrics: RdmaFabric => FabricController,
             /// The fabrics' nodes, as the operator last described them.
             fabric_nodes: FabricNode,
             /// The cluster's nodes: their labels and addresses.

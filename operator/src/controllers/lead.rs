@@ -6,7 +6,7 @@
 
 use tokio::{sync::watch, time::Instant};
 
-use crate::lease::GIVE_UP;
+use crate::lease::RENEW_DEADLINE;
 
 /// The lead, as the controllers know it.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl WriteFence {
             self.ignored_epoch = epoch;
             self.later_epoch = None;
         }
-        now.saturating_duration_since(renewed) < GIVE_UP
+        now.saturating_duration_since(renewed) < RENEW_DEADLINE
     }
 }
 
@@ -79,10 +79,10 @@ mod tests {
         let now = Instant::now();
         let (renew, renewals) = watch::channel(now);
         let mut lead = WriteFence::new(5, renewals);
-        assert!(lead.may_write(now + GIVE_UP - SECOND));
-        assert!(!lead.may_write(now + GIVE_UP));
+        assert!(lead.may_write(now + RENEW_DEADLINE - SECOND));
+        assert!(!lead.may_write(now + RENEW_DEADLINE));
         renew.send_replace(now + SECOND);
-        assert!(lead.may_write(now + GIVE_UP));
+        assert!(lead.may_write(now + RENEW_DEADLINE));
     }
 
     #[test]

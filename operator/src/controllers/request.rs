@@ -15,14 +15,14 @@ pub(crate) const FINALIZER: &str = "weft.dev/agents";
 
 /// An object of the API, by kind and name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Object {
+pub(crate) struct ObjectId {
     /// Kind and group: `TransferJob.weft.dev`, or `Node` of the core group.
     pub(crate) kind: String,
     /// Namespace and name.
     pub(crate) key: Key,
 }
 
-impl Object {
+impl ObjectId {
     /// The object of a kind with this name.
     pub(crate) fn of<K: Resource<DynamicType = ()>>(key: Key) -> Self {
         Self {
@@ -137,8 +137,8 @@ impl Request {
     }
 
     /// The object that it changes.
-    pub(crate) fn object(&self) -> Object {
-        Object {
+    pub(crate) fn object(&self) -> ObjectId {
+        ObjectId {
             kind: qualified(&self.resource.kind, &self.resource.group),
             key: self.key.clone(),
         }

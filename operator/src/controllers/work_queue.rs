@@ -42,8 +42,8 @@ impl WorkQueue {
         self.later.retain(|key, _| is_there(key));
     }
 
-    /// Whether all jobs are to be decided: a node has changed, or a resync is due.
-    pub(crate) fn is_for_all(&mut self, node_revision: u64, now: Duration) -> bool {
+    /// Whether all jobs are to be decided, because a node has changed or a resync is due; starts the next interval.
+    pub(crate) fn take_resync_due(&mut self, node_revision: u64, now: Duration) -> bool {
         let has_passed = |since: Duration, span: Duration| now.saturating_sub(since) >= span;
         let is_new = self.node_revision.is_none_or(|(known, at)| {
             known != node_revision && has_passed(at, NODE_REVISION_INTERVAL)
@@ -109,13 +109,13 @@ mod tests {
     #[test]
     fn all_are_due_with_another_layout_at_most_once_a_second_and_once_in_a_while() {
         let mut queue = WorkQueue::default();
-        assert!(queue.is_for_all(1, SECOND));
-        assert!(!queue.is_for_all(1, 2 * SECOND));
-        assert!(queue.is_for_all(2, 3 * SECOND));
+        assert!(queue.take_resync_due(1, SECOND));
+        assert!(!queue.take_resync_due(1, 2 * SECOND));
+        assert!(queue.take_resync_due(2, 3 * SECOND));
         // Later, and not forgotten.
-        assert!(!queue.is_for_all(3, 3 * SECOND + SECOND / 2));
-        assert!(queue.is_for_all(3, 4 * SECOND));
-        assert!(!queue.is_for_all(3, 10 * SECOND));
-        assert!(queue.is_for_all(3, 11 * SECOND));
+        assert!(!queue.take_resync_due(3, 3 * SECOND + SECOND / 2));
+        assert!(queue.take_resync_due(3, 4 * SECOND));
+        assert!(!queue.take_resync_due(3, 10 * SECOND));
+        assert!(queue.take_resync_due(3, 11 * SECOND));
     }
 }

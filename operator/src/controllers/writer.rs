@@ -20,11 +20,11 @@ use kube::api::DynamicObject;
 use tokio::{task::JoinSet, time::Instant};
 
 pub(crate) use self::queue::Owner;
-use self::queue::{Next, Queue, Write, WriteOutcome};
+use self::queue::{Next, Write, WriteOutcome, WriteQueue};
 use crate::controllers::{
     cluster::{Cluster, ClusterError},
     metrics::Metrics,
-    request::{Event, Object, Request},
+    request::{Event, ObjectId, Request},
 };
 
 /// Requests that may be sent at once after a rest.
@@ -62,7 +62,7 @@ enum Done {
 /// Sends requests. Dropping it drops what is waiting and what is under way.
 pub(crate) struct Writer {
     cluster: Arc<Cluster>,
-    queue: Queue,
+    queue: WriteQueue,
     rate: RateLimiter<NotKeyed, InMemoryState, RuntimeClock, NoOpMiddleware<Nanos>>,
     /// When the rate allows the next request, if it did not allow the last.
     rate_from: Option<Instant>,
@@ -77,7 +77,7 @@ impl Writer {
         let start = Instant::now();
         Self {
             cluster,
-            queue: Queue::default(),
+            queue: WriteQueue::default(),
             rate: RateLimiter::direct_with_clock(
                 Quota::per_second(per_second).allow_burst(BURST.min(per_second)),
                 RuntimeClock(start),
@@ -112,7 +112,7 @@ impl Writer {
     }
 
     /// Whether the object is left alone because requests for it have failed.
-    pub(crate) fn is_backing_off(&self, object: &Object) -> bool {
+    pub(crate) fn is_backing_off(&self, object: &ObjectId) -> bool {
         self.queue.is_backing_off(object, self.start.elapsed())
     }
 

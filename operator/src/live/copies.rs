@@ -10,7 +10,7 @@ use weft_transfer::ConnectionPool;
 use crate::controllers::ReportedCopy;
 
 /// Agents that are told at once.
-const AT_ONCE: usize = 16;
+const CONCURRENCY_MAX: usize = 16;
 /// For all agents together: less than the 60 s after which an API server gives an answer up.
 const WITHIN: Duration = Duration::from_secs(45);
 
@@ -79,7 +79,7 @@ pub(super) async fn remove(
             }),
         }
     }
-    let mut calls = stream::iter(calls).buffer_unordered(AT_ONCE);
+    let mut calls = stream::iter(calls).buffer_unordered(CONCURRENCY_MAX);
     while let Some((node, result)) = calls.next().await {
         match result {
             Ok(()) => removal.removed.push(node),
@@ -133,7 +133,7 @@ mod tests {
 
     use weft_crds::CopyJob;
     use weft_identity::authority::Authority;
-    use weft_transfer::Endpoint;
+    use weft_transfer::AgentEndpoint;
 
     use super::*;
 
@@ -155,7 +155,7 @@ mod tests {
                 jobs: jobs.iter().map(job).collect(),
             },
             fabric: "default".to_owned(),
-            endpoint: Endpoint {
+            endpoint: AgentEndpoint {
                 node: node.to_owned(),
                 // Nobody listens there.
                 address: "127.0.0.1:1".to_owned(),

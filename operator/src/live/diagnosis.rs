@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use weft_crds::{Diagnosis, NodeFacts, Reach, live_api_version};
 use weft_proto::agent::v1::{self as agent, DiagnosePeer, DiagnoseRequest};
-use weft_transfer::{ConnectionPool, Endpoint, Failure};
+use weft_transfer::{AgentEndpoint, ConnectionPool, Failure};
 
 use crate::controllers::Neighbours;
 
@@ -21,7 +21,7 @@ pub(super) async fn of(
     leader_epoch: u64,
 ) -> Result<Diagnosis, Failure> {
     let pool = pool.of_fabric(&neighbours.fabric);
-    let endpoint = Endpoint {
+    let endpoint = AgentEndpoint {
         node: node.to_owned(),
         address: neighbours.control_address.clone(),
     };

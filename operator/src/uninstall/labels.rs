@@ -25,7 +25,7 @@ const OURS: [&str; 2] = ["weft.dev/fabric", "weft.dev/model."];
 /// Until whoever led knows that it does not any more: a renewal comes every 2 s.
 const NOTICE: Duration = Duration::from_secs(5);
 /// Nodes that are written to at once.
-const AT_ONCE: usize = 8;
+const CONCURRENCY_MAX: usize = 8;
 
 /// The patch that removes all of them from a node; `None` where it has none.
 fn patch(node: &PartialObjectMeta<Node>) -> Option<Value> {
@@ -76,7 +76,7 @@ async fn strip(client: &Client) -> Result<usize, String> {
             call(nodes.patch_metadata(&node.name_any(), &parameters, &text)).await
         })
     });
-    let mut done = stream::iter(patches).buffer_unordered(AT_ONCE);
+    let mut done = stream::iter(patches).buffer_unordered(CONCURRENCY_MAX);
     let mut count = 0;
     while let Some(patched) = done.next().await {
         match patched {

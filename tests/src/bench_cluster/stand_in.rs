@@ -14,8 +14,8 @@ use tonic::{Request, Response, Status};
 use weft_proto::agent::v1::agent_server::Agent;
 use weft_proto::agent::v1::start_request::Part;
 use weft_proto::agent::v1::{
-    CancelRequest, CancelResponse, ConnectRequest, ConnectResponse, DiagnoseRequest,
-    DiagnoseResponse, FetchManifestRequest, JobRef, ManifestPart, PrepareRequest, PrepareResponse,
+    AttemptRef, CancelRequest, CancelResponse, ConnectRequest, ConnectResponse, DiagnoseRequest,
+    DiagnoseResponse, FetchManifestRequest, ManifestPart, PrepareRequest, PrepareResponse,
     ProgressRequest, ProgressResponse, StartRequest, StartResponse, StatRequest, StatResponse,
     State,
 };
@@ -54,7 +54,7 @@ impl StandIn {
         self.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn progress_of(&self, job: &JobRef, begun: Instant) -> ProgressResponse {
+    fn progress_of(&self, job: &AttemptRef, begun: Instant) -> ProgressResponse {
         let elapsed = begun.elapsed();
         let share = (elapsed.as_secs_f64() / self.transfer.as_secs_f64()).min(1.0);
         let over = share >= 1.0;
@@ -77,7 +77,7 @@ impl StandIn {
     }
 }
 
-fn attempt(job: Option<JobRef>) -> Result<(JobRef, Attempt), Status> {
+fn attempt(job: Option<AttemptRef>) -> Result<(AttemptRef, Attempt), Status> {
     let job = job.ok_or_else(|| Status::invalid_argument("job: missing"))?;
     let attempt = (job.uid.clone(), job.generation, job.attempt);
     Ok((job, attempt))

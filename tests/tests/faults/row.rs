@@ -23,7 +23,7 @@ use weft_planner::Strategy;
 use weft_proto::{
     Message as _,
     agent::v1::{
-        Algorithm, CancelRequest, ErrorDetail, JobRef, Location, Overwrite, PrepareRequest,
+        Algorithm, AttemptRef, CancelRequest, ErrorDetail, Location, Overwrite, PrepareRequest,
         Verification,
     },
 };
@@ -496,8 +496,8 @@ fn standings(job: &Job) -> String {
     )
 }
 
-pub(crate) fn job(uid: &str) -> JobRef {
-    JobRef {
+pub(crate) fn job(uid: &str) -> AttemptRef {
+    AttemptRef {
         uid: uid.to_owned(),
         generation: 1,
         attempt: 1,
@@ -505,7 +505,7 @@ pub(crate) fn job(uid: &str) -> JobRef {
 }
 
 pub(crate) fn prepare(
-    job: &JobRef,
+    job: &AttemptRef,
     path: &str,
     manifest_digest: Vec<u8>,
     overwrite: Overwrite,

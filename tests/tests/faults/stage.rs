@@ -19,7 +19,9 @@ use weft_cli::{
     stage::{self, Access, CongestionControl, Encryption, Ground, PathPolicy, Root, Setup},
 };
 use weft_identity::server_name;
-use weft_proto::agent::v1::{Direction, JobRef, ManifestHolder, Ticket, agent_client::AgentClient};
+use weft_proto::agent::v1::{
+    AttemptRef, Direction, ManifestHolder, Ticket, agent_client::AgentClient,
+};
 
 use crate::RUNTIME;
 
@@ -191,7 +193,7 @@ impl Stage {
     /// Lets node `to` fetch a manifest that node `from` has listed.
     pub(crate) fn holder(
         &self,
-        job: &JobRef,
+        job: &AttemptRef,
         from: usize,
         to: usize,
         manifest_digest: Vec<u8>,

@@ -83,7 +83,7 @@ fn report(job: Job, at_ms: u64, i: u32, report: ProgressResponse) -> Job {
 }
 
 fn ended(job: Job, i: u32) -> Job {
-    let answer = called(node(i), Call::Follow);
+    let answer = called(node(i), Call::WatchProgress);
     job.step(Duration::from_millis(700), answer).0
 }
 

@@ -11,7 +11,7 @@ use weft_proto::Message as _;
 
 use super::*;
 use crate::{
-    endpoint::Endpoint,
+    endpoint::AgentEndpoint,
     spec::Timing,
     tests::stand_in::{self, StandIn},
 };
@@ -26,7 +26,7 @@ fn spec(report: Duration) -> Spec {
 
 fn calling(
     authority: Arc<Authority>,
-    endpoints: &[Endpoint],
+    endpoints: &[AgentEndpoint],
     inputs: InputSender,
     spec: Spec,
 ) -> Calling {
@@ -161,7 +161,7 @@ async fn the_last_of_a_bunch_of_reports_is_heard_though_nothing_comes_after_it()
 async fn a_destination_is_told_who_has_the_manifest_with_a_ticket_for_that_one_only() {
     let authority = Arc::new(Authority::new("lab").unwrap());
     let node = StandIn::start(&authority, "n1").await;
-    let source = Endpoint {
+    let source = AgentEndpoint {
         node: "n0".to_owned(),
         address: "192.0.2.1:7400".to_owned(),
     };

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use weft_planner::Part;
-use weft_proto::agent::v1::{ProgressResponse, Role, State as PartState};
+use weft_proto::agent::v1::{ProgressResponse, Role, State as AgentState};
 
 use super::{Job, State};
 use crate::{
@@ -135,7 +135,7 @@ impl Job {
         match result {
             Ok(()) => {
                 attempt.started(node);
-                self.push_call(node, Call::Follow);
+                self.push_call(node, Call::WatchProgress);
             }
             Err(failure) => {
                 attempt.stopped(node, failure);
@@ -157,8 +157,8 @@ impl Job {
             let (reason, message) = (&report.reason, &report.message);
             let failure = Failure::reported(node, reason, message, report.retriable);
             match report.state() {
-                PartState::Verified => attempt.verified(node),
-                PartState::Failed if !failure.is_cancelled() => attempt.stopped(node, failure),
+                AgentState::Verified => attempt.verified(node),
+                AgentState::Failed if !failure.is_cancelled() => attempt.stopped(node, failure),
                 _ => {}
             }
             for peer in &report.peers {

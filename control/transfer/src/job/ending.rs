@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use weft_proto::agent::v1::State as PartState;
+use weft_proto::agent::v1::State as AgentState;
 
 use super::{Job, State};
 use crate::{
@@ -98,7 +98,7 @@ impl Job {
             self.destinations.fail_remaining(&fault);
         }
         if let Some(failure) = source
-            && self.destinations.source.state() != PartState::Failed
+            && self.destinations.source.state() != AgentState::Failed
             && self.is_final_for_all(failure)
         {
             self.destinations.fail_remaining(&failure.clone());
@@ -112,7 +112,7 @@ impl Job {
         let is_explained = source.peers.iter().any(|peer| peer.failed);
         let node = &self.spec.source.node;
         let fault = Failure::reported(node, &source.reason, &source.message, source.retriable);
-        let has_failed = source.state() == PartState::Failed;
+        let has_failed = source.state() == AgentState::Failed;
         (has_failed && !is_explained && self.is_final_for_all(&fault)).then_some(fault)
     }
 

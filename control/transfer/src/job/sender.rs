@@ -7,7 +7,7 @@ use super::Job;
 use crate::{
     attempt::{Attempt, MemberState},
     failure::Failure,
-    object::{Object, is_access_error, is_store_error},
+    object::{StoreObject, is_access_error, is_store_error},
     spec::{Listing, Place},
 };
 
@@ -19,7 +19,7 @@ const EXPECT_MISMATCH: &str = "ExpectMismatch";
 /// An object, while a verified copy of it is sent instead.
 #[derive(Debug, Clone)]
 pub(super) struct PausedObject {
-    object: Object,
+    object: StoreObject,
     /// What the store said there is.
     listing: Listing,
 }

@@ -204,7 +204,7 @@ impl World {
                             let to = part.sends_to.join(",");
                             self.log.push(format!("start {node} #{attempt} -> [{to}]"));
                         }
-                        Call::Follow => continue,
+                        Call::WatchProgress => continue,
                         Call::Cancel {
                             cleanup,
                             is_repeated,
@@ -255,7 +255,7 @@ impl World {
 
     fn ends(&mut self, node: u32, result: Result<(), Failure>) {
         let attempt = self.job.attempt();
-        self.answer(called(&name(node), attempt, Call::Follow, result));
+        self.answer(called(&name(node), attempt, Call::WatchProgress, result));
     }
 
     fn dies(&mut self, node: u32) {
@@ -666,7 +666,7 @@ fn answers_about_an_earlier_attempt_change_nothing_but_the_counts() {
         attempt: 1,
         report: Box::new(report),
     });
-    world.answer(called(&name(0), 1, Call::Follow, Ok(())));
+    world.answer(called(&name(0), 1, Call::WatchProgress, Ok(())));
     world.answer(called(&name(0), 1, cancel(Cleanup::Nothing), Ok(())));
     world.answer(called(&name(1), 1, Call::Prepare, Ok(())));
     assert_eq!(format!("{:?}", world.job.state), before);

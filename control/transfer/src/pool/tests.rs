@@ -131,7 +131,7 @@ async fn a_certificate_is_used_until_two_thirds_of_its_life_are_over() {
 }
 
 /// Takes connections and says nothing; counts them.
-async fn silent() -> (Endpoint, Arc<AtomicUsize>) {
+async fn silent() -> (AgentEndpoint, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let count = Arc::new(AtomicUsize::new(0));
@@ -144,7 +144,7 @@ async fn silent() -> (Endpoint, Arc<AtomicUsize>) {
         }
     });
     let node = "n1".to_owned();
-    (Endpoint { node, address }, count)
+    (AgentEndpoint { node, address }, count)
 }
 
 #[tokio::test]
@@ -185,7 +185,7 @@ async fn an_agent_that_a_caller_has_reached_is_unreachable_for_all_callers() {
     node.restart(&authority).await;
     cancel(&later).await.unwrap();
     // What listens there now is another node.
-    let other = Endpoint {
+    let other = AgentEndpoint {
         node: "n2".to_owned(),
         ..node.endpoint.clone()
     };
@@ -205,7 +205,7 @@ async fn an_address_that_is_none_is_a_refusal_of_its_node() {
         "n1:7400/x",
         "n 1:7400",
     ] {
-        let endpoint = Endpoint {
+        let endpoint = AgentEndpoint {
             node: "n1".to_owned(),
             address: address.to_owned(),
         };
@@ -233,7 +233,7 @@ async fn a_connection_ends_with_the_last_of_its_callers() {
     cancel(&pool.agent(&node.endpoint)).await.unwrap();
     assert_eq!(node.connections(), 2);
     // Nothing is kept of agents that are called no more.
-    let elsewhere = Endpoint {
+    let elsewhere = AgentEndpoint {
         node: "n2".to_owned(),
         ..node.endpoint.clone()
     };

@@ -21,7 +21,7 @@ async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds()
     };
     let spec = stand_in::spec(topology, Timing::INTERACTIVE);
     let endpoints: Vec<_> = (0..2)
-        .map(|i| Endpoint {
+        .map(|i| AgentEndpoint {
             node: name(i),
             address: address.clone(),
         })

@@ -25,7 +25,7 @@ use weft_proto::agent::v1::{
 };
 
 use crate::{
-    endpoint::Endpoint,
+    endpoint::AgentEndpoint,
     spec::{LeaderContext, Place, Spec, Timing},
 };
 
@@ -56,7 +56,7 @@ pub(crate) fn spec(topology: Topology, timing: Timing) -> Spec {
 
 /// A running one.
 pub(crate) struct StandIn {
-    pub(crate) endpoint: Endpoint,
+    pub(crate) endpoint: AgentEndpoint,
     service: Service,
     runtime: Option<Runtime>,
 }
@@ -107,7 +107,7 @@ impl StandIn {
             address
         });
         Self {
-            endpoint: Endpoint {
+            endpoint: AgentEndpoint {
                 node: node.to_owned(),
                 address: served.await.unwrap().to_string(),
             },

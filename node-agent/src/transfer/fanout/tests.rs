@@ -63,7 +63,9 @@ impl Bench {
             built: Vec::new(),
         };
         for child in 0..children {
-            bench.fanout.connected(child, SLOTS, HeldBlocks::default());
+            bench
+                .fanout
+                .connected(child, SLOTS, PresentBlocks::default());
         }
         bench.settle();
         bench

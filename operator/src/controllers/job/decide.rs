@@ -1,6 +1,6 @@
 //! Decides the next step of a job: a pure function of the cache and of the job's transfer.
 //!
-//! A decision is at most one request to the API server and one order to this process. Everything that
+//! A decision is at most one request to the API server and one effect in this process. Everything that
 //! has to outlive this process is written before it is acted upon: the finalizer before the first
 //! command, an attempt's number before its first command. So this process and a successor both go on from
 //! what is written.
@@ -19,9 +19,9 @@ use crate::controllers::{
     cache::{Key, uid},
     job::{
         obstacle::Obstacle,
-        queue::{self, Demand, Queue, QueueEntry},
+        queue::{self, AdmissionQueue, Demand, QueueEntry},
         reading::{self, SecretUnavailable},
-        resolve::{self, Transfer},
+        resolve::{self, TransferRequest},
         snapshot::Snapshot,
         status,
     },
@@ -30,7 +30,7 @@ use crate::controllers::{
     request::{Change, FINALIZER, Priority, Request},
 };
 use crate::reports::{NodeState, nodes_with_copy};
-use weft_transfer::{Cleanup, End, Endpoint, MembershipUpdate};
+use weft_transfer::{AgentEndpoint, Cleanup, End, MembershipUpdate};
 
 /// Progress is written when the written progress is so old …
 const PROGRESS_AGE: SignedDuration = SignedDuration::from_secs(5);
@@ -52,7 +52,7 @@ pub(crate) struct View<'a> {
     /// What agents say of their nodes.
     pub(crate) reports: &'a BTreeMap<String, NodeState>,
     /// Which jobs may begin.
-    pub(crate) queue: &'a Queue,
+    pub(crate) queue: &'a AdmissionQueue,
     /// Of this process.
     pub(crate) leader_epoch: u64,
     /// When its status was last written by this process.
@@ -63,15 +63,15 @@ pub(crate) struct View<'a> {
 
 /// Something for this process to do.
 #[derive(Debug, Clone)]
-pub(crate) enum Order {
+pub(crate) enum Effect {
     /// See whether this Secret can be read: the job waits for that.
     ProbeSecret(Key),
     /// Move the bytes.
-    Begin(Box<Transfer>),
+    Begin(Box<TransferRequest>),
     /// Tell the agents that it is over; nobody here is working at it.
     CancelOrphan {
         /// The agents, and the transfer that is over.
-        transfer: Box<Transfer>,
+        transfer: Box<TransferRequest>,
         /// What goes there.
         cleanup: Cleanup,
     },
@@ -80,7 +80,7 @@ pub(crate) enum Order {
         /// The revision of the nodes that this is of.
         revision: u64,
         /// The destinations, and how they are reached.
-        members: Option<Box<(MembershipUpdate, Vec<Endpoint>)>>,
+        members: Option<Box<(MembershipUpdate, Vec<AgentEndpoint>)>>,
     },
     /// An attempt of this number may begin: it is written down.
     AttemptRecorded(u32),
@@ -96,15 +96,15 @@ pub(crate) struct Decision {
     /// What to ask of the API server.
     pub(crate) request: Option<Request>,
     /// What to do here.
-    pub(crate) order: Option<Order>,
+    pub(crate) effect: Option<Effect>,
     /// The job's entry in the queue, once nothing but other jobs is in its way.
     pub(crate) entry: Option<QueueEntry>,
 }
 
-impl From<Order> for Decision {
-    fn from(order: Order) -> Self {
+impl From<Effect> for Decision {
+    fn from(effect: Effect) -> Self {
         Self {
-            order: Some(order),
+            effect: Some(effect),
             ..Self::default()
         }
     }
@@ -167,19 +167,19 @@ fn next(view: &View<'_>) -> Decision {
     let stop = stop(view.job, &old, view.now);
     match (view.work, stop) {
         (Some(work), stop) => match (&work.end, stop) {
-            // Agents that know only that it is suspended are told again once what it left is to go.
+            // Agents that were cancelled to suspend the job are cancelled again when its partial files are to be removed.
             (Some(End::Cancelled(done)), Some(stop)) if *done >= stop.cleanup() => {
                 stopped(view, &old, stop)
             }
-            (Some(End::Cancelled(_)), _) => Order::Forget.into(),
+            (Some(End::Cancelled(_)), _) => Effect::Forget.into(),
             (Some(End::Complete | End::Failed), _) => {
                 write(view, &old, &status::of_work(view.job, work, view.now))
             }
-            (None, Some(stop)) => Order::Cancel(stop.cleanup()).into(),
+            (None, Some(stop)) => Effect::Cancel(stop.cleanup()).into(),
             (None, None) => go_on(view, &old, work),
         },
         (None, Some(stop)) => match cancel_orphan(view, &old, stop.cleanup()) {
-            Some(order) => order.into(),
+            Some(effect) => effect.into(),
             None => stopped(view, &old, stop),
         },
         (None, None) => begin(view, &old),
@@ -242,7 +242,7 @@ fn leave(view: &View<'_>, old: &TransferJobStatus) -> Decision {
     if !has_finalizer(view.job) {
         // It ends without us; whatever was begun for it is dropped with it.
         return Decision {
-            order: view.work.map(|_| Order::Forget),
+            effect: view.work.map(|_| Effect::Forget),
             ..Decision::default()
         };
     }
@@ -250,21 +250,21 @@ fn leave(view: &View<'_>, old: &TransferJobStatus) -> Decision {
         DeletionPolicy::Retain => Cleanup::Partials,
         DeletionPolicy::Delete => Cleanup::Copies,
     };
-    let order = match view.work.map(|work| work.end) {
-        Some(None) => Some(Order::Cancel(cleanup)),
+    let effect = match view.work.map(|work| work.end) {
+        Some(None) => Some(Effect::Cancel(cleanup)),
         Some(Some(End::Cancelled(done))) if done >= cleanup => None,
         Some(Some(End::Complete | End::Failed)) if cleanup == Cleanup::Partials => None,
-        Some(Some(_)) => Some(Order::Forget),
+        Some(Some(_)) => Some(Effect::Forget),
         None => cancel_orphan(view, old, cleanup),
     };
-    order.map_or_else(|| remove_finalizer(view).into(), Decision::from)
+    effect.map_or_else(|| remove_finalizer(view).into(), Decision::from)
 }
 
 /// The cancel to send when this process runs no transfer for the job. `None` when the agents have nothing
 /// left to stop or to remove.
-fn cancel_orphan(view: &View<'_>, old: &TransferJobStatus, cleanup: Cleanup) -> Option<Order> {
+fn cancel_orphan(view: &View<'_>, old: &TransferJobStatus, cleanup: Cleanup) -> Option<Effect> {
     let is_due = match cleanup {
-        // Waiting may have been written over an attempt of a leader before this one.
+        // An earlier leader may have begun an attempt before Waiting was written.
         Cleanup::Nothing => old.phase != Phase::Suspended && !old.phase.is_over(),
         Cleanup::Partials => !old.phase.is_over(),
         Cleanup::Copies => true,
@@ -286,7 +286,7 @@ fn cancel_orphan(view: &View<'_>, old: &TransferJobStatus, cleanup: Cleanup) -> 
         &with_copy,
     );
     let transfer = transfer.filter(|transfer| !transfer.endpoints.is_empty())?;
-    Some(Order::CancelOrphan {
+    Some(Effect::CancelOrphan {
         transfer: Box::new(transfer),
         cleanup,
     })
@@ -294,7 +294,7 @@ fn cancel_orphan(view: &View<'_>, old: &TransferJobStatus, cleanup: Cleanup) -> 
 
 /// Complete or Failed: that is written, so nothing of it is of use any more.
 fn finished(view: &View<'_>) -> Decision {
-    let order = view.work.map(|_| Order::Forget);
+    let effect = view.work.map(|_| Effect::Forget);
     // Its copies are removed before it is. A suspended job has no finalizer: an uninstall suspends
     // all jobs, and no operator remains to remove it.
     let verified = view
@@ -311,7 +311,7 @@ fn finished(view: &View<'_>) -> Decision {
     if has_finalizer(view.job) != keep {
         return Decision {
             request: Some(set_finalizer(view.job, keep)),
-            order,
+            effect,
             ..Decision::default()
         };
     }
@@ -320,7 +320,7 @@ fn finished(view: &View<'_>) -> Decision {
         .then(|| Request::unless_changed(view.job, Change::Delete));
     Decision {
         request,
-        order,
+        effect,
         ..Decision::default()
     }
 }
@@ -338,7 +338,7 @@ fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: StopReason) -> Decisi
     };
     let decision = write(view, old, &new);
     if decision.request.is_none() && view.work.is_some() {
-        return Order::Forget.into();
+        return Effect::Forget.into();
     }
     decision
 }
@@ -351,12 +351,12 @@ fn go_on(view: &View<'_>, old: &TransferJobStatus, work: &Snapshot) -> Decision 
         let has: BTreeSet<&str> = nodes.collect();
         let members =
             resolve::membership_update(view.job, view.cache, view.membership, &has).map(Box::new);
-        decision.order = Some(Order::UpdateMembers { revision, members });
+        decision.effect = Some(Effect::UpdateMembers { revision, members });
     } else if let Some(number) = work
         .unrecorded_attempt
         .filter(|number| *number <= old.attempt)
     {
-        decision.order = Some(Order::AttemptRecorded(number));
+        decision.effect = Some(Effect::AttemptRecorded(number));
     }
     decision
 }
@@ -377,7 +377,7 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
                         let demand = Demand::of(&transfer, view.cache);
                         QueueEntry::new(view.job, &transfer.fabric, true, demand)
                     }),
-                    ..Order::ProbeSecret(secret).into()
+                    ..Effect::ProbeSecret(secret).into()
                 }
             }
             Err(SecretUnavailable::Denied(obstacle)) => wait(&obstacle),
@@ -394,7 +394,7 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
 }
 
 /// Nothing is in its way but other jobs.
-fn in_turn(view: &View<'_>, old: &TransferJobStatus, transfer: Transfer) -> Decision {
+fn in_turn(view: &View<'_>, old: &TransferJobStatus, transfer: TransferRequest) -> Decision {
     let demand = Demand::of(&transfer, view.cache);
     let mut entry = QueueEntry::new(view.job, &transfer.fabric, queue::is_at_work(old), demand);
     if !entry.is_at_work {
@@ -421,7 +421,7 @@ fn in_turn(view: &View<'_>, old: &TransferJobStatus, transfer: Transfer) -> Deci
     Decision {
         entry: Some(entry),
         ..match begins {
-            true => Order::Begin(Box::new(transfer)).into(),
+            true => Effect::Begin(Box::new(transfer)).into(),
             false => set_finalizer(view.job, true).into(),
         }
     }

@@ -7,7 +7,7 @@ use weft_crds::RdmaFabric;
 use weft_planner::{Node, Topology, Uplink};
 
 use crate::controllers::kinds::Cache;
-use weft_transfer::Endpoint;
+use weft_transfer::AgentEndpoint;
 
 /// A node's link where nothing says how fast it is: 10 Gbit/s. Only estimates depend on it.
 const LINK_BPS: u64 = 10_000_000_000;
@@ -21,14 +21,14 @@ const NOT_PAYLOAD: u32 = 92;
 const FRAMING: u32 = 38;
 
 /// How the agents of these nodes are reached, as far as they have said.
-pub(crate) fn endpoints(cache: &Cache, fabric: &str, names: &BTreeSet<&str>) -> Vec<Endpoint> {
+pub(crate) fn endpoints(cache: &Cache, fabric: &str, names: &BTreeSet<&str>) -> Vec<AgentEndpoint> {
     let endpoint = |name: &&str| {
         let node = cache
             .fabric_nodes
             .named(name)
             .filter(|node| node.spec.fabric == fabric)?;
         let address = node.status.as_ref()?.control_address.clone();
-        (!address.is_empty()).then(|| Endpoint {
+        (!address.is_empty()).then(|| AgentEndpoint {
             node: (*name).to_owned(),
             address,
         })

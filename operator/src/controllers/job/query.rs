@@ -17,9 +17,9 @@ use crate::controllers::{
     cache::{Key, uid},
     fabric::decide::is_ready,
     job::{
-        queue::{Demand, Queue, QueueEntry},
+        queue::{AdmissionQueue, Demand, QueueEntry},
         reading::{self, SecretUnavailable},
-        resolve::{self, Transfer},
+        resolve::{self, TransferRequest},
         snapshot::Snapshot,
         status,
     },
@@ -27,7 +27,7 @@ use crate::controllers::{
     membership::Membership,
 };
 use crate::reports::NodeState;
-use weft_transfer::{End, Endpoint};
+use weft_transfer::{AgentEndpoint, End};
 
 /// A query: reads what is known, and sends the answer to who has asked.
 pub type Query = Box<dyn FnOnce(&Known<'_>) + Send>;
@@ -39,7 +39,7 @@ pub struct Known<'a> {
     /// What this process is doing, by the jobs' UIDs.
     pub(crate) snapshots: &'a BTreeMap<String, Arc<Snapshot>>,
     /// Which jobs may begin.
-    pub(crate) queue: &'a Queue,
+    pub(crate) queue: &'a AdmissionQueue,
     /// What agents say of their nodes.
     pub(crate) reports: &'a BTreeMap<String, NodeState>,
     /// Of this process.
@@ -56,7 +56,7 @@ pub struct ReportedCopy {
     /// The node's fabric.
     pub fabric: String,
     /// Its agent.
-    pub endpoint: Endpoint,
+    pub endpoint: AgentEndpoint,
 }
 
 /// A node, and what it shall reach.
@@ -80,7 +80,7 @@ pub struct Preflight {
     /// It says that a root is Shared: its author needs the right to use fabrics.
     pub is_shared: bool,
     /// How it would begin, where nothing is in its way.
-    pub(crate) transfer: Option<Transfer>,
+    pub(crate) transfer: Option<TransferRequest>,
 }
 
 /// How far jobs are: those of this namespace, or of all; only the one of this name. By namespace and name.
@@ -161,10 +161,10 @@ pub(crate) fn preflight(known: &Known<'_>, job: &TransferJob) -> Preflight {
 }
 
 /// Why it would have to wait for other jobs: as the youngest.
-fn queued(job: &TransferJob, known: &Known<'_>, transfer: &Transfer) -> Option<Obstacle> {
+fn queued(job: &TransferJob, known: &Known<'_>, transfer: &TransferRequest) -> Option<Obstacle> {
     let demand = Demand::of(transfer, known.cache);
     let mut entry = QueueEntry::new(job, &transfer.fabric, false, demand);
-    entry.made = Some(Time(Timestamp::MAX));
+    entry.created_at = Some(Time(Timestamp::MAX));
     known.queue.asked(&entry).obstacle(&entry)
 }
 
@@ -218,7 +218,7 @@ pub(crate) fn copies(known: &Known<'_>, namespace: Option<&str>) -> Vec<Reported
     for (node, state) in reports {
         let known = cache.fabric_nodes.named(node);
         let address = known.and_then(|known| Some(known.status.as_ref()?.control_address.clone()));
-        let endpoint = Endpoint {
+        let endpoint = AgentEndpoint {
             node: node.clone(),
             address: address.unwrap_or_default(),
         };
@@ -303,7 +303,7 @@ mod tests {
     struct Knowledge {
         cache: Cache,
         snapshots: BTreeMap<String, Arc<Snapshot>>,
-        queue: Queue,
+        queue: AdmissionQueue,
         reports: BTreeMap<String, NodeState>,
     }
 
@@ -312,7 +312,7 @@ mod tests {
             Self {
                 cache,
                 snapshots: BTreeMap::new(),
-                queue: Queue::default(),
+                queue: AdmissionQueue::default(),
                 reports: BTreeMap::new(),
             }
         }

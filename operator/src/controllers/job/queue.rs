@@ -8,13 +8,12 @@
 //! at once all end at the end; in turn, most of them end long before. The rules, and why they are these, are
 //! in docs/decisions/0019:
 //!
-//! * a node takes part in at most [`AT_ONCE`] jobs, unless more were at work before there was a cap;
+//! * a node takes part in at most [`JOBS_PER_NODE_MAX`] jobs, unless more were at work before there was a cap;
 //! * namespaces take turns: first the oldest job of each namespace, then the second oldest, and so on;
-//! * a job that is next at the nodes that it waits for keeps a place at each of its nodes, so nobody
-//!   overtakes it through another of them for ever.
+//! * a job that is first in line at every full node that it waits for reserves a slot at all its nodes, so
+//!   that it cannot starve.
 //!
-//! Nothing of it is written down: what is at work says the jobs' status, so a successor comes to the
-//! same. Owned by the controllers' task, which tells it of every job that it decides.
+//! It is not stored: a new leader computes it again from the jobs' statuses. Owned by the controllers' task, which tells it of every job that it decides.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -32,7 +31,7 @@ use crate::controllers::{
     job::{
         obstacle::{Obstacle, wait},
         place,
-        resolve::Transfer,
+        resolve::TransferRequest,
         snapshot::Snapshot,
     },
     kinds::Cache,
@@ -40,7 +39,7 @@ use crate::controllers::{
 
 /// Jobs that a node takes part in at one time: while one is prepared, or hashes and syncs what it has
 /// written, the other's bytes use the link. A third would only make both slower.
-pub(crate) const AT_ONCE: usize = 2;
+pub(crate) const JOBS_PER_NODE_MAX: usize = 2;
 
 /// Where a job takes part, on a fabric with a cap.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,7 +53,7 @@ pub(crate) struct Demand {
 impl Demand {
     /// Of a job that could begin. Nothing where its jobs do not take turns: on a fabric without a cap,
     /// and where nothing is sent to another node.
-    pub(crate) fn of(transfer: &Transfer, cache: &Cache) -> Option<Self> {
+    pub(crate) fn of(transfer: &TransferRequest, cache: &Cache) -> Option<Self> {
         let spec = &transfer.spec;
         Self::at(&transfer.fabric, &spec.source.node, spec.receivers(), cache)
     }
@@ -98,8 +97,8 @@ impl Demand {
 pub(crate) struct QueueEntry {
     /// The job.
     pub(crate) key: Key,
-    /// When it was made: the oldest comes first.
-    pub(crate) made: Option<Time>,
+    /// When it was created_at: the oldest comes first.
+    pub(crate) created_at: Option<Time>,
     /// It has begun; it keeps its path and its places until its agents have been told of its end.
     pub(crate) is_at_work: bool,
     /// The fabric.
@@ -123,7 +122,7 @@ impl QueueEntry {
         let names = path.split('/').filter(|name| !name.is_empty());
         Self {
             key: Key::of(&job.metadata),
-            made: job.creation_timestamp(),
+            created_at: job.creation_timestamp(),
             is_at_work,
             fabric: fabric.to_owned(),
             root,
@@ -147,7 +146,7 @@ pub(crate) fn is_at_work(status: &TransferJobStatus) -> bool {
 
 /// What a job that could begin may do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum Admission {
     /// Begin.
     Begins,
     /// Wait for a job that is at work at a path of its root, or comes first there.
@@ -166,7 +165,7 @@ pub(crate) enum Turn {
     },
 }
 
-impl Turn {
+impl Admission {
     /// Why the job of this entry waits. Says nothing that changes while it does: it is written.
     pub(crate) fn obstacle(&self, entry: &QueueEntry) -> Option<Obstacle> {
         let QueueEntry { fabric, root, .. } = entry;
@@ -182,7 +181,7 @@ impl Turn {
             }
             Self::Queued { node, .. } => {
                 let text = format!(
-                    "node {node} takes part in {AT_ONCE} jobs at a time, since fabric {fabric} has \
+                    "node {node} takes part in {JOBS_PER_NODE_MAX} jobs at a time, since fabric {fabric} has \
                      spec.transport.capMbps, and others come first: namespaces take turns, each with its oldest \
                      job; it begins by itself; see how far the others are: kubectl weft status -A"
                 );
@@ -202,15 +201,15 @@ impl Turn {
 
 /// All jobs that are at work or could begin, by their UIDs.
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
+pub(crate) struct AdmissionQueue {
     entries: BTreeMap<String, QueueEntry>,
     /// Of those that could begin.
-    turns: BTreeMap<String, Turn>,
+    turns: BTreeMap<String, Admission>,
     /// Entries have come, gone or changed since the turns were given.
     is_stale: bool,
 }
 
-impl Queue {
+impl AdmissionQueue {
     /// A job is this by now; `None` when it neither is at work nor could begin.
     pub(crate) fn see(&mut self, uid: &str, entry: Option<QueueEntry>) {
         if self.entries.get(uid) == entry.as_ref() {
@@ -236,7 +235,7 @@ impl Queue {
             return Vec::new();
         }
         let turns = turns(self.entries.iter(), &self.turns);
-        let is_other = |(uid, turn): &(&String, &Turn)| {
+        let is_other = |(uid, turn): &(&String, &Admission)| {
             let before = self.turns.get(*uid);
             before.is_none_or(|before| before.differs(turn))
         };
@@ -248,7 +247,7 @@ impl Queue {
     }
 
     /// What the job of this entry may do; `None` while nobody has decided that.
-    pub(crate) fn turn(&self, uid: &str, entry: &QueueEntry) -> Option<&Turn> {
+    pub(crate) fn turn(&self, uid: &str, entry: &QueueEntry) -> Option<&Admission> {
         let is_known = self.entries.get(uid) == Some(entry);
         is_known.then(|| self.turns.get(uid))?
     }
@@ -256,19 +255,21 @@ impl Queue {
     /// How many that wait for their turn come before a job that does.
     pub(crate) fn ahead(&self, uid: &str) -> Option<usize> {
         match self.turns.get(uid)? {
-            Turn::Queued { ahead, .. } => Some(*ahead),
-            Turn::Begins | Turn::PathInUse { .. } => None,
+            Admission::Queued { ahead, .. } => Some(*ahead),
+            Admission::Begins | Admission::PathInUse { .. } => None,
         }
     }
 
     /// What a job could do that is not there yet.
-    pub(crate) fn asked(&self, entry: &QueueEntry) -> Turn {
+    pub(crate) fn asked(&self, entry: &QueueEntry) -> Admission {
         // No UID is empty.
         let uid = String::new();
         let others = self.entries.iter();
         let others = others.filter(|(_, other)| other.key != entry.key);
         let all = others.chain([(&uid, entry)]);
-        turns(all, &self.turns).remove(&uid).unwrap_or(Turn::Begins)
+        turns(all, &self.turns)
+            .remove(&uid)
+            .unwrap_or(Admission::Begins)
     }
 }
 
@@ -289,20 +290,21 @@ fn first_at<'a>(paths: &Paths<'a>, path: &[String]) -> Option<&'a QueueEntry> {
 /// long as it is among those that it waits for: what is written of it shall not change.
 fn turns<'a>(
     entries: impl Iterator<Item = (&'a String, &'a QueueEntry)>,
-    before: &BTreeMap<String, Turn>,
-) -> BTreeMap<String, Turn> {
+    before: &BTreeMap<String, Admission>,
+) -> BTreeMap<String, Admission> {
     let mut entries: Vec<_> = entries.collect();
-    entries.sort_by_cached_key(|(_, entry)| (!entry.is_at_work, entry.made.clone(), &entry.key));
+    entries
+        .sort_by_cached_key(|(_, entry)| (!entry.is_at_work, entry.created_at.clone(), &entry.key));
     let mut turns = BTreeMap::new();
     let mut roots: BTreeMap<(&str, &str), Paths<'_>> = BTreeMap::new();
-    let mut lines: BTreeMap<&str, Line<'_>> = BTreeMap::new();
+    let mut lines: BTreeMap<&str, FabricQueue<'_>> = BTreeMap::new();
     for (place, (uid, entry)) in entries.into_iter().enumerate() {
         let paths = roots.entry((&entry.fabric, &entry.root)).or_default();
         let first = first_at(paths, &entry.path);
         paths.entry(&entry.path).or_insert((place, entry));
         match first {
             Some(first) if !entry.is_at_work => {
-                let turn = Turn::PathInUse {
+                let turn = Admission::PathInUse {
                     holder: first.key.clone(),
                     path: first.path.join("/"),
                 };
@@ -312,7 +314,7 @@ fn turns<'a>(
                 lines.entry(&entry.fabric).or_default().add(uid, entry);
             }
             _ if entry.is_at_work => {}
-            _ => drop(turns.insert(uid.clone(), Turn::Begins)),
+            _ => drop(turns.insert(uid.clone(), Admission::Begins)),
         }
     }
     turns.extend(lines.into_values().flat_map(|line| line.turns(before)));
@@ -321,7 +323,7 @@ fn turns<'a>(
 
 /// The jobs of one fabric that take turns, and that no path keeps from beginning.
 #[derive(Default)]
-struct Line<'a> {
+struct FabricQueue<'a> {
     /// Places that are taken: by jobs at work, and by those that have had their turn already.
     taken: HashMap<&'a str, usize>,
     /// Those at work by namespace, the oldest first.
@@ -334,21 +336,21 @@ struct Line<'a> {
 type Age<'a> = (Option<&'a Time>, &'a Key);
 
 fn age(entry: &QueueEntry) -> Age<'_> {
-    (entry.made.as_ref(), &entry.key)
+    (entry.created_at.as_ref(), &entry.key)
 }
 
-impl<'a> Line<'a> {
+impl<'a> FabricQueue<'a> {
     fn add(&mut self, uid: &'a String, entry: &'a QueueEntry) {
         if entry.is_at_work {
             let namespace = self.at_work.entry(&entry.key.namespace).or_default();
             namespace.push(age(entry));
-            self.take_places(entry);
+            self.take_slots(entry);
         } else {
             self.ready.push((uid, entry));
         }
     }
 
-    fn take_places(&mut self, entry: &'a QueueEntry) {
+    fn take_slots(&mut self, entry: &'a QueueEntry) {
         for node in entry.nodes() {
             *self.taken.entry(node).or_default() += 1;
         }
@@ -376,32 +378,38 @@ impl<'a> Line<'a> {
             .collect()
     }
 
-    fn turns(mut self, before: &BTreeMap<String, Turn>) -> Vec<(String, Turn)> {
+    fn turns(mut self, before: &BTreeMap<String, Admission>) -> Vec<(String, Admission)> {
         // Nodes that somebody waits for.
         let mut awaited: HashSet<&str> = HashSet::new();
         let mut turns = Vec::new();
         let mut waiting = 0;
         for (uid, entry) in self.order() {
-            let is_full = |node: &&str| self.taken.get(node).is_some_and(|count| *count >= AT_ONCE);
+            let is_full = |node: &&str| {
+                self.taken
+                    .get(node)
+                    .is_some_and(|count| *count >= JOBS_PER_NODE_MAX)
+            };
             let full: Vec<&str> = entry.nodes().filter(is_full).collect();
             let turn = match full.first() {
                 Some(first) => {
                     let known = match before.get(uid) {
-                        Some(Turn::Queued { node, .. }) => full.iter().find(|full| **full == node),
+                        Some(Admission::Queued { node, .. }) => {
+                            full.iter().find(|full| **full == node)
+                        }
                         _ => None,
                     };
                     let node = (*known.unwrap_or(first)).to_owned();
                     let ahead = waiting;
                     waiting += 1;
-                    Turn::Queued { node, ahead }
+                    Admission::Queued { node, ahead }
                 }
-                None => Turn::Begins,
+                None => Admission::Begins,
             };
             turns.push((uid.clone(), turn));
             let is_next = full.iter().all(|node| !awaited.contains(node));
             awaited.extend(full);
             if is_next {
-                self.take_places(entry);
+                self.take_slots(entry);
             }
         }
         turns

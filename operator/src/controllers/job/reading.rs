@@ -2,7 +2,7 @@
 
 use kube::ResourceExt as _;
 use weft_crds::{ObjectSource, RdmaFabric, TransferJob};
-use weft_transfer::{Object, Place, Secret};
+use weft_transfer::{Place, Secret, StoreObject};
 
 use crate::controllers::{
     cache::Key,
@@ -93,9 +93,9 @@ pub(crate) fn object(
     source: &ObjectSource,
     readers: Vec<String>,
     cache: &Cache,
-) -> Object {
+) -> StoreObject {
     let expect = source.expect.as_ref();
-    Object {
+    StoreObject {
         url: source.url.clone(),
         etag: expect.and_then(|it| it.etag.clone()).unwrap_or_default(),
         bytes: expect.and_then(|it| u64::try_from(it.bytes?).ok()),

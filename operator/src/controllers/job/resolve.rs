@@ -7,7 +7,7 @@ use weft_crds::{Algorithm, Overwrite, Strategy, TransferJob};
 use weft_planner::Topology;
 use weft_proto::agent::v1::{self as agent, JobName};
 use weft_transfer::{
-    Endpoint, LeaderContext, MembershipUpdate, Place, Spec, Timing, local, node_of,
+    AgentEndpoint, LeaderContext, MembershipUpdate, Place, Spec, Timing, local, node_of,
 };
 
 use crate::controllers::{
@@ -25,16 +25,16 @@ use crate::controllers::{
 
 /// What a transfer needs.
 #[derive(Debug, Clone)]
-pub(crate) struct Transfer {
+pub(crate) struct TransferRequest {
     /// The fabric that it is in.
     pub(crate) fabric: String,
     /// What is to be moved, and where.
     pub(crate) spec: Spec,
     /// The agents of all nodes in it.
-    pub(crate) endpoints: Vec<Endpoint>,
+    pub(crate) endpoints: Vec<AgentEndpoint>,
 }
 
-impl Transfer {
+impl TransferRequest {
     /// The nodes that are to have a copy.
     fn targets(&self) -> Vec<&str> {
         let places = self.spec.destinations.iter();
@@ -49,7 +49,7 @@ pub(crate) fn resolve(
     cache: &Cache,
     membership: &Membership,
     leader_epoch: u64,
-) -> Result<Transfer, Vec<Obstacle>> {
+) -> Result<TransferRequest, Vec<Obstacle>> {
     let transfer = build_transfer(job, cache, membership, leader_epoch, &BTreeSet::new())?;
     let file = job.spec.source.file.as_ref();
     let source = file.map(|file| file.node.as_str());
@@ -82,7 +82,7 @@ fn unready(cache: &Cache, fabric: &str, source: Option<&str>, targets: &[&str]) 
 }
 
 /// Destinations that a job begins without, for who plans it.
-pub(crate) fn late_destinations(transfer: &Transfer, cache: &Cache) -> Option<Obstacle> {
+pub(crate) fn late_destinations(transfer: &TransferRequest, cache: &Cache) -> Option<Obstacle> {
     let mut late = transfer.targets();
     late.retain(|node| !is_ready(cache, node, &transfer.fabric));
     let text = format!(
@@ -125,8 +125,8 @@ pub(crate) fn membership_update(
     cache: &Cache,
     membership: &Membership,
     has: &BTreeSet<&str>,
-) -> Option<(MembershipUpdate, Vec<Endpoint>)> {
-    let Transfer {
+) -> Option<(MembershipUpdate, Vec<AgentEndpoint>)> {
+    let TransferRequest {
         spec, endpoints, ..
     } = build_transfer(job, cache, membership, 0, has).ok()?;
     let nodes = spec.destinations.iter().chain([&spec.source]);
@@ -148,7 +148,7 @@ fn build_transfer(
     membership: &Membership,
     leader_epoch: u64,
     also: &BTreeSet<&str>,
-) -> Result<Transfer, Vec<Obstacle>> {
+) -> Result<TransferRequest, Vec<Obstacle>> {
     let one = |obstacle| vec![obstacle];
     let origin = origin(job).map_err(one)?;
     let (fabric_name, fabric) = fabric_of_job(job, origin, cache, membership).map_err(one)?;
@@ -202,7 +202,7 @@ fn build_transfer(
         return Err(found);
     };
     let names: BTreeSet<&str> = names.union(also).copied().collect();
-    Ok(Transfer {
+    Ok(TransferRequest {
         fabric: fabric_name.to_owned(),
         endpoints: endpoints(cache, fabric_name, &names),
         spec: Spec {
@@ -252,7 +252,7 @@ pub(crate) fn to_cancel(
     membership: &Membership,
     leader_epoch: u64,
     with_copy: &BTreeSet<String>,
-) -> Option<Transfer> {
+) -> Option<TransferRequest> {
     let shown = job.status.iter().flat_map(|status| &status.destinations);
     let mut names: BTreeSet<String> = shown.map(|destination| destination.node.clone()).collect();
     let source = match origin(job).ok()? {
@@ -295,7 +295,7 @@ pub(crate) fn to_cancel(
         .map(|name| node_of(name))
         .chain([source.as_str()])
         .collect();
-    Some(Transfer {
+    Some(TransferRequest {
         endpoints: endpoints(cache, &fabric, &all),
         fabric,
         spec: spec(job, cache, from, copies, leader_epoch),

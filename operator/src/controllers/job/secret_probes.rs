@@ -15,7 +15,7 @@ use crate::controllers::{cache::Key, job::obstacle::Obstacle};
 const PROBE_AGAIN: Duration = Duration::from_secs(10);
 
 /// Probes at once: with a thousand Secrets, the API server is asked no faster for it.
-const AT_ONCE: usize = 8;
+const CONCURRENCY_MAX: usize = 8;
 
 type ProbeResult = Result<(), Obstacle>;
 
@@ -37,7 +37,7 @@ impl SecretProbes {
         Self {
             secrets,
             probes: BTreeMap::new(),
-            places: Arc::new(Semaphore::new(AT_ONCE)),
+            places: Arc::new(Semaphore::new(CONCURRENCY_MAX)),
             report,
             reported,
             wake,

@@ -63,7 +63,7 @@ pub(crate) fn overdue(
     now: Timestamp,
 ) -> TransferJobStatus {
     let mut status = carry_over(job);
-    // A successor's that only tells agents knows less than what is written.
+    // A task that only cancels, after a failover, knows less than the written status.
     let knows = |work: &&Snapshot| work.manifest.is_some() && !status.destinations_truncated;
     if let Some(work) = work.filter(knows) {
         show(&mut status, job, work);
@@ -104,11 +104,11 @@ pub(crate) fn of_work(job: &TransferJob, work: &Snapshot, now: Timestamp) -> Tra
     resumed(&mut status, now);
     if let Some(plan) = &work.plan {
         let text = format!(
-            "{:?} to {} nodes should take {} s; {} decides how long",
+            "{:?} to {} nodes should take {} s; bottleneck: {}",
             plan.strategy,
             status.counts.total,
             plan.estimate_seconds,
-            plan.bottleneck.as_deref().unwrap_or("nothing")
+            plan.bottleneck.as_deref().unwrap_or("none")
         );
         set(
             &mut status,
@@ -123,9 +123,10 @@ pub(crate) fn of_work(job: &TransferJob, work: &Snapshot, now: Timestamp) -> Tra
                 .destinations
                 .iter()
                 .find(|d| d.state == DestinationState::Failed);
-            let (reason, cause) = failed.map_or(("TransferFailed", "the source objects"), |d| {
-                (&*d.reason, &*d.message)
-            });
+            let (reason, cause) = failed
+                .map_or(("TransferFailed", "the source reported a failure"), |d| {
+                    (&*d.reason, &*d.message)
+                });
             let text = format!(
                 "{} of {} destinations failed, {} have a verified copy: {cause}",
                 status.counts.failed, status.counts.total, status.counts.verified

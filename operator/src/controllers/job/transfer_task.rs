@@ -15,11 +15,11 @@ use tokio::{
 use crate::controllers::{
     cache::Key,
     job::{
-        resolve::Transfer,
+        resolve::TransferRequest,
         snapshot::{RateMeter, Snapshot},
     },
 };
-use weft_transfer::{Cleanup, ConnectionPool, Endpoint, Job, MembershipUpdate, Runner};
+use weft_transfer::{AgentEndpoint, Cleanup, ConnectionPool, Job, MembershipUpdate, Runner};
 
 /// Between two snapshots while nothing but bytes change: agents report once a second.
 const TICK: Duration = Duration::from_secs(1);
@@ -35,7 +35,7 @@ pub(crate) struct TransferTask {
 }
 
 /// Who is to have a copy, and how they are reached.
-type JobMembers = (MembershipUpdate, Vec<Endpoint>);
+type JobMembers = (MembershipUpdate, Vec<AgentEndpoint>);
 
 /// What a transfer is told.
 enum Instruction {
@@ -50,12 +50,12 @@ impl TransferTask {
     /// Begins to move bytes, or to tell agents that the transfer is over and what they remove.
     pub(crate) fn new(
         key: Key,
-        transfer: Transfer,
+        transfer: TransferRequest,
         cancel_with: Option<Cleanup>,
         pool: &ConnectionPool,
         changed: Arc<Notify>,
     ) -> Self {
-        let Transfer {
+        let TransferRequest {
             fabric,
             spec,
             endpoints,
@@ -126,8 +126,8 @@ impl TransferTask {
         self.tell(Instruction::AttemptRecorded(attempt));
     }
 
-    /// It is to end. Also when it was told so before: it may have been in a phase that ends by itself, and
-    /// have gone on.
+    /// Cancels the transfer. May be repeated: one that was about to end by itself ignores a cancel, and may
+    /// then go on.
     pub(crate) fn cancel(&self, cleanup: Cleanup) {
         self.tell(Instruction::Cancel(cleanup));
     }
@@ -217,7 +217,7 @@ mod tests {
         let job = scenario::job("minilm");
         let transfer = resolve(&job, &cache, &Membership::of(&cache), 1).unwrap();
         // Nobody can be called.
-        let transfer = Transfer {
+        let transfer = TransferRequest {
             endpoints: Vec::new(),
             ..transfer
         };

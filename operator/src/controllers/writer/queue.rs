@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use crate::controllers::{
     backoff::Backoff,
     cache::Key,
-    request::{Event, Object, Priority, Request},
+    request::{Event, ObjectId, Priority, Request},
 };
 
 /// Requests under way at once.
@@ -55,7 +55,7 @@ pub(crate) enum WriteOutcome {
 /// Which is sent next.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Next {
-    Request((Owner, Object)),
+    Request((Owner, ObjectId)),
     Event,
 }
 
@@ -75,18 +75,18 @@ struct Waiting {
 
 /// The requests that wait.
 #[derive(Debug)]
-pub(crate) struct Queue {
-    waiting: BTreeMap<(Owner, Object), Waiting>,
-    in_flight: BTreeMap<Object, Owner>,
+pub(crate) struct WriteQueue {
+    waiting: BTreeMap<(Owner, ObjectId), Waiting>,
+    in_flight: BTreeMap<ObjectId, Owner>,
     events: VecDeque<(ObjectReference, Event)>,
     /// One is, beside the requests: people read them in order.
     is_event_in_flight: bool,
-    failed: Backoff<Object>,
-    conflicts: Backoff<Object>,
+    failed: Backoff<ObjectId>,
+    conflicts: Backoff<ObjectId>,
     submissions: u64,
 }
 
-impl Default for Queue {
+impl Default for WriteQueue {
     fn default() -> Self {
         Self {
             waiting: BTreeMap::new(),
@@ -100,7 +100,7 @@ impl Default for Queue {
     }
 }
 
-impl Queue {
+impl WriteQueue {
     /// Replaces what waits of an owner. Returns how many of its reports were replaced by newer ones.
     pub(crate) fn submit(&mut self, owner: &Owner, requests: Vec<Request>) -> u64 {
         let of_owner: Vec<_> = self.of_owner(owner).collect();
@@ -129,10 +129,10 @@ impl Queue {
         replaced
     }
 
-    fn of_owner(&self, owner: &Owner) -> impl Iterator<Item = (Owner, Object)> + use<'_> {
+    fn of_owner(&self, owner: &Owner) -> impl Iterator<Item = (Owner, ObjectId)> + use<'_> {
         let first = (
             owner.clone(),
-            Object {
+            ObjectId {
                 kind: String::new(),
                 key: Key::default(),
             },
@@ -160,11 +160,11 @@ impl Queue {
     }
 
     /// Whether requests for the object wait because earlier ones failed.
-    pub(crate) fn is_backing_off(&self, object: &Object, now: Duration) -> bool {
+    pub(crate) fn is_backing_off(&self, object: &ObjectId, now: Duration) -> bool {
         self.until(object, now).is_some()
     }
 
-    fn until(&self, object: &Object, now: Duration) -> Option<Duration> {
+    fn until(&self, object: &ObjectId, now: Duration) -> Option<Duration> {
         let failed = self.failed.until(object, now);
         failed.max(self.conflicts.until(object, now))
     }
@@ -177,7 +177,7 @@ impl Queue {
     }
 
     /// The most urgent request that may be sent, of equally urgent ones the oldest.
-    fn first(&self, now: Duration) -> Option<&(Owner, Object)> {
+    fn first(&self, now: Duration) -> Option<&(Owner, ObjectId)> {
         if self.in_flight.len() >= IN_FLIGHT_MAX {
             return None;
         }
@@ -186,7 +186,7 @@ impl Queue {
             of_kind.count()
         };
         // Thousands of nodes whose requests fail again and again leave room for the rest.
-        let rank = |object: &Object, waiting: &Waiting| {
+        let rank = |object: &ObjectId, waiting: &Waiting| {
             let priority = match waiting.request.priority {
                 Priority::Normal if self.failed.has_failed(object) => Priority::Low,
                 priority => priority,
@@ -227,7 +227,7 @@ impl Queue {
     }
 
     /// The API server has answered.
-    pub(crate) fn answered(&mut self, object: &Object, outcome: WriteOutcome, now: Duration) {
+    pub(crate) fn answered(&mut self, object: &ObjectId, outcome: WriteOutcome, now: Duration) {
         self.in_flight.remove(object);
         match outcome {
             WriteOutcome::Written => {

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use weft_proto::agent::v1::{
-    CancelRequest, ConnectRequest, JobRef, Location, SignedTicket, StatRequest,
+    AttemptRef, CancelRequest, ConnectRequest, Location, SignedTicket, StatRequest,
 };
 
 use weft_tests::cluster::{CLOCK, CONFIGURATION};
@@ -30,7 +30,7 @@ const ALL: [&str; 3] = ["node0", "node1", "node2"];
 fn cancel(harness: &Harness, running: &Running, leader_epoch: u64) -> CancelRequest {
     let job = harness.of_job(&running.namespace, &running.name);
     CancelRequest {
-        job: Some(JobRef {
+        job: Some(AttemptRef {
             uid: job.uid().unwrap(),
             generation: job.metadata.generation.unwrap().unsigned_abs(),
             attempt: job.status.unwrap().attempt,

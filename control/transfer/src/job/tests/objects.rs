@@ -1,14 +1,14 @@
 //! The bytes come from a store: one destination reads and passes on.
 
 use super::*;
-use crate::object::Object;
+use crate::object::StoreObject;
 
 /// The object reaches all of them; node0 is the first to read it.
 fn reading(nodes: u32, dead: Option<u32>) -> World {
     let spec = World::chain(nodes).job.spec().clone();
     let mut destinations = vec![spec.source.clone()];
     destinations.extend(spec.destinations.clone());
-    let object = Object {
+    let object = StoreObject {
         url: "s3://models/x".into(),
         etag: String::new(),
         bytes: None,

@@ -61,7 +61,7 @@ struct Stage {
     /// What comes of a look at a Secret.
     secret: Result<(), Obstacle>,
     /// Which jobs may begin: what the operator's process knows.
-    queue: Queue,
+    queue: AdmissionQueue,
     /// What agents say of their nodes.
     reports: BTreeMap<String, NodeState>,
     /// Nodes that were told to release their copies.
@@ -82,7 +82,7 @@ impl Stage {
             kill_after: None,
             dead: BTreeSet::new(),
             secret: Ok(()),
-            queue: Queue::default(),
+            queue: AdmissionQueue::default(),
             reports: BTreeMap::new(),
             released: BTreeSet::new(),
         }
@@ -151,8 +151,8 @@ impl Stage {
                 return true;
             }
         }
-        if let Some(order) = decision.order {
-            is_busy |= self.execute(order);
+        if let Some(effect) = decision.effect {
+            is_busy |= self.execute(effect);
         }
         self.carry_on() || is_busy
     }
@@ -160,11 +160,11 @@ impl Stage {
     fn kill(&mut self) {
         self.process = None;
         self.written = None;
-        self.queue = Queue::default();
+        self.queue = AdmissionQueue::default();
         self.life += 1;
     }
 
-    fn execute(&mut self, order: Order) -> bool {
+    fn execute(&mut self, effect: Effect) -> bool {
         let begin = |(job, commands): (Job, Vec<Command>)| Process {
             job,
             pending: commands.into(),
@@ -172,21 +172,21 @@ impl Stage {
             seen_revision: None,
             began: self.now,
         };
-        match order {
-            Order::ProbeSecret(secret) => {
+        match effect {
+            Effect::ProbeSecret(secret) => {
                 self.cache.secrets.insert(secret, self.secret.clone());
             }
-            Order::Begin(transfer) => {
+            Effect::Begin(transfer) => {
                 assert!(self.process.is_none());
                 self.process = Some(begin(Job::begin(transfer.spec)));
             }
-            Order::CancelOrphan { transfer, cleanup } => {
+            Effect::CancelOrphan { transfer, cleanup } => {
                 let before = self.process.as_ref();
                 assert!(before.is_none_or(|process| process.job.is_over()));
                 self.withdrawals += 1;
                 self.process = Some(begin(Job::cancelled(transfer.spec, cleanup)));
             }
-            Order::UpdateMembers { revision, members } => {
+            Effect::UpdateMembers { revision, members } => {
                 let now = self.since();
                 let process = self.process.as_mut().unwrap();
                 process.seen_revision = Some(revision);
@@ -199,12 +199,12 @@ impl Stage {
                     process.pending.extend(commands);
                 }
             }
-            Order::AttemptRecorded(attempt) => {
+            Effect::AttemptRecorded(attempt) => {
                 let process = self.process.as_mut().unwrap();
                 return std::mem::replace(&mut process.recorded, attempt) != attempt;
             }
-            Order::Cancel(cleanup) => return self.tell(Input::Cancel(cleanup)),
-            Order::Forget => {
+            Effect::Cancel(cleanup) => return self.tell(Input::Cancel(cleanup)),
+            Effect::Forget => {
                 assert!(self.process.is_some());
                 self.process = None;
             }
@@ -265,7 +265,8 @@ impl Stage {
             })),
             Command::RecordAttempt { attempt } => Input::AttemptRecorded { attempt },
             Command::Call {
-                call: Call::Follow, ..
+                call: Call::WatchProgress,
+                ..
             } => return self.speak(),
             Command::Call {
                 node,
@@ -299,7 +300,7 @@ impl Stage {
                 agent.attempt = Some((attempt, self.life));
                 agent.partial = !agent.verified;
             }
-            Call::Start(_) | Call::Follow => {}
+            Call::Start(_) | Call::WatchProgress => {}
             Call::Cancel { cleanup, .. } if is_dead => {
                 assert_ne!(*cleanup, Cleanup::Nothing);
                 return Err(unreachable(node));
@@ -345,7 +346,7 @@ impl Stage {
                 return Some(Input::Called {
                     node: silent.into(),
                     attempt,
-                    call: Call::Follow,
+                    call: Call::WatchProgress,
                     result: Ok(()),
                 });
             }

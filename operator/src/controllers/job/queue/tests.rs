@@ -19,7 +19,7 @@ fn entry(name: &str, second: i64, nodes: &[&str]) -> QueueEntry {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
         },
-        made: Some(Time(at)),
+        created_at: Some(Time(at)),
         is_at_work: false,
         fabric: "default".into(),
         root: "models".into(),
@@ -52,8 +52,8 @@ fn at_work(entry: QueueEntry) -> QueueEntry {
 }
 
 /// Their UIDs are their names.
-fn queue(entries: impl IntoIterator<Item = QueueEntry>) -> Queue {
-    let mut queue = Queue::default();
+fn queue(entries: impl IntoIterator<Item = QueueEntry>) -> AdmissionQueue {
+    let mut queue = AdmissionQueue::default();
     for entry in entries {
         queue.see(&uid(&entry), Some(entry));
     }
@@ -66,11 +66,11 @@ fn uid(entry: &QueueEntry) -> String {
 }
 
 /// Who may begin.
-fn begin(queue: &Queue) -> Vec<&str> {
+fn begin(queue: &AdmissionQueue) -> Vec<&str> {
     let begin = queue
         .turns
         .iter()
-        .filter(|(_, turn)| **turn == Turn::Begins);
+        .filter(|(_, turn)| **turn == Admission::Begins);
     begin.map(|(uid, _)| uid.as_str()).collect()
 }
 
@@ -82,7 +82,7 @@ fn two_jobs_of_a_node_are_at_work_and_the_others_wait_for_it_in_order() {
         .map(|(i, name)| entry(name, i, &["n1", "n2"]));
     let queue = queue(jobs);
     assert_eq!(begin(&queue), ["a/3", "a/4"]);
-    let waits = |ahead| Turn::Queued {
+    let waits = |ahead| Admission::Queued {
         node: "n1".into(),
         ahead,
     };
@@ -170,7 +170,7 @@ fn what_is_written_of_a_job_that_waits_changes_only_with_the_node_that_it_waits_
     // The source is full by now, too.
     assert_eq!(queue.recompute_turns(), Vec::<Key>::new());
     let waiting = entry("a/5", 5, &["n1", "n2"]);
-    let message = |queue: &Queue| queue.turns["a/5"].obstacle(&waiting).unwrap().message;
+    let message = |queue: &AdmissionQueue| queue.turns["a/5"].obstacle(&waiting).unwrap().message;
     assert_eq!(
         message(&queue),
         "node n2 takes part in 2 jobs at a time, since fabric default has spec.transport.capMbps, and \
@@ -191,7 +191,7 @@ fn what_is_written_of_a_job_that_waits_changes_only_with_the_node_that_it_waits_
 fn a_turn_is_for_the_nodes_that_it_was_given_for() {
     let mine = entry("a/1", 1, &["n1", "n2"]);
     let queue = queue([mine.clone()]);
-    assert_eq!(queue.turn("a/1", &mine), Some(&Turn::Begins));
+    assert_eq!(queue.turn("a/1", &mine), Some(&Admission::Begins));
     let more = entry("a/1", 1, &["n1", "n2", "n3"]);
     assert_eq!(queue.turn("a/1", &more), None);
     assert_eq!(queue.turn("a/2", &mine), None);
@@ -201,9 +201,9 @@ fn a_turn_is_for_the_nodes_that_it_was_given_for() {
 fn a_job_that_is_not_there_yet_is_told_whether_it_would_wait() {
     let mut queue = queue([at_work(entry("a/1", 1, &["n1", "n2"]))]);
     let asked = entry("b/1", 9, &["n1", "n3"]);
-    assert_eq!(queue.asked(&asked), Turn::Begins);
+    assert_eq!(queue.asked(&asked), Admission::Begins);
     queue.see("a/2", Some(at_work(entry("a/2", 1, &["n1", "n2"]))));
-    let waits = Turn::Queued {
+    let waits = Admission::Queued {
         node: "n1".into(),
         ahead: 0,
     };
@@ -241,9 +241,9 @@ fn only_nodes_that_bytes_go_between_count_and_only_with_a_cap() {
 }
 
 /// Whose path keeps a job from beginning.
-fn holder(queue: &Queue, entry: &QueueEntry) -> Option<String> {
+fn holder(queue: &AdmissionQueue, entry: &QueueEntry) -> Option<String> {
     match queue.asked(entry) {
-        Turn::PathInUse { holder, .. } => Some(holder.name),
+        Admission::PathInUse { holder, .. } => Some(holder.name),
         _ => None,
     }
 }
@@ -277,7 +277,7 @@ fn equal_paths_and_those_above_and_below_conflict_and_no_others() {
         },
     ];
     for entry in elsewhere {
-        assert_eq!(queue.asked(&entry), Turn::Begins, "{entry:?}");
+        assert_eq!(queue.asked(&entry), Admission::Begins, "{entry:?}");
     }
 }
 
@@ -285,7 +285,8 @@ fn equal_paths_and_those_above_and_below_conflict_and_no_others() {
 fn at_a_path_who_is_at_work_comes_first_and_then_the_oldest() {
     let entries = [("a", 3), ("b", 1), ("c", 2)];
     let mut queue = queue(entries.map(|(name, second)| to_path(name, second, "x")));
-    let of = |queue: &Queue, name: &str, second| holder(queue, &to_path(name, second, "x"));
+    let of =
+        |queue: &AdmissionQueue, name: &str, second| holder(queue, &to_path(name, second, "x"));
     assert_eq!(of(&queue, "b", 1), None);
     assert_eq!(of(&queue, "c", 2).as_deref(), Some("b"));
     assert_eq!(of(&queue, "a", 3).as_deref(), Some("b"));
@@ -356,7 +357,7 @@ proptest! {
             let nodes: Vec<&str> = nodes.iter().map(|node| &*names[usize::from(*node)]).collect();
             entry(&format!("t{namespace}/{i:02}"), *second, &nodes)
         };
-        let mut queue = Queue::default();
+        let mut queue = AdmissionQueue::default();
         let mut left: BTreeMap<String, u8> = BTreeMap::new();
         let mut over = 0;
         let steps: u32 = jobs.iter().map(|job| u32::from(job.3)).sum();
@@ -378,7 +379,7 @@ proptest! {
                     *taken.entry(node).or_default() += 1;
                 }
             }
-            prop_assert!(taken.values().all(|count| *count <= AT_ONCE), "{taken:?}");
+            prop_assert!(taken.values().all(|count| *count <= JOBS_PER_NODE_MAX), "{taken:?}");
             for (uid, steps) in &mut left {
                 *steps -= 1;
                 if *steps == 0 {
@@ -413,8 +414,8 @@ proptest! {
         let mut first: Vec<&QueueEntry> = first.into_values().collect();
         first.sort_by_key(|one| age(one));
         // With at most three namespaces of two places a node, the first two begin wherever they are.
-        for entry in first.iter().take(AT_ONCE) {
-            prop_assert_eq!(queue.turn(&uid(entry), entry), Some(&Turn::Begins));
+        for entry in first.iter().take(JOBS_PER_NODE_MAX) {
+            prop_assert_eq!(queue.turn(&uid(entry), entry), Some(&Admission::Begins));
         }
     }
 }

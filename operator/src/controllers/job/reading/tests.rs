@@ -4,7 +4,7 @@ use weft_crds::{Phase, TransferJobStatus};
 
 use super::*;
 use crate::controllers::{
-    job::resolve::{Transfer, resolve, to_cancel},
+    job::resolve::{TransferRequest, resolve, to_cancel},
     membership::Membership,
     tests::scenario,
 };
@@ -15,7 +15,7 @@ fn job(name: &str) -> TransferJob {
     job
 }
 
-fn resolved(cache: &Cache, job: &TransferJob) -> Result<Transfer, Obstacle> {
+fn resolved(cache: &Cache, job: &TransferJob) -> Result<TransferRequest, Obstacle> {
     let resolved = resolve(job, cache, &Membership::of(cache), 3);
     resolved.map_err(|found| found.into_iter().next().unwrap())
 }

@@ -3,12 +3,12 @@ use weft_crds::{DestinationStatus, RootScope, TransferJob, TransferJobStatus};
 use super::*;
 use crate::controllers::{cache::Key, job::network::topology, tests::scenario};
 
-fn resolved(cache: &Cache, job: &TransferJob) -> Result<Transfer, Obstacle> {
+fn resolved(cache: &Cache, job: &TransferJob) -> Result<TransferRequest, Obstacle> {
     let resolved = resolve(job, cache, &Membership::of(cache), 3);
     resolved.map_err(|found| found.into_iter().next().unwrap())
 }
 
-fn nodes(transfer: &Transfer) -> Vec<&str> {
+fn nodes(transfer: &TransferRequest) -> Vec<&str> {
     transfer
         .spec
         .destinations

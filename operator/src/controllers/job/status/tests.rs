@@ -74,7 +74,7 @@ fn people_read_how_far_how_fast_and_how_long() {
     let planned = &status.conditions[0];
     assert_eq!(
         planned.message,
-        "Chain to 1 nodes should take 1.5 s; n1->leaf at 1000 Mbit/s decides how long"
+        "Chain to 1 nodes should take 1.5 s; bottleneck: n1->leaf at 1000 Mbit/s"
     );
     let table = [
         (0, "0 B"),

@@ -56,7 +56,7 @@ fn event(text: &str) -> (ObjectReference, Event) {
 }
 
 /// What is sent at that time, by the text in it.
-fn sent(queue: &mut Queue, now: Duration) -> Vec<String> {
+fn sent(queue: &mut WriteQueue, now: Duration) -> Vec<String> {
     let mut sent = Vec::new();
     while let Some(next) = queue.next(now) {
         sent.push(match queue.take(next).unwrap() {
@@ -74,13 +74,13 @@ fn sent(queue: &mut Queue, now: Duration) -> Vec<String> {
     sent
 }
 
-fn answered(queue: &mut Queue, name: &str, outcome: WriteOutcome, now: Duration) {
+fn answered(queue: &mut WriteQueue, name: &str, outcome: WriteOutcome, now: Duration) {
     queue.answered(&status(name, "").object(), outcome, now);
 }
 
 #[test]
 fn a_newer_request_for_an_object_takes_the_place_of_the_one_that_waits() {
-    let mut queue = Queue::default();
+    let mut queue = WriteQueue::default();
     for name in ["a", "b"] {
         queue.submit(&job(name), vec![status(name, &format!("{name} old"))]);
     }
@@ -90,7 +90,7 @@ fn a_newer_request_for_an_object_takes_the_place_of_the_one_that_waits() {
 
 #[test]
 fn what_an_owner_does_not_want_any_more_is_not_sent() {
-    let mut queue = Queue::default();
+    let mut queue = WriteQueue::default();
     queue.submit(&job("a"), vec![status("a", "a")]);
     queue.submit(&job("b"), vec![status("b", "b")]);
     queue.submit(&job("a"), Vec::new());
@@ -99,7 +99,7 @@ fn what_an_owner_does_not_want_any_more_is_not_sent() {
 
 #[test]
 fn jobs_go_before_nodes_and_these_before_progress_and_events() {
-    let mut queue = Queue::default();
+    let mut queue = WriteQueue::default();
     let (object, news) = event("event");
     assert!(queue.publish(object, news));
     queue.submit(&job("a"), vec![progress("a", "progress")]);
@@ -113,7 +113,7 @@ fn jobs_go_before_nodes_and_these_before_progress_and_events() {
 
 #[test]
 fn a_report_that_a_newer_one_replaced_is_counted() {
-    let mut queue = Queue::default();
+    let mut queue = WriteQueue::default();
     assert_eq!(queue.submit(&job("a"), vec![progress("a", "1 %")]), 0);
     assert_eq!(queue.submit(&job("a"), vec![progress("a", "1 %")]), 0);
     assert_eq!(queue.submit(&job("a"), vec![progress("a", "2 %")]), 1);
@@ -122,7 +122,7 @@ fn a_report_that_a_newer_one_replaced_is_counted() {
 
 #[test]
 fn one_request_for_an_object_is_under_way_at_a_time() {
-    let mut queue = Queue::default();
+    let mut queue = WriteQueue::default();
     queue.submit(&job("a"), vec![label("n1", "of a")]);
     assert_eq!(sent(&mut queue, SECOND), ["of a"]);
     // Of the same owner the answer decides; another's waits for it.
@@ -135,7 +135,7 @@ fn one_request_for_an_object_is_under_way_at_a_time() {
 
 #[test]
 fn an_object_whose_request_failed_is_left_alone_and_the_others_are_not() {
-    let mut queue = Queue::default();
+    let mut queue = WriteQueue::default();
     for name in ["a", "b"] {
         queue.submit(&job(name), vec![status(name, name)]);
     }
@@ -158,7 +158,7 @@ fn an_object_whose_request_failed_is_left_alone_and_the_others_are_not() {
 
 #[test]
 fn a_kind_whose_requests_hang_leaves_room_for_the_others() {
-    let mut queue = Queue::default();
+    let mut queue = WriteQueue::default();
     for number in 0..20 {
         let name = format!("j{number:02}");
         queue.submit(&job(&name), vec![status(&name, &name)]);
@@ -182,7 +182,7 @@ fn a_kind_whose_requests_hang_leaves_room_for_the_others() {
 
 #[test]
 fn thousands_of_nodes_that_wait_or_fail_hold_up_no_job_and_no_progress() {
-    let mut queue = Queue::default();
+    let mut queue = WriteQueue::default();
     let nodes = || {
         (0..5000)
             .map(|number| label(&format!("n{number}"), "label"))
@@ -205,7 +205,7 @@ fn thousands_of_nodes_that_wait_or_fail_hold_up_no_job_and_no_progress() {
     }
     let first = &sent(&mut queue, 3 * SECOND)[..2];
     assert_eq!(first, ["label", "label"], "they were asked for first");
-    let mut fresh = Queue::default();
+    let mut fresh = WriteQueue::default();
     fresh.submit(&fabrics(), vec![label("n1", "label")]);
     assert_eq!(sent(&mut fresh, SECOND), ["label"]);
     fresh.answered(&label("n1", "").object(), WriteOutcome::Failed, SECOND);
@@ -216,7 +216,7 @@ fn thousands_of_nodes_that_wait_or_fail_hold_up_no_job_and_no_progress() {
 
 #[test]
 fn events_that_nobody_takes_are_bounded() {
-    let mut queue = Queue::default();
+    let mut queue = WriteQueue::default();
     for number in 0..=EVENTS_WAITING_MAX {
         let (object, news) = event(&number.to_string());
         assert_eq!(queue.publish(object, news), number < EVENTS_WAITING_MAX);
@@ -228,7 +228,7 @@ fn events_that_nobody_takes_are_bounded() {
 
 #[test]
 fn events_are_published_one_after_the_other() {
-    let mut queue = Queue::default();
+    let mut queue = WriteQueue::default();
     for (name, text) in [("a", "first of a"), ("a", "second of a")] {
         assert!(queue.publish(event(name).0, event(text).1));
     }

@@ -1,7 +1,7 @@
 //! Several jobs of a fabric with a cap: who begins when.
 
 use super::*;
-use crate::controllers::job::queue::AT_ONCE;
+use crate::controllers::job::queue::JOBS_PER_NODE_MAX;
 
 /// What an operator's process is at.
 struct Task {
@@ -14,7 +14,7 @@ struct Task {
 struct Yard {
     cache: Cache,
     tasks: BTreeMap<String, Task>,
-    queue: Queue,
+    queue: AdmissionQueue,
     now: Timestamp,
     /// What was asked of the API server, by job.
     log: Vec<(Key, String)>,
@@ -47,7 +47,7 @@ impl Yard {
         Self {
             cache,
             tasks: BTreeMap::new(),
-            queue: Queue::default(),
+            queue: AdmissionQueue::default(),
             now: scenario::start(),
             log: Vec::new(),
             kill_after: None,
@@ -119,13 +119,13 @@ impl Yard {
             self.log.push((key.clone(), line(request)));
             if self.kill_after == Some(self.log.len()) {
                 self.tasks.clear();
-                self.queue = Queue::default();
+                self.queue = AdmissionQueue::default();
                 self.is_killed = true;
                 return false;
             }
         }
-        match decision.order {
-            Some(Order::Begin(transfer)) => {
+        match decision.effect {
+            Some(Effect::Begin(transfer)) => {
                 let (job, _) = Job::begin(transfer.spec);
                 let snapshot = Snapshot::of(&job, &transfer.fabric, 0);
                 let task = Task {
@@ -134,7 +134,7 @@ impl Yard {
                 };
                 assert!(self.tasks.insert(uid, task).is_none());
             }
-            Some(Order::CancelOrphan { transfer, cleanup }) => {
+            Some(Effect::CancelOrphan { transfer, cleanup }) => {
                 let (job, _) = Job::cancelled(transfer.spec, cleanup);
                 let snapshot = Snapshot::of(&job, &transfer.fabric, 0);
                 let task = Task {
@@ -143,15 +143,15 @@ impl Yard {
                 };
                 assert!(self.tasks.insert(uid, task).is_none());
             }
-            Some(Order::Cancel(cleanup)) => {
+            Some(Effect::Cancel(cleanup)) => {
                 let task = self.tasks.get_mut(&uid).unwrap();
                 task.snapshot.end = Some(End::Cancelled(cleanup));
             }
-            Some(Order::AttemptRecorded(attempt)) => {
+            Some(Effect::AttemptRecorded(attempt)) => {
                 self.tasks.get_mut(&uid).unwrap().recorded = attempt;
             }
-            Some(Order::Forget) => drop(self.tasks.remove(&uid)),
-            Some(Order::ProbeSecret(_) | Order::UpdateMembers { .. }) => {
+            Some(Effect::Forget) => drop(self.tasks.remove(&uid)),
+            Some(Effect::ProbeSecret(_) | Effect::UpdateMembers { .. }) => {
                 panic!("nothing asks for that")
             }
             None => {}
@@ -173,7 +173,10 @@ impl Yard {
                 }
             }
         }
-        assert!(count.values().all(|count| *count <= AT_ONCE), "{count:?}");
+        assert!(
+            count.values().all(|count| *count <= JOBS_PER_NODE_MAX),
+            "{count:?}"
+        );
     }
 
     fn until(&mut self, is_so: impl Fn(&Self) -> bool) {
@@ -449,7 +452,7 @@ fn a_job_that_is_deleted_after_a_crash_keeps_its_path_until_its_agents_know() {
         job.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
     });
     yard.tasks.clear();
-    yard.queue = Queue::default();
+    yard.queue = AdmissionQueue::default();
     yard.edit("team-a/z", deleted);
     let has_begun = |yard: &Yard| yard.tasks.contains_key("job-a");
     let is_there = |yard: &Yard| yard.cache.jobs.get(&Yard::key("team-a/z")).is_some();

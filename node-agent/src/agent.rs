@@ -11,9 +11,9 @@ use weft_core::wire::Secret;
 use weft_engine::{Egress, Encryption, Engine, EngineConfig, EngineError, PortRange};
 
 use crate::config::{self, Config, LinkKind};
+use crate::control::attempt_registry::{AttemptRegistry, JobsConfig, ReloadableConfig};
 use crate::control::authorization::Authorization;
 use crate::control::fence::Fence;
-use crate::control::jobs::{AttemptRegistry, JobsConfig, ReloadableConfig};
 use crate::control::listener::ControlListener;
 use crate::control::service::Service;
 use crate::critical;

@@ -1,12 +1,12 @@
 //! The control API: who may call, what a command does, and the attempts of this node.
 
+pub(crate) mod attempt_handle;
+pub mod attempt_registry;
 pub(crate) mod authorization;
 pub(crate) mod cancel;
 pub(crate) mod connect;
 pub(crate) mod diagnose;
 pub(crate) mod fence;
-pub mod jobs;
-pub(crate) mod known_attempt;
 pub(crate) mod listener;
 pub(crate) mod manifest_fetch;
 pub(crate) mod manifests;

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use weft_proto::Message as _;
 use weft_proto::operator::v1::{Copy, CopyJob};
 
-use crate::control::jobs::AttemptRegistry;
+use crate::control::attempt_registry::AttemptRegistry;
 use crate::critical;
 use crate::files::copies::{self, CopyRecord};
 

@@ -22,8 +22,8 @@ use weft_core::units::Host;
 use weft_engine::Snapshot;
 use weft_proto::agent::v1::JobName;
 
-use crate::control::jobs::AttemptRegistry;
-use crate::control::known_attempt::AttemptHandle;
+use crate::control::attempt_handle::AttemptHandle;
+use crate::control::attempt_registry::AttemptRegistry;
 use crate::transfer::buffers::MemoryBudget;
 use crate::transfer::state::State;
 use crate::web::Registries;

@@ -1,6 +1,6 @@
 //! Carries a job's commands to the agents and brings the answers back: a call each.
 
-mod following;
+mod progress;
 
 use std::{
     collections::BTreeMap,
@@ -108,7 +108,7 @@ impl Calling {
                 let call = self.start(part, attempt);
                 Box::pin(within(START_TIMEOUT, "Start", node, call)).await
             }
-            Call::WatchProgress => Box::pin(self.follow(node, attempt)).await,
+            Call::WatchProgress => Box::pin(self.watch_progress(node, attempt)).await,
             Call::Cancel {
                 cleanup,
                 is_repeated,

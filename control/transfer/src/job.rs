@@ -261,7 +261,7 @@ impl Job {
                 match call {
                     Call::Prepare => self.on_prepared(&node, result),
                     Call::Start(_) => self.on_started(&node, result),
-                    Call::WatchProgress => self.on_follow_ended(&node, result),
+                    Call::WatchProgress => self.on_progress_ended(&node, result),
                     Call::Cancel { cleanup, .. } => {
                         self.on_cancelled(&node, cleanup, &result);
                     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use futures::future::join_all;
 use weft_proto::agent::v1::{AttemptRef, CancelRequest, CancelResponse};
 
-use crate::control::jobs::AttemptRegistry;
-use crate::control::known_attempt::AttemptHandle;
+use crate::control::attempt_handle::AttemptHandle;
+use crate::control::attempt_registry::AttemptRegistry;
 use crate::convert;
 use crate::critical;
 use crate::fault::Fault;

@@ -10,8 +10,8 @@ use weft_identity::ticket;
 use weft_proto::agent::v1::{ConnectRequest, ConnectResponse, Role, Slot, Ticket};
 
 use crate::config::values::NodeName;
-use crate::control::jobs::AttemptRegistry;
-use crate::control::known_attempt::AttemptHandle;
+use crate::control::attempt_handle::AttemptHandle;
+use crate::control::attempt_registry::AttemptRegistry;
 use crate::convert;
 use crate::fault::Fault;
 use crate::transfer::attempt::Worker;

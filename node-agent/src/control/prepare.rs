@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use weft_proto::agent::v1::{Location, ManifestHolder, PrepareRequest, PrepareResponse};
 
 use crate::config::SLOTS_MIN;
-use crate::control::jobs::AttemptRegistry;
-use crate::control::known_attempt::{AttemptHandle, Prepared};
+use crate::control::attempt_handle::{AttemptHandle, Prepared};
+use crate::control::attempt_registry::AttemptRegistry;
 use crate::control::manifest_fetch;
 use crate::convert;
 use crate::critical;

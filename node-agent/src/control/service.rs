@@ -19,10 +19,10 @@ use weft_proto::agent::v1::Direction;
 use weft_proto::agent::v1::agent_server::Agent;
 
 use crate::config::values::{FabricName, NodeName};
+use crate::control::attempt_handle::AttemptHandle;
+use crate::control::attempt_registry::AttemptRegistry;
 use crate::control::diagnose::diagnose;
 use crate::control::fence::Fence;
-use crate::control::jobs::AttemptRegistry;
-use crate::control::known_attempt::AttemptHandle;
 use crate::control::manifests;
 use crate::control::misuse;
 use crate::convert;

@@ -10,8 +10,8 @@ use weft_proto::agent::v1::{
     Child, LocalPart, ObjectSource, Role, SourcePart, StartRequest, StartResponse,
 };
 
-use crate::control::jobs::AttemptRegistry;
-use crate::control::known_attempt::AttemptHandle;
+use crate::control::attempt_handle::AttemptHandle;
+use crate::control::attempt_registry::AttemptRegistry;
 use crate::convert;
 use crate::critical;
 use crate::fault::Fault;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use weft_proto::agent::v1::{ObjectSource, StatRequest, StatResponse};
 
-use crate::control::jobs::AttemptRegistry;
+use crate::control::attempt_registry::AttemptRegistry;
 use crate::convert;
 use crate::critical;
 use crate::fault::Fault;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::control::known_attempt::AttemptHandle;
+use crate::control::attempt_handle::AttemptHandle;
 use crate::critical;
 use crate::fault::Fault;
 use crate::transfer::state::State;

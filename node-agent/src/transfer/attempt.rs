@@ -1,6 +1,6 @@
 //! One attempt at a job on this node: its state, its counters, its workers, its end.
 //!
-//! Owned by [`crate::control::jobs`]; shared with the attempt's threads. Everybody reports through it, and
+//! Owned by [`crate::control::attempt_registry`]; shared with the attempt's threads. Everybody reports through it, and
 //! it alone decides what state the attempt is in.
 
 use std::convert::Infallible;

@@ -256,7 +256,7 @@ impl Controller for JobController {
             self.work_queue.add_at(&key, soon);
             self.execute(round, key, uid, effect);
         }
-        for key in self.queue.recompute_turns() {
+        for key in self.queue.recompute_admissions() {
             self.work_queue.add(key);
             self.wake.notify_one();
         }

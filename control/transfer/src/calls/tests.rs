@@ -47,7 +47,7 @@ async fn following(node: &StandIn, authority: Arc<Authority>, report: Duration) 
     let calling = calling(authority, endpoints, inputs, spec(report));
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
-        let _ = calling.follow("n1", 1).await;
+        let _ = calling.watch_progress("n1", 1).await;
     });
     Heard { heard, tasks }
 }

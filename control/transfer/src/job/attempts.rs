@@ -180,7 +180,7 @@ impl Job {
         self.proceed();
     }
 
-    pub(super) fn on_follow_ended(&mut self, node: &str, result: Result<(), Failure>) {
+    pub(super) fn on_progress_ended(&mut self, node: &str, result: Result<(), Failure>) {
         let (State::Running(attempt)
         | State::Cancelling { attempt, .. }
         | State::AwaitingFinalReports { attempt, .. }) = &mut self.state

@@ -398,10 +398,10 @@ fn in_turn(view: &View<'_>, old: &TransferJobStatus, transfer: TransferRequest) 
     let demand = Demand::of(&transfer, view.cache);
     let mut entry = QueueEntry::new(view.job, &transfer.fabric, queue::is_at_work(old), demand);
     if !entry.is_at_work {
-        let decision = match view.queue.turn(&uid(view.job), &entry) {
+        let decision = match view.queue.admission(&uid(view.job), &entry) {
             // The queue has not heard of it, and decides once every job is known.
             None => Some(Decision::default()),
-            Some(turn) => turn.obstacle(&entry).map(|obstacle| {
+            Some(admission) => admission.obstacle(&entry).map(|obstacle| {
                 let waiting = TransferJobStatus {
                     fabric: transfer.fabric.clone(),
                     ..status::waiting(view.job, &obstacle, view.now)

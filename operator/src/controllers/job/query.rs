@@ -499,10 +499,10 @@ mod tests {
         assert_eq!(reasons(&stage), ["Queued"]);
 
         stage.queue.see(&uid(&job), Some(entry(false)));
-        stage.queue.recompute_turns();
+        stage.queue.recompute_admissions();
         assert_eq!(stage.progress(None).ahead, Some(0));
         stage.queue.see("first", None);
-        stage.queue.recompute_turns();
+        stage.queue.recompute_admissions();
         assert_eq!(stage.progress(None).ahead, None);
     }
 

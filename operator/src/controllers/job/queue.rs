@@ -13,7 +13,8 @@
 //! * a job that is first in line at every full node that it waits for reserves a slot at all its nodes, so
 //!   that it cannot starve.
 //!
-//! It is not stored: a new leader computes it again from the jobs' statuses. Owned by the controllers' task, which tells it of every job that it decides.
+//! It is not stored: a new leader computes it again from the jobs' statuses. Owned by the controllers' task,
+//! which tells it of every job that it decides.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -97,7 +98,7 @@ impl Demand {
 pub(crate) struct QueueEntry {
     /// The job.
     pub(crate) key: Key,
-    /// When it was created_at: the oldest comes first.
+    /// The oldest comes first.
     pub(crate) created_at: Option<Time>,
     /// It has begun; it keeps its path and its places until its agents have been told of its end.
     pub(crate) is_at_work: bool,
@@ -204,8 +205,8 @@ impl Admission {
 pub(crate) struct AdmissionQueue {
     entries: BTreeMap<String, QueueEntry>,
     /// Of those that could begin.
-    turns: BTreeMap<String, Admission>,
-    /// Entries have come, gone or changed since the turns were given.
+    admissions: BTreeMap<String, Admission>,
+    /// Entries have come, gone or changed since they were computed.
     is_stale: bool,
 }
 
@@ -229,32 +230,32 @@ impl AdmissionQueue {
         self.is_stale |= self.entries.len() != before;
     }
 
-    /// Gives the turns anew. Returns the jobs that have another one since, or wait for something else.
-    pub(crate) fn recompute_turns(&mut self) -> Vec<Key> {
+    /// Computes all of them again. Returns the jobs whose admission is another since, or that wait for something else.
+    pub(crate) fn recompute_admissions(&mut self) -> Vec<Key> {
         if !std::mem::take(&mut self.is_stale) {
             return Vec::new();
         }
-        let turns = turns(self.entries.iter(), &self.turns);
-        let is_other = |(uid, turn): &(&String, &Admission)| {
-            let before = self.turns.get(*uid);
-            before.is_none_or(|before| before.differs(turn))
+        let admissions = admissions(self.entries.iter(), &self.admissions);
+        let is_other = |(uid, admission): &(&String, &Admission)| {
+            let before = self.admissions.get(*uid);
+            before.is_none_or(|before| before.differs(admission))
         };
-        let others = turns.iter().filter(is_other);
+        let others = admissions.iter().filter(is_other);
         let others = others.filter_map(|(uid, _)| Some(self.entries.get(uid)?.key.clone()));
         let others = others.collect();
-        self.turns = turns;
+        self.admissions = admissions;
         others
     }
 
     /// What the job of this entry may do; `None` while nobody has decided that.
-    pub(crate) fn turn(&self, uid: &str, entry: &QueueEntry) -> Option<&Admission> {
+    pub(crate) fn admission(&self, uid: &str, entry: &QueueEntry) -> Option<&Admission> {
         let is_known = self.entries.get(uid) == Some(entry);
-        is_known.then(|| self.turns.get(uid))?
+        is_known.then(|| self.admissions.get(uid))?
     }
 
     /// How many that wait for their turn come before a job that does.
     pub(crate) fn ahead(&self, uid: &str) -> Option<usize> {
-        match self.turns.get(uid)? {
+        match self.admissions.get(uid)? {
             Admission::Queued { ahead, .. } => Some(*ahead),
             Admission::Begins | Admission::PathInUse { .. } => None,
         }
@@ -267,7 +268,7 @@ impl AdmissionQueue {
         let others = self.entries.iter();
         let others = others.filter(|(_, other)| other.key != entry.key);
         let all = others.chain([(&uid, entry)]);
-        turns(all, &self.turns)
+        admissions(all, &self.admissions)
             .remove(&uid)
             .unwrap_or(Admission::Begins)
     }
@@ -288,37 +289,41 @@ fn first_at<'a>(paths: &Paths<'a>, path: &[String]) -> Option<&'a QueueEntry> {
 
 /// Gives each that could begin its turn. A job that waited for a node goes on to wait for that one as
 /// long as it is among those that it waits for: what is written of it shall not change.
-fn turns<'a>(
+fn admissions<'a>(
     entries: impl Iterator<Item = (&'a String, &'a QueueEntry)>,
     before: &BTreeMap<String, Admission>,
 ) -> BTreeMap<String, Admission> {
     let mut entries: Vec<_> = entries.collect();
     entries
         .sort_by_cached_key(|(_, entry)| (!entry.is_at_work, entry.created_at.clone(), &entry.key));
-    let mut turns = BTreeMap::new();
+    let mut admissions = BTreeMap::new();
     let mut roots: BTreeMap<(&str, &str), Paths<'_>> = BTreeMap::new();
-    let mut lines: BTreeMap<&str, FabricQueue<'_>> = BTreeMap::new();
+    let mut queues: BTreeMap<&str, FabricQueue<'_>> = BTreeMap::new();
     for (place, (uid, entry)) in entries.into_iter().enumerate() {
         let paths = roots.entry((&entry.fabric, &entry.root)).or_default();
         let first = first_at(paths, &entry.path);
         paths.entry(&entry.path).or_insert((place, entry));
         match first {
             Some(first) if !entry.is_at_work => {
-                let turn = Admission::PathInUse {
+                let admission = Admission::PathInUse {
                     holder: first.key.clone(),
                     path: first.path.join("/"),
                 };
-                turns.insert(uid.clone(), turn);
+                admissions.insert(uid.clone(), admission);
             }
             _ if entry.demand.is_some() => {
-                lines.entry(&entry.fabric).or_default().add(uid, entry);
+                queues.entry(&entry.fabric).or_default().add(uid, entry);
             }
             _ if entry.is_at_work => {}
-            _ => drop(turns.insert(uid.clone(), Admission::Begins)),
+            _ => drop(admissions.insert(uid.clone(), Admission::Begins)),
         }
     }
-    turns.extend(lines.into_values().flat_map(|line| line.turns(before)));
-    turns
+    admissions.extend(
+        queues
+            .into_values()
+            .flat_map(|queue| queue.admissions(before)),
+    );
+    admissions
 }
 
 /// The jobs of one fabric that take turns, and that no path keeps from beginning.
@@ -378,10 +383,10 @@ impl<'a> FabricQueue<'a> {
             .collect()
     }
 
-    fn turns(mut self, before: &BTreeMap<String, Admission>) -> Vec<(String, Admission)> {
+    fn admissions(mut self, before: &BTreeMap<String, Admission>) -> Vec<(String, Admission)> {
         // Nodes that somebody waits for.
         let mut awaited: HashSet<&str> = HashSet::new();
-        let mut turns = Vec::new();
+        let mut admissions = Vec::new();
         let mut waiting = 0;
         for (uid, entry) in self.order() {
             let is_full = |node: &&str| {
@@ -390,7 +395,7 @@ impl<'a> FabricQueue<'a> {
                     .is_some_and(|count| *count >= JOBS_PER_NODE_MAX)
             };
             let full: Vec<&str> = entry.nodes().filter(is_full).collect();
-            let turn = match full.first() {
+            let admission = match full.first() {
                 Some(first) => {
                     let known = match before.get(uid) {
                         Some(Admission::Queued { node, .. }) => {
@@ -405,14 +410,14 @@ impl<'a> FabricQueue<'a> {
                 }
                 None => Admission::Begins,
             };
-            turns.push((uid.clone(), turn));
+            admissions.push((uid.clone(), admission));
             let is_next = full.iter().all(|node| !awaited.contains(node));
             awaited.extend(full);
             if is_next {
                 self.take_slots(entry);
             }
         }
-        turns
+        admissions
     }
 }
 

@@ -138,7 +138,7 @@ impl Stage {
             now: self.now,
         });
         self.queue.see(&uid(&job), decision.entry);
-        let mut is_busy = !self.queue.recompute_turns().is_empty();
+        let mut is_busy = !self.queue.recompute_admissions().is_empty();
         if let Some(request) = &decision.request {
             is_busy = true;
             self.log.push(line(request));

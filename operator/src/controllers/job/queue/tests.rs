@@ -57,7 +57,7 @@ fn queue(entries: impl IntoIterator<Item = QueueEntry>) -> AdmissionQueue {
     for entry in entries {
         queue.see(&uid(&entry), Some(entry));
     }
-    queue.recompute_turns();
+    queue.recompute_admissions();
     queue
 }
 
@@ -68,9 +68,9 @@ fn uid(entry: &QueueEntry) -> String {
 /// Who may begin.
 fn begin(queue: &AdmissionQueue) -> Vec<&str> {
     let begin = queue
-        .turns
+        .admissions
         .iter()
-        .filter(|(_, turn)| **turn == Admission::Begins);
+        .filter(|(_, admission)| **admission == Admission::Begins);
     begin.map(|(uid, _)| uid.as_str()).collect()
 }
 
@@ -86,8 +86,8 @@ fn two_jobs_of_a_node_are_at_work_and_the_others_wait_for_it_in_order() {
         node: "n1".into(),
         ahead,
     };
-    assert_eq!(queue.turns["a/2"], waits(0));
-    assert_eq!(queue.turns["a/1"], waits(1));
+    assert_eq!(queue.admissions["a/2"], waits(0));
+    assert_eq!(queue.admissions["a/1"], waits(1));
     assert_eq!(queue.ahead("a/1"), Some(1));
     assert_eq!(queue.ahead("a/4"), None);
 }
@@ -102,10 +102,10 @@ fn a_namespaces_first_job_does_not_wait_for_fifty_of_another() {
         let entry = entry(&format!("a/{i:02}"), i, &["n1", "n2"]);
         queue.see(&uid(&entry), Some(at_work(entry)));
     }
-    queue.recompute_turns();
+    queue.recompute_admissions();
     assert_eq!(begin(&queue), Vec::<&str>::new());
     queue.see("a/00", None);
-    queue.recompute_turns();
+    queue.recompute_admissions();
     assert_eq!(begin(&queue), ["b/1"]);
 }
 
@@ -140,7 +140,7 @@ fn who_is_next_keeps_a_place_at_each_of_its_nodes_and_who_is_not_keeps_none() {
         queue.see(name, Some(at_work(entry(name, 9, &nodes))));
     }
     queue.see("a/1", None);
-    queue.recompute_turns();
+    queue.recompute_admissions();
     assert_eq!(begin(&queue), ["a/3"]);
 }
 
@@ -168,9 +168,10 @@ fn what_is_written_of_a_job_that_waits_changes_only_with_the_node_that_it_waits_
         queue.see(name, Some(busy(name, &["n1", "n4"])));
     }
     // The source is full by now, too.
-    assert_eq!(queue.recompute_turns(), Vec::<Key>::new());
+    assert_eq!(queue.recompute_admissions(), Vec::<Key>::new());
     let waiting = entry("a/5", 5, &["n1", "n2"]);
-    let message = |queue: &AdmissionQueue| queue.turns["a/5"].obstacle(&waiting).unwrap().message;
+    let message =
+        |queue: &AdmissionQueue| queue.admissions["a/5"].obstacle(&waiting).unwrap().message;
     assert_eq!(
         message(&queue),
         "node n2 takes part in 2 jobs at a time, since fabric default has spec.transport.capMbps, and \
@@ -179,22 +180,22 @@ fn what_is_written_of_a_job_that_waits_changes_only_with_the_node_that_it_waits_
     );
     queue.see("a/1", None);
     let key = entry("a/5", 5, &["n1"]).key;
-    assert_eq!(queue.recompute_turns(), std::slice::from_ref(&key));
+    assert_eq!(queue.recompute_admissions(), std::slice::from_ref(&key));
     assert!(message(&queue).starts_with("node n1 "));
     queue.see("b/1", None);
-    assert_eq!(queue.recompute_turns(), [key]);
+    assert_eq!(queue.recompute_admissions(), [key]);
     assert_eq!(begin(&queue), ["a/5"]);
-    assert_eq!(queue.recompute_turns(), Vec::<Key>::new());
+    assert_eq!(queue.recompute_admissions(), Vec::<Key>::new());
 }
 
 #[test]
 fn a_turn_is_for_the_nodes_that_it_was_given_for() {
     let mine = entry("a/1", 1, &["n1", "n2"]);
     let queue = queue([mine.clone()]);
-    assert_eq!(queue.turn("a/1", &mine), Some(&Admission::Begins));
+    assert_eq!(queue.admission("a/1", &mine), Some(&Admission::Begins));
     let more = entry("a/1", 1, &["n1", "n2", "n3"]);
-    assert_eq!(queue.turn("a/1", &more), None);
-    assert_eq!(queue.turn("a/2", &mine), None);
+    assert_eq!(queue.admission("a/1", &more), None);
+    assert_eq!(queue.admission("a/2", &mine), None);
 }
 
 #[test]
@@ -208,7 +209,7 @@ fn a_job_that_is_not_there_yet_is_told_whether_it_would_wait() {
         ahead: 0,
     };
     assert_eq!(queue.asked(&asked), waits);
-    assert_eq!(queue.turns.len(), 0);
+    assert_eq!(queue.admissions.len(), 0);
 }
 
 #[test]
@@ -293,7 +294,7 @@ fn at_a_path_who_is_at_work_comes_first_and_then_the_oldest() {
     assert_eq!(begin(&queue), ["team-a/b"]);
     queue.see("team-a/a", Some(at_work(to_path("a", 3, "x"))));
     assert_eq!(of(&queue, "b", 1).as_deref(), Some("a"));
-    queue.recompute_turns();
+    queue.recompute_admissions();
     assert_eq!(begin(&queue), Vec::<&str>::new());
 }
 
@@ -326,12 +327,12 @@ fn those_that_waited_are_decided_again_when_the_way_is_free() {
     queue.see("2", Some(to_path("second", 2, "x/y")));
     queue.see("3", Some(to_path("third", 3, "z")));
     // They were only now heard of.
-    assert_eq!(queue.recompute_turns().len(), 2);
+    assert_eq!(queue.recompute_admissions().len(), 2);
     queue.see("2", Some(to_path("second", 2, "x/y")));
-    assert!(queue.recompute_turns().is_empty());
+    assert!(queue.recompute_admissions().is_empty());
     queue.keep(&["2".to_owned(), "3".to_owned()].into());
     let again: Vec<String> = queue
-        .recompute_turns()
+        .recompute_admissions()
         .into_iter()
         .map(|key| key.name)
         .collect();
@@ -366,7 +367,7 @@ proptest! {
                 let entry = made(i, job);
                 queue.see(&uid(&entry), Some(entry));
             }
-            queue.recompute_turns();
+            queue.recompute_admissions();
             for uid in begin(&queue).into_iter().map(str::to_owned).collect::<Vec<_>>() {
                 let entry = queue.entries[&uid].clone();
                 let steps = jobs[uid[3..].parse::<usize>().unwrap()].3;
@@ -415,7 +416,7 @@ proptest! {
         first.sort_by_key(|one| age(one));
         // With at most three namespaces of two places a node, the first two begin wherever they are.
         for entry in first.iter().take(JOBS_PER_NODE_MAX) {
-            prop_assert_eq!(queue.turn(&uid(entry), entry), Some(&Admission::Begins));
+            prop_assert_eq!(queue.admission(&uid(entry), entry), Some(&Admission::Begins));
         }
     }
 }
@@ -430,6 +431,7 @@ fn a_thousand_jobs_of_two_hundred_nodes_are_put_in_order() {
     let queue = queue(jobs);
     eprintln!("1,000 jobs x 201 nodes: {:?}", begun.elapsed());
     assert_eq!(begin(&queue), ["t0/0000", "t1/0001"]);
-    let ahead: BTreeSet<usize> = (queue.turns.keys().filter_map(|uid| queue.ahead(uid))).collect();
+    let ahead: BTreeSet<usize> =
+        (queue.admissions.keys().filter_map(|uid| queue.ahead(uid))).collect();
     assert_eq!(ahead, (0..998).collect());
 }

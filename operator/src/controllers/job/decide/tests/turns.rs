@@ -87,7 +87,7 @@ impl Yard {
                 return;
             }
         }
-        self.queue.recompute_turns();
+        self.queue.recompute_admissions();
         for task in self.tasks.values_mut() {
             advance(&mut task.snapshot, task.recorded);
         }
@@ -366,7 +366,7 @@ fn without_a_cap_all_begin_at_once_and_those_that_wait_begin_when_it_goes() {
         for key in keys {
             yard.decide(&key);
         }
-        yard.queue.recompute_turns();
+        yard.queue.recompute_admissions();
     }
     for name in ["job-a1", "job-a3", "job-a4", "job-b1", "job-apart"] {
         assert!(yard.tasks.contains_key(name), "{name}: {:#?}", yard.log);

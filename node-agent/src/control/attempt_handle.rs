@@ -17,7 +17,7 @@ use crate::transfer::buffers::{BufferShare, MemoryBudget};
 use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::state::{Event, Transition};
 
-/// Owned by [`AttemptRegistry`](crate::control::jobs::AttemptRegistry), and shared with the commands on the attempt.
+/// Owned by [`AttemptRegistry`](crate::control::attempt_registry::AttemptRegistry), and shared with the commands on the attempt.
 #[derive(Debug)]
 pub struct AttemptHandle {
     /// Its state.

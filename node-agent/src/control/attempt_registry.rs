@@ -14,7 +14,7 @@ use weft_proto::agent::v1::{AttemptRef, Location};
 
 use crate::config::ConfigSource;
 use crate::config::values::{NodeName, PublicKey};
-use crate::control::known_attempt::AttemptHandle;
+use crate::control::attempt_handle::AttemptHandle;
 use crate::control::manifests::Manifests;
 use crate::control::misuse::Misuses;
 use crate::control::supervisor::supervise;

@@ -27,7 +27,7 @@ const PEERS_MAX: usize = 64;
 
 impl Calling {
     /// Passes on what a node reports, until the stream ends.
-    pub(super) async fn follow(&self, node: &str, attempt: u32) -> Result<(), Failure> {
+    pub(super) async fn watch_progress(&self, node: &str, attempt: u32) -> Result<(), Failure> {
         let report = self.spec.timing.report;
         let request = ProgressRequest {
             job: self.job(node, attempt),

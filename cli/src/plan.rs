@@ -47,7 +47,7 @@ pub struct Args {
     pub strategy: Strategy,
     /// A relay forwards after this much.
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = quantity::parse_bytes)]
-    pub segment: u64,
+    pub block: u64,
     /// Part of the line rate that is payload [default: 1408/1538, UDP on Ethernet with MTU 1500].
     #[arg(long, value_name = "FRACTION", value_parser = quantity::parse_fraction)]
     pub payload_share: Option<f64>,
@@ -141,7 +141,7 @@ pub fn run(args: &Args, out: &mut impl Write) -> Result<(), Error> {
     };
     let request = Request {
         strategy: args.strategy,
-        segment_bytes: args.segment,
+        block_bytes: args.block,
         payload_share: args.payload_share.unwrap_or(PAYLOAD_SHARE),
         ..Request::new(source, destinations(args, source, &topology), bytes)
     };
@@ -179,7 +179,7 @@ fn refused(args: &Args, nodes: &Path, error: PlanError) -> Error {
         | PlanError::UnknownNode { .. }
         | PlanError::SourceIsDestination { .. }
         | PlanError::DuplicateDestination { .. } => "--to",
-        PlanError::ZeroSegment => "--segment",
+        PlanError::ZeroBlock => "--block",
         PlanError::BadPayloadShare { .. } => "--payload-share",
         PlanError::TooManyBytes { .. } if args.manifest.is_some() => "--manifest",
         PlanError::TooManyBytes { .. } => "--size",

@@ -23,7 +23,7 @@ pub use error::StageError;
 pub use ground::{Addresses, Ground};
 use weft_identity::authority::{Authority, IdentityFiles};
 use weft_planner::Topology;
-use weft_transfer::{AgentEndpoint, ConnectionPool, Place, Runner, Spec};
+use weft_transfer::{AgentEndpoint, ConnectionPool, NodeLocation, Runner, Spec};
 
 use crate::fabric::isolation;
 
@@ -223,8 +223,8 @@ impl Stage {
     }
 
     /// A file or directory at node `i`.
-    pub fn place(&self, i: usize, path: &str) -> Place {
-        Place {
+    pub fn place(&self, i: usize, path: &str) -> NodeLocation {
+        NodeLocation {
             node: node_name(i),
             root: self.setup.roots[i].name.to_owned(),
             path: path.to_owned(),

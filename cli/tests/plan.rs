@@ -96,7 +96,11 @@ fn json_is_one_plan_and_nothing_else() {
     let plan: Plan = serde_json::from_str(&text).unwrap();
     assert_eq!(plan.strategy, Strategy::Direct);
     assert_eq!(plan.bytes, 1_000_000);
-    let nodes: Vec<_> = plan.parts.iter().map(|part| part.node.as_str()).collect();
+    let nodes: Vec<_> = plan
+        .assignments
+        .iter()
+        .map(|part| part.node.as_str())
+        .collect();
     assert_eq!(nodes, ["node3", "node0", "node1"]);
 }
 
@@ -127,9 +131,9 @@ fn nothing_to_send_still_has_a_plan() {
 }
 
 #[test]
-fn the_default_segment_is_the_planners() {
+fn the_default_block_is_the_planners() {
     let weft = Weft::try_parse_from(["weft", "--nodes", "n", "--size", "1", "--source", "a"]);
-    assert_eq!(weft.unwrap().args.segment, weft_planner::SEGMENT_BYTES);
+    assert_eq!(weft.unwrap().args.block, weft_planner::BLOCK_BYTES);
 }
 
 #[test]
@@ -171,7 +175,7 @@ fn bad_input_names_file_field_line_and_remedy() {
         "--nodes @nodes.yaml --size 1MB --source node0 --to node1,node7",
         "--nodes @nodes.yaml --size 1MB --source node0 --to node0",
         "--nodes @nodes.yaml --size 1MB --source node0 --to node1,node1",
-        "--nodes @nodes.yaml --size 1MB --source node0 --segment 0",
+        "--nodes @nodes.yaml --size 1MB --source node0 --block 0",
         "--nodes @nodes.yaml --size 1MB --source node0 --payload-share 0",
         "--nodes @nodes.yaml --size 16000000TB --source node0",
     ] {

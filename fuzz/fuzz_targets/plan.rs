@@ -34,7 +34,7 @@ fuzz_target!(|bytes: &[u8]| -> Corpus {
     };
 
     let mut reached = BTreeSet::new();
-    for part in &plan.parts {
+    for part in &plan.assignments {
         match &part.receives_from {
             None => assert_eq!(part.node, input.request.source),
             Some(sender) => assert!(reached.contains(sender), "{sender} sends before it has it"),

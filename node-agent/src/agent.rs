@@ -11,12 +11,12 @@ use weft_core::wire::Secret;
 use weft_engine::{Egress, Encryption, Engine, EngineConfig, EngineError, PortRange};
 
 use crate::config::{self, Config, LinkKind};
-use crate::control::attempt_registry::{AttemptRegistry, JobsConfig, ReloadableConfig};
+use crate::control::attempt_registry::{AttemptRegistry, RegistryConfig, ReloadableConfig};
 use crate::control::authorization::Authorization;
 use crate::control::fence::Fence;
 use crate::control::listener::ControlListener;
 use crate::control::service::Service;
-use crate::critical;
+use crate::fail_fast;
 use crate::files::{self, FileError, Root};
 use crate::metrics;
 use crate::node_key;
@@ -114,16 +114,16 @@ impl Agent {
     ) -> Result<Self, AgentError> {
         let tls = Tls::read(&config.tls, &config.node, &config.fabric)?;
         let (opener, entries) = (environment.opener.clone(), config.roots.clone());
-        let roots = critical::spawn_blocking("roots", move || opener.open(&entries)).await?;
-        let live = live_config(config, roots);
+        let roots = fail_fast::spawn_blocking("roots", move || opener.open(&entries)).await?;
+        let reloadable = reloadable_config(config, roots);
         let control = listen("control.listen", config.control.listen).await?;
         let engine = Arc::new(Engine::start(engine_config(config, &tls))?);
         let (in_force, tls) = watch::channel(tls);
         let memory = config.limits.memory.0;
         let budget = MemoryBudget::new(memory);
-        let jobs_config = JobsConfig {
+        let registry_config = RegistryConfig {
             node: config.node.clone(),
-            author: config.author,
+            config_source: config.config_source,
             engine,
             tls,
             memory: budget.clone(),
@@ -135,9 +135,9 @@ impl Agent {
                 list: config.objects.list_timeout.to_std(),
             },
         };
-        let jobs = AttemptRegistry::new(jobs_config, live);
+        let jobs = AttemptRegistry::new(registry_config, reloadable);
         let service = Service {
-            jobs: jobs.clone(),
+            registry: jobs.clone(),
             fence: environment.fence.clone(),
             fabric: config.fabric.clone(),
             data: config.data.address,
@@ -159,7 +159,7 @@ impl Agent {
             stop,
             servers: Vec::new(),
         };
-        agent.servers.push(critical::spawn("control", async move {
+        agent.servers.push(fail_fast::spawn("control", async move {
             if let Err(error) = server.run().await {
                 tracing::error!("the control API's listener has ended: {error}");
             }
@@ -179,11 +179,13 @@ impl Agent {
     /// roots stay as they are.
     pub(crate) async fn apply(&self, config: &Config) -> Result<(), AgentError> {
         self.jobs.config.engine.set_egress(egress(config))?;
-        let open = self.jobs.live().roots.clone();
-        self.jobs.set_live(live_config(config, open));
+        let open = self.jobs.reloadable_config().roots.clone();
+        self.jobs
+            .set_reloadable_config(reloadable_config(config, open));
         let (opener, entries) = (self.environment.opener.clone(), config.roots.clone());
-        let roots = critical::spawn_blocking("roots", move || opener.open(&entries)).await?;
-        self.jobs.set_live(live_config(config, roots));
+        let roots = fail_fast::spawn_blocking("roots", move || opener.open(&entries)).await?;
+        self.jobs
+            .set_reloadable_config(reloadable_config(config, roots));
         Ok(())
     }
 
@@ -227,16 +229,16 @@ impl Agent {
     fn sweep(&mut self) {
         let jobs = self.jobs.clone();
         let mut stop = self.stop.subscribe();
-        self.servers.push(critical::spawn("sweep", async move {
+        self.servers.push(fail_fast::spawn("sweep", async move {
             let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
             loop {
                 tokio::select! {
                     _ = ticks.tick() => {}
                     _ = stop.wait_for(|stop| *stop) => return,
                 }
-                for root in jobs.live().roots.clone() {
+                for root in jobs.reloadable_config().roots.clone() {
                     if root.access() == files::Access::ReadWrite {
-                        critical::spawn_blocking("sweep", move || sweep(&root)).await;
+                        fail_fast::spawn_blocking("sweep", move || sweep(&root)).await;
                     }
                 }
             }
@@ -285,7 +287,7 @@ fn node_key(config: &Config, tls: &Tls) -> Secret {
     }))
 }
 
-fn live_config(config: &Config, roots: Vec<Arc<Root>>) -> ReloadableConfig {
+fn reloadable_config(config: &Config, roots: Vec<Arc<Root>>) -> ReloadableConfig {
     ReloadableConfig {
         roots,
         objects: match config.objects.allow_insecure {

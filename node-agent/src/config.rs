@@ -62,7 +62,7 @@ pub struct Config {
     pub objects: Objects,
     /// Where it comes from; not a field of the file.
     #[serde(skip)]
-    pub author: ConfigSource,
+    pub config_source: ConfigSource,
 }
 
 /// Where a configuration comes from.

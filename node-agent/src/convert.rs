@@ -14,15 +14,15 @@ use crate::files::copies::CopyJob;
 use crate::files::{Algorithm, Digest, JobUid, Overwrite};
 
 /// A field that must be there.
-pub(crate) fn given<T>(field: Option<T>, name: &str) -> Result<T, Fault> {
+pub(crate) fn required<T>(field: Option<T>, name: &str) -> Result<T, Fault> {
     field.ok_or_else(|| Fault::bad(name, "is missing"))
 }
 
 /// A job's reference.
 pub(crate) fn job(job: Option<proto::AttemptRef>) -> Result<proto::AttemptRef, Fault> {
-    let job = given(job, "job")?;
+    let job = required(job, "job")?;
     uid(&job)?;
-    if job.attempt == 0 {
+    if job.number == 0 {
         return Err(Fault::bad("job.attempt", "must be 1 or more"));
     }
     Ok(job)
@@ -84,7 +84,7 @@ pub(crate) fn algorithm_to_proto(value: Algorithm) -> proto::Algorithm {
 pub(crate) fn verification(
     value: Option<proto::Verification>,
 ) -> Result<(Algorithm, Option<Digest>), Fault> {
-    let value = given(value, "verification")?;
+    let value = required(value, "verification")?;
     let algorithm = algorithm(value.algorithm())?;
     if value.expect.is_empty() {
         return Ok((algorithm, None));
@@ -128,7 +128,7 @@ pub(crate) fn endpoint_to_proto(end: &LocalEnd, secret: &Secret) -> proto::Conne
             integrity: end.settings.integrity.code(),
         }),
         settings_hash: end.settings.hash(),
-        generation: end.generation,
+        engine_incarnation: end.generation,
         reset_key: end.reset_key,
     }
 }
@@ -140,14 +140,14 @@ pub(crate) fn endpoint(
     end: Option<proto::ConnectionEnd>,
     ours: &Settings,
 ) -> Result<RemoteEnd, Fault> {
-    let end = given(end, "endpoint")?;
+    let end = required(end, "endpoint")?;
     let secret: [u8; 32] = end
         .secret
         .as_slice()
         .try_into()
         .map_err(|_| Fault::bad("endpoint.secret", "must be 32 bytes"))?;
-    let address = link(given(end.link, "endpoint.link")?)?;
-    let settings = given(end.settings, "endpoint.settings")?;
+    let address = link(required(end.link, "endpoint.link")?)?;
+    let settings = required(end.settings, "endpoint.settings")?;
     let settings = Settings {
         paths: small(settings.paths, "endpoint.settings.paths")?,
         packet_payload: small(settings.packet_payload, "endpoint.settings.packet_payload")?,
@@ -172,7 +172,7 @@ pub(crate) fn endpoint(
         address,
         send_secret: Secret(secret),
         settings,
-        generation: end.generation,
+        generation: end.engine_incarnation,
         reset_key: end.reset_key,
         // The agent's engine has one worker, and so its connections have one part.
         others: Vec::new(),

@@ -14,8 +14,8 @@ use weft_proto::Message as _;
 use weft_proto::operator::v1::{Copy, CopyJob};
 
 use crate::control::attempt_registry::AttemptRegistry;
-use crate::critical;
-use crate::files::copies::{self, CopyRecord};
+use crate::fail_fast;
+use crate::files::copies::{self, CopyHeader};
 
 /// Of the copies in one report, encoded: the operator takes reports of 128 KiB.
 const REPORTED_BYTES_MAX: usize = 48 << 10;
@@ -42,16 +42,16 @@ pub(crate) struct CopyWatcher {
 struct WatchedRoot {
     phase: Phase,
     /// How many records had been added or released when the last scan began.
-    records: u64,
+    copies_changed: u64,
     /// As last listed; nothing before the first scan has ended.
-    copies: Option<Vec<CopyRecord>>,
+    copies: Option<Vec<CopyHeader>>,
 }
 
 #[derive(Debug)]
 enum Phase {
     /// Since when, and whether the log has named the root.
     Scanning(Instant, bool),
-    Resting {
+    Idle {
         /// When the next scan begins.
         until: Instant,
         /// When the next scan begins if a record was added or released.
@@ -65,7 +65,7 @@ struct Scan {
     root: String,
     is_replaced: bool,
     /// Nothing where the records could not be listed.
-    copies: Option<Vec<CopyRecord>>,
+    copies: Option<Vec<CopyHeader>>,
 }
 
 /// What a report says of copies.
@@ -88,13 +88,13 @@ impl CopyWatcher {
         }
     }
 
-    /// Begins the scans that are due. `records` counts the records that were added or released.
-    pub(crate) fn begin(&mut self, jobs: &Arc<AttemptRegistry>, records: u64) {
-        let roots = jobs.live().roots.clone();
+    /// Begins the scans that are due. `copies_changed` counts the records that were added or released.
+    pub(crate) fn begin(&mut self, jobs: &Arc<AttemptRegistry>, copies_changed: u64) {
+        let roots = jobs.reloadable_config().roots.clone();
         let names: Vec<String> = roots.iter().map(|root| root.name().to_owned()).collect();
-        self.begin_with(&names, records, Instant::now(), move |name| {
+        self.begin_with(&names, copies_changed, Instant::now(), move |name| {
             let root = roots.iter().find(|root| root.name() == name)?;
-            let copies = copies::check(root);
+            let copies = copies::reconcile(root);
             Some(Scan {
                 root: name.to_owned(),
                 copies: copies
@@ -114,18 +114,18 @@ impl CopyWatcher {
     fn begin_with(
         &mut self,
         roots: &[String],
-        records: u64,
+        copies_changed: u64,
         now: Instant,
         scan: impl Fn(&str) -> Option<Scan> + Clone + Send + 'static,
     ) {
         self.roots.retain(|name, _| roots.contains(name));
         for name in roots {
             let root = self.roots.entry(name.clone()).or_insert(WatchedRoot {
-                phase: Phase::Resting {
+                phase: Phase::Idle {
                     until: now,
                     soonest: now,
                 },
-                records,
+                copies_changed,
                 copies: None,
             });
             match &mut root.phase {
@@ -140,15 +140,16 @@ impl CopyWatcher {
                     }
                     continue;
                 }
-                Phase::Resting { until, .. } if now >= *until => {}
-                Phase::Resting { soonest, .. } if now >= *soonest && root.records != records => {}
-                Phase::Resting { .. } => continue,
+                Phase::Idle { until, .. } if now >= *until => {}
+                Phase::Idle { soonest, .. }
+                    if now >= *soonest && root.copies_changed != copies_changed => {}
+                Phase::Idle { .. } => continue,
             }
             root.phase = Phase::Scanning(now, false);
-            root.records = records;
+            root.copies_changed = copies_changed;
             let (scan, name) = (scan.clone(), name.clone());
             self.scans
-                .spawn(critical::spawn_blocking("copies", move || {
+                .spawn(fail_fast::spawn_blocking("copies", move || {
                     scan(&name).unwrap_or(Scan {
                         root: name,
                         is_replaced: false,
@@ -176,7 +177,7 @@ impl CopyWatcher {
         if let Phase::Scanning(since, _) = root.phase {
             let soonest = now + now.duration_since(since) * REST;
             let until = soonest.max(now + self.rest);
-            root.phase = Phase::Resting { until, soonest };
+            root.phase = Phase::Idle { until, soonest };
         }
         if scan.copies.is_some() {
             root.copies = scan.copies;
@@ -219,7 +220,7 @@ impl CopyWatcher {
     }
 }
 
-fn to_proto(root: &str, copy: &CopyRecord) -> Copy {
+fn to_proto(root: &str, copy: &CopyHeader) -> Copy {
     let jobs = copy.jobs.iter().cloned().map(|job| CopyJob {
         uid: job.uid,
         namespace: job.namespace,
@@ -241,14 +242,14 @@ mod tests {
 
     const PACE: Duration = Duration::from_secs(10);
 
-    fn copy(path: &str) -> CopyRecord {
+    fn copy(path: &str) -> CopyHeader {
         let text = format!(
             r#"{{"version":1,"path":"{path}","digest":"d","bytes":1,"files":1,"removable":true,"jobs":[]}}"#
         );
         serde_json::from_str(&text).unwrap()
     }
 
-    fn found(root: &str, copies: Option<Vec<CopyRecord>>) -> Option<Scan> {
+    fn found(root: &str, copies: Option<Vec<CopyHeader>>) -> Option<Scan> {
         Some(Scan {
             root: root.to_owned(),
             is_replaced: false,
@@ -338,8 +339,8 @@ mod tests {
         let ended = watcher.scans.join_next().await.unwrap().unwrap();
         // It took a minute.
         watcher.learn(ended, at(60));
-        for records in 0..2 {
-            watcher.begin_with(&roots, records, at(60 + 539), scan);
+        for copies_changed in 0..2 {
+            watcher.begin_with(&roots, copies_changed, at(60 + 539), scan);
             assert_eq!(under_way(&watcher), 0);
         }
         watcher.begin_with(&roots, 0, at(60 + 540), scan);
@@ -352,11 +353,11 @@ mod tests {
         let roots = names(&["data"]);
         let now = Instant::now();
         let scan = |root: &str| found(root, Some(Vec::new()));
-        for records in 0..3 {
-            watcher.begin_with(&roots, records, now, scan);
+        for copies_changed in 0..3 {
+            watcher.begin_with(&roots, copies_changed, now, scan);
             assert_eq!(under_way(&watcher), 1);
             // Recorded meanwhile: that scan may have missed it.
-            watcher.begin_with(&roots, records + 1, now, scan);
+            watcher.begin_with(&roots, copies_changed + 1, now, scan);
             assert_eq!(under_way(&watcher), 1);
             let ended = watcher.scans.join_next().await.unwrap().unwrap();
             watcher.learn(ended, now);
@@ -390,7 +391,7 @@ mod tests {
             let mut watcher = CopyWatcher::new(PACE);
             // 263 bytes each, and 4 around them.
             let path = |number| format!("{number:0250}");
-            let copies: Vec<CopyRecord> = (0..count).map(|number| copy(&path(number))).collect();
+            let copies: Vec<CopyHeader> = (0..count).map(|number| copy(&path(number))).collect();
             let scan = move |root: &str| found(root, Some(copies.clone()));
             watcher.begin_with(&names(&["r"]), 0, Instant::now(), scan);
             watcher.ended().await;

@@ -373,11 +373,11 @@ impl Fault {
     /// Whether the next attempt may succeed without a person changing anything. An operator may be about to send
     /// another configuration.
     #[must_use]
-    pub fn retriable(&self, author: ConfigSource) -> bool {
+    pub fn retriable(&self, config_source: ConfigSource) -> bool {
         match self {
             Fault::PeerRefused { retriable, .. } => *retriable,
             _ => {
-                let may_change = author == ConfigSource::Operator;
+                let may_change = config_source == ConfigSource::Operator;
                 let reason = self.reason();
                 self.is_transient()
                     || ATTEMPT.contains(&reason)
@@ -427,14 +427,14 @@ impl Fault {
 
     /// As the control API answers it: the message starts with the node.
     #[must_use]
-    pub fn to_status(&self, node: &str, author: ConfigSource) -> Status {
+    pub fn to_status(&self, node: &str, config_source: ConfigSource) -> Status {
         let message = format!("node {node}: {self}");
         let remedy = message.rsplit_once(": ").map_or("", |(_, remedy)| remedy);
         let detail = ErrorDetail {
             reason: self.reason().to_owned(),
             node: node.to_owned(),
             remedy: remedy.to_owned(),
-            retriable: self.retriable(author),
+            retriable: self.retriable(config_source),
         };
         Status::with_details(self.code(), message, detail.encode_to_vec().into())
     }

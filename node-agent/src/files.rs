@@ -6,9 +6,9 @@
 //! under its final name.
 //!
 //! ```text
-//! source       Manifest::scan -> Source::open -> read_block -> Blocks::digest -> FileTree
-//! destination  Destination::prepare -> open -> (rehash, confirm) -> Blocks::verify
-//!              -> write_block -> finish -> complete -> record
+//! source       Manifest::scan -> Source::open -> read_block -> BlockLayout::digest -> HashTree
+//! destination  Destination::prepare -> open -> (rehash, confirm) -> BlockLayout::verify
+//!              -> write_block -> finish -> publish -> record
 //! ```
 
 pub mod copies;
@@ -18,21 +18,22 @@ mod destination_config;
 mod digest;
 mod directory;
 mod error;
+mod file_state;
 mod gate;
-mod identity;
+mod hash_tree;
 mod leftover;
 mod limits;
 mod lock;
 mod manifest;
 mod names;
 pub mod namespace_directory;
+mod object_read_log;
 mod occupancy;
 mod partial;
 mod path;
 mod placement;
 mod progress;
 mod publish;
-mod read_record;
 mod reservation;
 mod reserved_space;
 mod root;
@@ -42,7 +43,6 @@ mod space;
 mod staging;
 mod sweep;
 mod target;
-mod tree;
 
 #[cfg(test)]
 mod tests;
@@ -50,20 +50,20 @@ mod tests;
 pub use destination::Destination;
 pub use destination_config::{DestinationConfig, Overwrite};
 pub use digest::{
-    Algorithm, BLOCK_BYTES, BlockDigest, BlockFault, Blocks, Digest, DigestParseError,
+    Algorithm, BLOCK_BYTES, BlockDigest, BlockFault, BlockLayout, Digest, DigestParseError,
     MAX_FILE_BYTES, VerifiedBlock, directory_digest,
 };
 pub(crate) use error::errno;
-pub use error::{FileError, Place};
+pub use error::{FileError, Location};
+pub use hash_tree::HashTree;
 pub use leftover::Leftover;
 pub use limits::{MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES, MAX_PATHS_BYTES};
 pub use manifest::{Entry, EntryKind, Manifest, ManifestBuilder, ObjectVersion, Shape};
 pub use names::JobUid;
+pub use object_read_log::{ObjectReadLog, VersionId};
 pub use partial::DestinationFile;
 pub use path::RootPath;
-pub use read_record::{ObjectReadLog, VersionId};
 pub use root::{Access, Root};
 pub use source::{Source, SourceFile};
 pub use space::{MinFree, RootLimits};
 pub use sweep::sweep;
-pub use tree::FileTree;

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::unbounded;
 
 use crate::config::RootEntry;
-use crate::critical;
-use crate::files::{FileError, Place, Root, errno};
+use crate::fail_fast;
+use crate::files::{FileError, Location, Root, errno};
 
 /// For all roots. A server that is there answers in milliseconds, one that is restarted in seconds; and
 /// an operator that hears nothing of a node for 30 s calls it not ready, so this is said before.
@@ -47,7 +47,7 @@ impl Opener {
     /// The one that is open already, or this one.
     fn known(&self, root: Root) -> Arc<Root> {
         // Compared without the lock: its own file system may not answer.
-        let open: Vec<Arc<Root>> = critical::lock(&self.known)
+        let open: Vec<Arc<Root>> = fail_fast::lock(&self.known)
             .iter()
             .filter_map(Weak::upgrade)
             .collect();
@@ -55,7 +55,7 @@ impl Opener {
             return same;
         }
         let root = Arc::new(root);
-        let mut known = critical::lock(&self.known);
+        let mut known = fail_fast::lock(&self.known);
         known.retain(|known| known.strong_count() > 0);
         known.push(Arc::downgrade(&root));
         root
@@ -73,7 +73,7 @@ impl Opener {
             seconds: ROOTS_WITHIN.as_secs(),
         };
         {
-            let mut under_way = critical::lock(&self.under_way);
+            let mut under_way = fail_fast::lock(&self.under_way);
             if let Some(root) = roots.iter().find(|root| under_way.contains(&root.path)) {
                 return Err(hung(root));
             }
@@ -83,19 +83,19 @@ impl Opener {
         for (index, root) in roots.iter().enumerate() {
             let (tell, told) = unbounded();
             let (opener, open, entry) = (self.clone(), open.clone(), root.clone());
-            let begun = critical::thread("weft-root", move || {
+            let begun = fail_fast::thread("weft-root", move || {
                 let opened = open(&entry);
-                critical::lock(&opener.under_way).remove(&entry.path);
+                fail_fast::lock(&opener.under_way).remove(&entry.path);
                 // The caller may have given up.
                 let _ = tell.send(opened);
             });
             if let Err(error) = begun {
-                let mut under_way = critical::lock(&self.under_way);
+                let mut under_way = fail_fast::lock(&self.under_way);
                 for root in &roots[index..] {
                     under_way.remove(&root.path);
                 }
                 return Err(FileError::NoThread {
-                    place: Place {
+                    location: Location {
                         root: root.name.clone(),
                         path: String::new(),
                     },

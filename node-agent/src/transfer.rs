@@ -2,21 +2,21 @@
 //! server, which uses it.
 
 pub(crate) mod agent_client;
-pub(crate) mod arrivals;
 pub mod attempt;
 pub(crate) mod block_reader;
+pub(crate) mod block_writer;
 pub(crate) mod buffers;
 pub(crate) mod dial;
 pub(crate) mod fanout;
+pub mod frame;
 pub(crate) mod layout;
 pub(crate) mod local;
 pub(crate) mod message;
 pub(crate) mod object_receiver;
 pub(crate) mod peer;
-pub(crate) mod placer;
+pub(crate) mod receive_window;
 pub(crate) mod received_blocks;
 pub(crate) mod receiver;
-pub mod record;
 pub(crate) mod recorder;
 pub(crate) mod sender;
 pub(crate) mod sender_event;

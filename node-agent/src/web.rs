@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use weft_identity::metrics;
 
-use crate::critical;
+use crate::fail_fast;
 
 /// The metrics; none while no agent takes jobs.
 type Ready = Option<Arc<Registries>>;
@@ -99,7 +99,7 @@ async fn page(
     part: fn(&Registries) -> &Registry,
 ) -> impl IntoResponse {
     let registries = ready.borrow().clone().unwrap_or_default();
-    critical::spawn_blocking("metrics", move || metrics::page(part(&registries))).await
+    fail_fast::spawn_blocking("metrics", move || metrics::page(part(&registries))).await
 }
 
 async fn readyz(State(ready): State<watch::Receiver<Ready>>) -> impl IntoResponse {

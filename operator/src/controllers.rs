@@ -4,20 +4,20 @@
 //! lists. A controller decides by pure functions from the cache to requests, and never waits for an answer:
 //! the writer sends the requests, and its answers are events like those of watches. Only a leader runs this.
 
+mod api_writer;
 mod backoff;
 mod cache;
-mod cluster;
 mod cluster_node;
 mod condition;
 mod controller;
 mod fabric;
 mod job;
 mod kinds;
-mod lead;
 mod membership;
 mod metrics;
 mod request;
 mod work_queue;
+mod write_fence;
 mod writer;
 
 #[cfg(test)]
@@ -33,21 +33,21 @@ use tokio::{
 };
 
 use self::{
+    api_writer::{ApiWriter, WriteError},
     cache::Key,
-    cluster::{Cluster, ClusterError},
     controller::{Controller, ReconcileContext, Setup, TICK},
     fabric::FabricController,
     job::{JobController, secret::Secrets},
     kinds::{Cache, WatchEvent, for_each_kind},
-    lead::WriteFence,
     membership::Membership,
     request::Request,
+    write_fence::WriteFence,
     writer::{WriteResult, Writer},
 };
 pub use self::{
     controller::Context,
     fabric::agents::AgentTemplate,
-    job::query::{Known, Neighbours, Preflight, Query, ReportedCopy},
+    job::query::{Neighbours, Preflight, Query, QueryView, ReportedCopy},
     metrics::Metrics,
 };
 
@@ -58,7 +58,7 @@ const DEBOUNCE: Duration = Duration::from_millis(20);
 
 /// Runs until it is dropped, and answers queries in between.
 pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infallible {
-    let cluster = Cluster::new(context.client.clone(), context.epoch);
+    let writer = ApiWriter::new(context.client.clone(), context.epoch);
     let wake = Arc::new(Notify::new());
     // The agents run in the operator's own namespace.
     let namespace = &context.template.namespace;
@@ -73,7 +73,7 @@ pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infall
     let mut runner = Runner {
         controllers: controllers(&setup),
         writer: Writer::new(
-            Arc::new(cluster),
+            Arc::new(writer),
             context.writes_per_second,
             context.metrics.clone(),
         ),
@@ -216,7 +216,7 @@ impl Runner {
             return;
         };
         let WriteResult {
-            owner,
+            requester,
             request,
             result,
         } = answer;
@@ -237,12 +237,12 @@ impl Runner {
             }
         };
         let mut controllers = self.controllers.iter_mut();
-        if let Some(controller) = controllers.find(|one| one.name() == owner.controller) {
-            controller.on_write_result(&owner.key, &request, result.as_ref().copied());
+        if let Some(controller) = controllers.find(|one| one.name() == requester.controller) {
+            controller.on_write_result(&requester.key, &request, result.as_ref().copied());
         }
     }
 
-    fn failed(&self, request: &Request, error: &ClusterError) {
+    fn failed(&self, request: &Request, error: &WriteError) {
         let (kind, Key { namespace, name }) = (request.kind(), &request.key);
         if error.is_conflict() {
             tracing::debug!(kind, namespace, name, %error, "the object has changed");

@@ -353,7 +353,7 @@ enum Renewal {
 pub struct Held {
     /// What this leader's commands carry: higher than any leader's before it.
     pub epoch: u64,
-    /// When the last request was sent by which the Lease was renewed.
+    /// When the last successful renewal of the Lease was sent.
     pub renewals: watch::Receiver<Instant>,
     /// Closed once the thread has ended.
     lost: oneshot::Receiver<Lost>,

@@ -79,12 +79,12 @@ fn spec(stage: &Stage, uid: &str, to: usize) -> Spec {
 /// Plays the operator to the end of a job; how many attempts that took.
 async fn complete(mut runner: Runner) -> u32 {
     let played = async {
-        while !runner.job().is_over() {
-            runner.turn().await;
+        while !runner.transfer().is_over() {
+            runner.run_once().await;
         }
     };
     timeout(DEADLINE, played).await.expect("the job ends");
-    let job = runner.job();
+    let job = runner.transfer();
     let standings: Vec<_> = job.destinations().map(|view| &view.phase).collect();
     assert!(job.is_complete(), "{standings:?} {:?}", job.source_fault());
     job.attempt()

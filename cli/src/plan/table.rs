@@ -15,7 +15,7 @@ pub struct Table<'a>(pub &'a Plan);
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plan = self.0;
-        let destinations = plan.parts.len() - 1;
+        let destinations = plan.assignments.len() - 1;
         let nodes = if destinations == 1 { "node" } else { "nodes" };
         let estimate = Seconds(plan.estimate_seconds);
         let bottleneck = &plan.bottleneck;
@@ -25,7 +25,7 @@ impl fmt::Display for Table<'_> {
             f,
             "data        {} to {destinations} {nodes}, in segments of {}",
             quantity::bytes(plan.bytes),
-            quantity::bytes(plan.segment_bytes),
+            quantity::bytes(plan.block_bytes),
         )?;
         write!(f, "estimate    {estimate}")?;
         if plan.bytes > 0 {
@@ -49,7 +49,7 @@ impl fmt::Display for Table<'_> {
                 text
             }
         };
-        let parts = plan.parts.iter().map(|part| {
+        let parts = plan.assignments.iter().map(|part| {
             vec![
                 part.node.clone(),
                 or_dash(part.receives_from.clone().unwrap_or_default()),

@@ -9,7 +9,7 @@ use std::{
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use weft_planner::Seconds;
 use weft_proto::agent::v1::State;
-use weft_transfer::{Destination, DestinationPhase, Job};
+use weft_transfer::{Destination, DestinationPhase, Transfer};
 
 use crate::quantity;
 
@@ -89,11 +89,11 @@ impl Progress {
     }
 
     /// Shows how the job stands.
-    pub(super) fn show(&mut self, job: &Job, err: &mut impl Write) {
+    pub(super) fn show(&mut self, transfer: &Transfer, err: &mut impl Write) {
         let now = Instant::now();
-        let all_bytes = job.listing().map(|_| job.bytes());
+        let all_bytes = transfer.listing().map(|_| transfer.bytes());
         let mut texts = Vec::new();
-        for (i, destination) in job.destinations().enumerate() {
+        for (i, destination) in transfer.destinations().enumerate() {
             if self.rates.len() <= i {
                 self.rates.push(Rate::default());
             }
@@ -102,7 +102,7 @@ impl Progress {
         }
         match &mut self.to {
             Shown::Bars { all, bars } => {
-                for ((i, destination), text) in job.destinations().enumerate().zip(texts) {
+                for ((i, destination), text) in transfer.destinations().enumerate().zip(texts) {
                     // A bar of length 0 is drawn as full.
                     let length = all_bytes.unwrap_or_default().max(1);
                     let position = match &destination.phase {
@@ -120,7 +120,7 @@ impl Progress {
                     // Whole before it is shown: every change of a shown bar may be drawn at once.
                     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden())
                         .with_style(style())
-                        .with_prefix(destination.place.node.clone())
+                        .with_prefix(destination.location.node.clone())
                         .with_message(text)
                         .with_position(position);
                     bar.set_length(length);
@@ -131,8 +131,8 @@ impl Progress {
             }
             Shown::Lines { next } if now >= *next => {
                 *next = now + LINE_INTERVAL;
-                let parts = job.destinations().zip(texts);
-                let parts = parts.map(|(one, text)| format!("{} {text}", one.place.node));
+                let parts = transfer.destinations().zip(texts);
+                let parts = parts.map(|(one, text)| format!("{} {text}", one.location.node));
                 let line = parts.collect::<Vec<_>>().join("; ");
                 // Nobody may be reading it.
                 let _ = writeln!(err, "{line}");
@@ -207,13 +207,13 @@ mod tests {
     use indicatif::TermLike;
     use weft_planner::{Strategy, Topology};
     use weft_proto::agent::v1::{Algorithm, Overwrite, ProgressResponse};
-    use weft_transfer::{Failure, LeaderContext, Place, Spec, Timing};
+    use weft_transfer::{Failure, LeaderContext, NodeLocation, Spec, Timing};
 
     use super::*;
 
     #[test]
     fn a_destination_is_told_by_bytes_rate_and_time_left_or_by_its_state() {
-        let place = Place {
+        let place = NodeLocation {
             node: "node1".into(),
             root: "data".into(),
             path: "x".into(),
@@ -264,7 +264,7 @@ mod tests {
             (verified, moving, rate, "verified in 500 ms"),
         ] {
             let view = Destination {
-                place: place.clone(),
+                location: place.clone(),
                 phase,
                 report,
                 bytes: 50_000_000,
@@ -311,12 +311,12 @@ mod tests {
 
     #[test]
     fn a_bar_is_empty_and_has_its_text_from_the_first_frame_on() {
-        let place = |node: &str| Place {
+        let place = |node: &str| NodeLocation {
             node: node.into(),
             root: "data".into(),
             path: "x".into(),
         };
-        let (job, _) = Job::begin(Spec {
+        let (transfer, _) = Transfer::begin(Spec {
             uid: "uid".into(),
             name: None,
             source: place("node0"),
@@ -337,7 +337,7 @@ mod tests {
         });
         let written = Written::default();
         let target = ProgressDrawTarget::term_like(Box::new(written.clone()));
-        Progress::bars(target).show(&job, &mut io::sink());
+        Progress::bars(target).show(&transfer, &mut io::sink());
         let written = written.0.lock().unwrap();
         let frames: Vec<&str> = written.iter().map(|text| text.trim()).collect();
         let bars = frames.iter().filter(|text| text.starts_with("node"));

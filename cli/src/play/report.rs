@@ -8,7 +8,7 @@ use std::{
 use serde::Serialize;
 use weft_planner::Seconds;
 use weft_proto::agent::v1::Algorithm;
-use weft_transfer::{DestinationPhase, Failure, Job};
+use weft_transfer::{DestinationPhase, Failure, Transfer};
 
 use crate::{play::arguments::Fault, quantity};
 
@@ -115,9 +115,9 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of a job that is over, `ended` after it began.
+    /// Of a transfer that is over, `ended` after it began.
     pub fn new(
-        job: &Job,
+        transfer: &Transfer,
         ended: Duration,
         source: String,
         root: impl Fn(&str) -> Option<String>,
@@ -125,16 +125,16 @@ impl Summary {
         faults: &[(Fault, Happened)],
         assumed: &str,
     ) -> Self {
-        let started = job.started().unwrap_or(ended);
+        let started = transfer.started().unwrap_or(ended);
         let mut last = None;
         let mut failures = Vec::new();
-        if let Some(fault) = job.source_fault() {
+        if let Some(fault) = transfer.source_fault() {
             failures.push(cause(&fault));
         }
-        let nodes = job
+        let nodes = transfer
             .destinations()
             .map(|destination| {
-                let name = destination.place.node.clone();
+                let name = destination.location.node.clone();
                 let (state, reason, seconds) = match &destination.phase {
                     DestinationPhase::Verified { after } => {
                         last = last.max(Some(*after));
@@ -161,20 +161,20 @@ impl Summary {
             })
             .collect();
         let seconds = last.unwrap_or(ended.saturating_sub(started));
-        let bytes = job.bytes();
-        let gbps = if job.is_complete() && !seconds.is_zero() {
+        let bytes = transfer.bytes();
+        let gbps = if transfer.is_complete() && !seconds.is_zero() {
             round(bytes as f64 / seconds.as_secs_f64() / 1e9, 6)
         } else {
             0.0
         };
-        let (sent, resent) = job.chunks();
-        let (link, link_why) = job.link();
+        let (sent, resent) = transfer.chunks();
+        let (link, link_why) = transfer.link();
         let report = Report {
             bytes,
             seconds: rounded(seconds),
             gbps,
-            digest: job.source_report().digest.clone(),
-            strategy: job
+            digest: transfer.source_report().digest.clone(),
+            strategy: transfer
                 .plan()
                 .map(|plan| plan.strategy.to_string())
                 .unwrap_or_default(),
@@ -190,10 +190,14 @@ impl Summary {
         Self {
             report,
             source,
-            strategy_why: job.plan().map(|plan| plan.why.clone()).unwrap_or_default() + assumed,
-            verification: job.spec().algorithm,
+            strategy_why: transfer
+                .plan()
+                .map(|plan| plan.why.clone())
+                .unwrap_or_default()
+                + assumed,
+            verification: transfer.spec().algorithm,
             link_why: link_why.to_owned(),
-            attempts: job.attempt(),
+            attempts: transfer.attempt(),
             failures,
         }
     }

@@ -191,33 +191,34 @@ impl<'a> Play<'a> {
         let mut runner = self.stage.begin(self.spec()?);
         let mut show = interval(SHOW_INTERVAL);
         show.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        while !runner.job().is_over() {
+        while !runner.transfer().is_over() {
             let now = runner.now();
-            let due = runner
-                .job()
-                .started()
-                .zip(faults.get(next))
-                .map(|(started, (fault, _))| {
-                    Instant::now() + (started + fault.at).saturating_sub(now)
-                });
+            let due =
+                runner
+                    .transfer()
+                    .started()
+                    .zip(faults.get(next))
+                    .map(|(started, (fault, _))| {
+                        Instant::now() + (started + fault.at).saturating_sub(now)
+                    });
             tokio::select! {
-                () = runner.turn() => {}
+                () = runner.run_once() => {}
                 error = self.stage.ended() => return Err(error.into()),
-                _ = show.tick() => progress.show(runner.job(), err),
+                _ = show.tick() => progress.show(runner.transfer(), err),
                 () = at(due) => {
                     let (fault, happened) = &mut faults[next];
                     next += 1;
                     self.strike(*fault).await?;
-                    let started = runner.job().started().unwrap_or_default();
+                    let started = runner.transfer().started().unwrap_or_default();
                     let after = runner.now().saturating_sub(started);
-                    *happened = Happened::At { after, bytes: runner.job().bytes_moved() };
+                    *happened = Happened::At { after, bytes: runner.transfer().bytes_moved() };
                     let target = fault.kind.target(fault.index);
                     progress.say(&format!("{} {target}", fault.kind.name()), err);
                 }
             }
         }
         let ended = runner.now();
-        progress.show(runner.job(), err);
+        progress.show(runner.transfer(), err);
         progress.end(err);
         let after = self.spine_bytes()?;
         let spines = after
@@ -231,7 +232,7 @@ impl<'a> Play<'a> {
                 .map(|path| path.display().to_string())
         };
         let summary = Summary::new(
-            runner.job(),
+            runner.transfer(),
             ended,
             self.settings.data.describe(),
             root,
@@ -239,7 +240,7 @@ impl<'a> Play<'a> {
             &faults,
             &self.stage.ground().assumed(),
         );
-        Ok((summary, runner.job().is_complete()))
+        Ok((summary, runner.transfer().is_complete()))
     }
 
     /// Where the user finds a directory of a destination afterwards, if it is still there.

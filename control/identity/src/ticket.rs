@@ -140,7 +140,7 @@ pub fn matches_destination(
     job: &AttemptRef,
     destination: &Location,
 ) -> Result<(), TicketFault> {
-    if ticket.job.as_ref() != Some(job) {
+    if ticket.attempt.as_ref() != Some(job) {
         return Err(TicketFault::OtherTransfer {
             what: "job or attempt",
         });
@@ -166,10 +166,10 @@ mod tests {
     fn ticket() -> Ticket {
         Ticket {
             fabric: "play".to_owned(),
-            job: Some(AttemptRef {
+            attempt: Some(AttemptRef {
                 uid: "j".to_owned(),
                 generation: 1,
-                attempt: 1,
+                number: 1,
             }),
             from_node: "n0".to_owned(),
             to_node: "n1".to_owned(),
@@ -208,7 +208,7 @@ mod tests {
         let job = AttemptRef {
             uid: "j".to_owned(),
             generation: 1,
-            attempt: 1,
+            number: 1,
         };
         let destination = Location {
             root: "out".to_owned(),
@@ -233,10 +233,10 @@ mod tests {
                 t.direction = Direction::FetchManifest.into();
             }),
             ("TicketOtherTransfer", |t| {
-                t.job.as_mut().unwrap().attempt = 2;
+                t.attempt.as_mut().unwrap().number = 2;
             }),
             ("TicketOtherTransfer", |t| {
-                t.job.as_mut().unwrap().uid = "k".to_owned();
+                t.attempt.as_mut().unwrap().uid = "k".to_owned();
             }),
             ("TicketOtherTransfer", |t| {
                 t.destination.as_mut().unwrap().path.push('x');

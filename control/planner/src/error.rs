@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::{
-    request::{PAYLOAD_SHARE_MIN, SEGMENT_BYTES},
+    request::{BLOCK_BYTES, PAYLOAD_SHARE_MIN},
     topology::TopologyError,
 };
 
@@ -42,9 +42,9 @@ pub enum PlanError {
         /// The destination.
         name: String,
     },
-    /// A segment of no bytes.
-    #[error("segment_bytes is 0: give at least 1, {SEGMENT_BYTES} is usual")]
-    ZeroSegment,
+    /// A block of no bytes.
+    #[error("block_bytes is 0: give at least 1, {BLOCK_BYTES} is usual")]
+    ZeroBlock,
     /// A share that is none.
     #[error("payload_share is {value}: give a number from {PAYLOAD_SHARE_MIN} to 1")]
     BadPayloadShare {
@@ -84,7 +84,7 @@ impl PlanError {
             Self::UnknownNode { .. } => "PlanUnknownNode",
             Self::SourceIsDestination { .. } => "PlanSourceIsDestination",
             Self::DuplicateDestination { .. } => "PlanDuplicateDestination",
-            Self::ZeroSegment => "PlanZeroSegment",
+            Self::ZeroBlock => "PlanZeroSegment",
             Self::BadPayloadShare { .. } => "PlanBadPayloadShare",
             Self::TooManyBytes { .. } => "PlanTooManyBytes",
             Self::NoPath { .. } => "PlanNoPath",

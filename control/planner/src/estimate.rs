@@ -1,12 +1,12 @@
 //! What a tree puts on every link, and how long it takes.
 //!
-//! With `B` bytes in segments of `S`, a link that carries `x` bytes takes
-//! `T = x × 8 ÷ (rate × payload share)`. The slowest link's `T` is the time in which all segments
-//! pass. The pipeline fill is added: the time until the last node has the first segment, less the part that
+//! With `B` bytes in blocks of `S`, a link that carries `x` bytes takes
+//! `T = x × 8 ÷ (rate × payload share)`. The slowest link's `T` is the time in which all blocks
+//! pass. The pipeline fill is added: the time until the last node has the first block, less the part that
 //! `T` already includes:
 //!
 //! ```text
-//! estimate = max T + max(0, first segment's way − max T × S ÷ B)
+//! estimate = max T + max(0, first block's way − max T × S ÷ B)
 //! ```
 //!
 //! For one rate `r` this is the known result (Cepheus §II-B): a chain of `n` nodes takes
@@ -25,8 +25,8 @@ use crate::names;
 use crate::request::Request;
 use crate::topology::{Node, Spine, Topology};
 
-/// How fast a receiver checks a segment before it forwards it: 8 GB/s, BLAKE3 on one core over cold
-/// memory (`docs/decisions/0004-blake3-or-xxh3.md`). It delays the first segment by `S ÷ 8 GB/s` per
+/// How fast a receiver checks a block before it forwards it: 8 GB/s, BLAKE3 on one core over cold
+/// memory (`docs/decisions/0004-blake3-or-xxh3.md`). It delays the first block by `S ÷ 8 GB/s` per
 /// hop; it is not taken for a limit of the rate, as the hash has a thread of its own.
 pub const CHECK_BYTES_PER_SECOND: f64 = 8.0e9;
 
@@ -88,18 +88,18 @@ pub(crate) struct Cost {
     pub(crate) seconds: f64,
 }
 
-/// Costs the tree in which `line[i]` sends to `line[j]` for every `j` in `sends_to[i]`.
+/// Costs the tree in which `ordered[i]` sends to `ordered[j]` for every `j` in `sends_to[i]`.
 ///
 /// `request` and `topology` are checked already, and so is that `bytes × destinations` fits 64 bits.
 pub(crate) fn cost(
     request: &Request,
     topology: &Topology,
-    line: &[&Node],
+    ordered: &[&Node],
     sends_to: &[Vec<usize>],
 ) -> Result<Cost, PlanError> {
-    let segment_bytes = request.segment_bytes.min(request.bytes);
+    let block_bytes = request.block_bytes.min(request.bytes);
     let hop_seconds =
-        request.hop_latency_ns as f64 / 1e9 + segment_bytes as f64 / CHECK_BYTES_PER_SECOND;
+        request.hop_latency_ns as f64 / 1e9 + block_bytes as f64 / CHECK_BYTES_PER_SECOND;
     let seconds =
         |bytes: f64, rate_bps: u64| bytes * 8.0 / (rate_bps as f64 * request.payload_share);
 
@@ -110,13 +110,13 @@ pub(crate) fn cost(
         load.rate_bps = rate_bps;
     };
     let mut between: BTreeMap<(&str, &str), (u64, Vec<Spine<'_>>)> = BTreeMap::new();
-    // When each node has the first segment; the source has it at once.
-    let mut first_segment = vec![0.0f64; line.len()];
+    // When each node has the first block; the source has it at once.
+    let mut first_block = vec![0.0f64; ordered.len()];
 
     for at in walk(sends_to) {
-        let sender = line[at];
+        let sender = ordered[at];
         for (copy, &to) in sends_to[at].iter().enumerate() {
-            let receiver = line[to];
+            let receiver = ordered[to];
             let (from, onto) = (sender.leaf.as_str(), receiver.leaf.as_str());
             let out = Link::NodeToLeaf {
                 node: &sender.name,
@@ -130,8 +130,8 @@ pub(crate) fn cost(
             add(into, request.bytes, receiver.rate_bps);
 
             let copies = (copy + 1) as f64;
-            let mut edge_seconds = seconds(copies * segment_bytes as f64, sender.rate_bps)
-                .max(seconds(segment_bytes as f64, receiver.rate_bps));
+            let mut edge_seconds = seconds(copies * block_bytes as f64, sender.rate_bps)
+                .max(seconds(block_bytes as f64, receiver.rate_bps));
             if from != onto {
                 let (bytes, spines) = between
                     .entry((from, onto))
@@ -145,13 +145,13 @@ pub(crate) fn cost(
                     });
                 }
                 *bytes += request.bytes;
-                let share = segment_bytes as f64 / spines.len() as f64;
+                let share = block_bytes as f64 / spines.len() as f64;
                 for spine in spines.iter() {
                     edge_seconds =
                         edge_seconds.max(seconds(share, spine.up_bps.min(spine.down_bps)));
                 }
             }
-            first_segment[to] = first_segment[at] + edge_seconds + hop_seconds;
+            first_block[to] = first_block[at] + edge_seconds + hop_seconds;
         }
     }
 
@@ -203,9 +203,9 @@ pub(crate) fn cost(
     let counted = if request.bytes == 0 {
         0.0
     } else {
-        slowest * (segment_bytes as f64 / request.bytes as f64)
+        slowest * (block_bytes as f64 / request.bytes as f64)
     };
-    let way = first_segment.into_iter().fold(0.0, f64::max);
+    let way = first_block.into_iter().fold(0.0, f64::max);
     Ok(Cost {
         links,
         seconds: slowest + (way - counted).max(0.0),

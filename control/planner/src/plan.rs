@@ -23,9 +23,9 @@ pub struct Plan {
     /// Bytes delivered to every destination.
     pub bytes: u64,
     /// A relay forwards after this many bytes.
-    pub segment_bytes: u64,
+    pub block_bytes: u64,
     /// One part per node, the source first, a sender always before its receivers.
-    pub parts: Vec<Part>,
+    pub assignments: Vec<Assignment>,
     /// Every link that carries something, the slowest first.
     pub links: Vec<LinkLoad>,
     /// The link that takes longest: the first of `links`.
@@ -39,12 +39,12 @@ pub struct Plan {
 /// One node's part of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Part {
+pub struct Assignment {
     /// Name of the node.
     pub node: String,
     /// Who sends to it; `None` for the source.
     pub receives_from: Option<String>,
-    /// To whom it sends, in the order in which every segment goes out.
+    /// To whom it sends, in the order in which every block goes out.
     pub sends_to: Vec<String>,
     /// Hops from the source; 0 for the source itself.
     pub depth: u32,
@@ -63,7 +63,7 @@ pub struct Alternative {
 /// Estimates within this part of the lowest count as equal to it, and fewer hops decide.
 const TIE: f64 = 1e-9;
 
-/// A tree over the line of nodes, and what it costs.
+/// A tree over the ordered nodes, and what it costs.
 struct Candidate {
     strategy: Strategy,
     sends_to: Vec<Vec<usize>>,
@@ -86,13 +86,13 @@ impl Candidate {
 /// none is passed over.
 pub fn plan(request: &Request, topology: &Topology) -> Result<Plan, PlanError> {
     topology.validate()?;
-    let line = line_up(request, topology)?;
+    let ordered = order_nodes(request, topology)?;
 
     let mut candidates = Vec::new();
     let mut no_path = None;
     for (strategy, tree) in Strategy::TREES {
-        let sends_to = tree(line.len());
-        match cost(request, topology, &line, &sends_to) {
+        let sends_to = tree(ordered.len());
+        match cost(request, topology, &ordered, &sends_to) {
             Ok(cost) => candidates.push(Candidate {
                 strategy,
                 sends_to,
@@ -118,7 +118,7 @@ pub fn plan(request: &Request, topology: &Topology) -> Result<Plan, PlanError> {
         (Some(index), _) => {
             let chosen = candidates.remove(index);
             candidates.sort_by(|a, b| a.cost.seconds.total_cmp(&b.cost.seconds));
-            Ok(build(request, &line, chosen, &candidates))
+            Ok(build(request, &ordered, chosen, &candidates))
         }
         (None, Some(error)) => Err(error),
         (None, None) => unreachable!("a strategy is a candidate or has no path"),
@@ -127,10 +127,10 @@ pub fn plan(request: &Request, topology: &Topology) -> Result<Plan, PlanError> {
 
 /// Checks the request and lines the nodes up: the source, the rest of its leaf, then leaf by leaf.
 ///
-/// A chain along this line enters every other leaf once, which is as seldom as it can be.
-fn line_up<'a>(request: &Request, topology: &'a Topology) -> Result<Vec<&'a Node>, PlanError> {
-    if request.segment_bytes == 0 {
-        return Err(PlanError::ZeroSegment);
+/// A chain along this order enters every other leaf once, which is as seldom as it can be.
+fn order_nodes<'a>(request: &Request, topology: &'a Topology) -> Result<Vec<&'a Node>, PlanError> {
+    if request.block_bytes == 0 {
+        return Err(PlanError::ZeroBlock);
     }
     if !(PAYLOAD_SHARE_MIN..=1.0).contains(&request.payload_share) {
         return Err(PlanError::BadPayloadShare {
@@ -149,7 +149,7 @@ fn line_up<'a>(request: &Request, topology: &'a Topology) -> Result<Vec<&'a Node
         return Err(PlanError::NoDestinations);
     }
     let mut seen = BTreeSet::new();
-    let mut line = Vec::with_capacity(request.destinations.len() + 1);
+    let mut ordered = Vec::with_capacity(request.destinations.len() + 1);
     for (index, name) in request.destinations.iter().enumerate() {
         if *name == request.source {
             return Err(PlanError::SourceIsDestination {
@@ -157,7 +157,7 @@ fn line_up<'a>(request: &Request, topology: &'a Topology) -> Result<Vec<&'a Node
                 name: name.clone(),
             });
         }
-        line.push(find(&|| format!("destinations[{index}]"), name)?);
+        ordered.push(find(&|| format!("destinations[{index}]"), name)?);
         if !seen.insert(name) {
             return Err(PlanError::DuplicateDestination {
                 index,
@@ -165,21 +165,21 @@ fn line_up<'a>(request: &Request, topology: &'a Topology) -> Result<Vec<&'a Node
             });
         }
     }
-    if request.bytes.checked_mul(line.len() as u64).is_none() {
+    if request.bytes.checked_mul(ordered.len() as u64).is_none() {
         return Err(PlanError::TooManyBytes {
             bytes: request.bytes,
-            destinations: line.len(),
+            destinations: ordered.len(),
         });
     }
-    line.sort_by(|a, b| {
+    ordered.sort_by(|a, b| {
         let far = |node: &Node| node.leaf != source.leaf;
         far(a)
             .cmp(&far(b))
             .then_with(|| names::compare(&a.leaf, &b.leaf))
             .then_with(|| names::compare(&a.name, &b.name))
     });
-    line.insert(0, source);
-    Ok(line)
+    ordered.insert(0, source);
+    Ok(ordered)
 }
 
 /// The names there are, the first few where there are many.
@@ -201,30 +201,33 @@ fn known_nodes(topology: &Topology) -> String {
     }
 }
 
-fn build(request: &Request, line: &[&Node], chosen: Candidate, others: &[Candidate]) -> Plan {
-    let mut parts: Vec<Part> = line
+fn build(request: &Request, ordered: &[&Node], chosen: Candidate, others: &[Candidate]) -> Plan {
+    let mut assignments: Vec<Assignment> = ordered
         .iter()
         .zip(&chosen.sends_to)
-        .map(|(node, receivers)| Part {
+        .map(|(node, receivers)| Assignment {
             node: node.name.clone(),
             receives_from: None,
-            sends_to: receivers.iter().map(|&to| line[to].name.clone()).collect(),
+            sends_to: receivers
+                .iter()
+                .map(|&to| ordered[to].name.clone())
+                .collect(),
             depth: 0,
         })
         .collect();
     let order = walk(&chosen.sends_to);
     for &at in &order {
         for &to in &chosen.sends_to[at] {
-            parts[to].receives_from = Some(line[at].name.clone());
-            parts[to].depth = parts[at].depth + 1;
+            assignments[to].receives_from = Some(ordered[at].name.clone());
+            assignments[to].depth = assignments[at].depth + 1;
         }
     }
     Plan {
         strategy: chosen.strategy,
         why: why(request.strategy, &chosen, others),
         bytes: request.bytes,
-        segment_bytes: request.segment_bytes,
-        parts: order.iter().map(|&at| parts[at].clone()).collect(),
+        block_bytes: request.block_bytes,
+        assignments: order.iter().map(|&at| assignments[at].clone()).collect(),
         bottleneck: chosen.bottleneck().clone(),
         links: chosen.cost.links,
         estimate_seconds: chosen.cost.seconds,

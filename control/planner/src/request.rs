@@ -16,9 +16,9 @@ pub const PAYLOAD_SHARE: f64 = 1408.0 / 1538.0;
 /// round trips, halved); rounded up for the hand-over to the thread that forwards.
 pub const HOP_LATENCY_NS: u64 = 50_000;
 
-/// Default [`Request::segment_bytes`]: 1 MiB, the block that a receiver checks before it forwards it
+/// Default [`Request::block_bytes`]: 1 MiB, the block that a receiver checks before it forwards it
 /// (the design's BLAKE3 blocks).
-pub const SEGMENT_BYTES: u64 = 1 << 20;
+pub const BLOCK_BYTES: u64 = 1 << 20;
 
 /// What is asked of the planner.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,8 +35,8 @@ pub struct Request {
     #[serde(default)]
     pub strategy: Strategy,
     /// A relay forwards after this many bytes.
-    #[serde(default = "default_segment_bytes")]
-    pub segment_bytes: u64,
+    #[serde(default = "default_block_bytes")]
+    pub block_bytes: u64,
     /// Part of the line rate that is payload, from 0.000001 to 1.
     #[serde(default = "default_payload_share")]
     pub payload_share: f64,
@@ -45,8 +45,8 @@ pub struct Request {
     pub hop_latency_ns: u64,
 }
 
-fn default_segment_bytes() -> u64 {
-    SEGMENT_BYTES
+fn default_block_bytes() -> u64 {
+    BLOCK_BYTES
 }
 
 /// Far less than any packet's: with next to nothing a transfer would take longer than a number can say.
@@ -68,7 +68,7 @@ impl Request {
             destinations,
             bytes,
             strategy: Strategy::Auto,
-            segment_bytes: SEGMENT_BYTES,
+            block_bytes: BLOCK_BYTES,
             payload_share: PAYLOAD_SHARE,
             hop_latency_ns: HOP_LATENCY_NS,
         }

@@ -10,7 +10,7 @@ mod binomial;
 mod chain;
 mod direct;
 
-/// How the data reaches the destinations. All of them are pipelined by segment.
+/// How the data reaches the destinations. All of them are pipelined by block.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]

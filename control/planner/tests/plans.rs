@@ -46,7 +46,7 @@ fn shown(plan: &Plan) -> String {
     let mut lines = vec![
         format!(
             "{} of {} bytes by {}",
-            plan.strategy, plan.bytes, plan.segment_bytes
+            plan.strategy, plan.bytes, plan.block_bytes
         ),
         plan.why.clone(),
         format!(
@@ -60,7 +60,7 @@ fn shown(plan: &Plan) -> String {
             other.strategy, other.estimate_seconds
         ));
     }
-    for part in &plan.parts {
+    for part in &plan.assignments {
         let from = part.receives_from.as_deref().unwrap_or("-");
         let to = part.sends_to.join(" ");
         let line = format!("{} {} <- {from}, -> {to}", part.depth, part.node);
@@ -136,8 +136,8 @@ fn the_known_formulas_come_out_for_one_rate() {
     let bytes = 64 << 20;
     let rate = GBIT as f64 * PAYLOAD_SHARE / 8.0;
     let whole = bytes as f64 / rate;
-    let segment = weft_planner::SEGMENT_BYTES as f64;
-    let hop = HOP_LATENCY_NS as f64 / 1e9 + segment / CHECK_BYTES_PER_SECOND;
+    let block = weft_planner::BLOCK_BYTES as f64;
+    let hop = HOP_LATENCY_NS as f64 / 1e9 + block / CHECK_BYTES_PER_SECOND;
     for nodes in [2usize, 3, 8, 13, 64] {
         let fabric = fabric(nodes, 1, 0, GBIT, GBIT);
         let near = |strategy, expected: f64| {
@@ -149,10 +149,7 @@ fn the_known_formulas_come_out_for_one_rate() {
         };
         let n = (nodes - 1) as f64;
         near(Strategy::Direct, n * whole + hop);
-        near(
-            Strategy::Chain,
-            whole + (n - 1.0) * segment / rate + n * hop,
-        );
+        near(Strategy::Chain, whole + (n - 1.0) * block / rate + n * hop);
         if nodes.is_power_of_two() {
             let rounds = f64::from(nodes.trailing_zeros());
             near(Strategy::Binomial, rounds * whole + rounds * hop);
@@ -191,7 +188,7 @@ fn nothing_to_send_takes_one_hop() {
 }
 
 #[test]
-fn the_last_segment_may_be_short_and_the_data_shorter_than_one() {
+fn the_last_block_may_be_short_and_the_data_shorter_than_one() {
     let fabric = fabric(3, 1, 0, GBIT, GBIT);
     let whole = |bytes: u64| bytes as f64 * 8.0 / (GBIT as f64 * PAYLOAD_SHARE);
     let plan = with(Strategy::Chain, &fabric, 1000);
@@ -289,10 +286,10 @@ fn bad_requests_name_the_field_and_the_remedy() {
     );
     assert_eq!(
         refused(Request {
-            segment_bytes: 0,
+            block_bytes: 0,
             ..good.clone()
         }),
-        "segment_bytes is 0: give at least 1, 1048576 is usual"
+        "block_bytes is 0: give at least 1, 1048576 is usual"
     );
     for share in [0.0, -1.0, 1.01, f64::NAN, f64::INFINITY] {
         let error = plan(

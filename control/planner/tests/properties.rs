@@ -55,10 +55,10 @@ fn requests() -> impl Strategy<Value = (Topology, Request)> {
             0.01..=1.0f64,
             0..10_000_000u64,
         )
-            .prop_map(|(topology, to, bytes, strategy, segment, share, latency)| {
+            .prop_map(|(topology, to, bytes, strategy, block, share, latency)| {
                 let request = Request {
                     strategy,
-                    segment_bytes: segment,
+                    block_bytes: block,
                     payload_share: share,
                     hop_latency_ns: latency,
                     ..Request::new("node0", to, bytes)
@@ -88,11 +88,11 @@ proptest! {
     ) {
         let plan = plan(&request, &topology).unwrap();
         prop_assert_ne!(plan.strategy, Tree::Auto);
-        prop_assert_eq!(&plan.parts[0].node, &request.source);
-        prop_assert_eq!(&plan.parts[0].receives_from, &None);
+        prop_assert_eq!(&plan.assignments[0].node, &request.source);
+        prop_assert_eq!(&plan.assignments[0].receives_from, &None);
 
         let mut depths = BTreeMap::new();
-        for part in &plan.parts {
+        for part in &plan.assignments {
             // The sender stands before its receivers, so there is no cycle.
             let depth = match &part.receives_from {
                 None => 0,
@@ -111,12 +111,12 @@ proptest! {
         prop_assert_eq!(reached, wanted);
 
         let sent: BTreeSet<(&str, &str)> = plan
-            .parts
+            .assignments
             .iter()
             .flat_map(|part| part.sends_to.iter().map(|to| (part.node.as_str(), to.as_str())))
             .collect();
         let received: BTreeSet<(&str, &str)> = plan
-            .parts
+            .assignments
             .iter()
             .filter_map(|part| Some((part.receives_from.as_deref()?, part.node.as_str())))
             .collect();
@@ -129,7 +129,7 @@ proptest! {
         let leaf = |node: &str| topology.node(node).unwrap().leaf.clone();
         let mut crossing = BTreeMap::<String, u64>::new();
         let mut entering = BTreeMap::<String, u64>::new();
-        for part in &plan.parts {
+        for part in &plan.assignments {
             let out = bytes_at(&plan, |from, _| from == part.node);
             prop_assert_eq!(out, request.bytes * part.sends_to.len() as u64);
             let into = bytes_at(&plan, |_, to| to == part.node);
@@ -165,7 +165,7 @@ proptest! {
     #[test]
     fn the_estimate_is_at_least_what_each_link_and_each_hop_takes((topology, request) in requests()) {
         let plan = plan(&request, &topology).unwrap();
-        let hops = plan.parts.iter().map(|part| part.depth).max().unwrap();
+        let hops = plan.assignments.iter().map(|part| part.depth).max().unwrap();
         let latency = f64::from(hops) * request.hop_latency_ns as f64 / 1e9;
         prop_assert!(plan.estimate_seconds >= latency * (1.0 - 1e-12));
         for link in &plan.links {
@@ -212,7 +212,7 @@ proptest! {
     fn a_chain_enters_every_other_leaf_once((topology, request) in requests()) {
         let plan = plan(&Request { strategy: Tree::Chain, ..request }, &topology).unwrap();
         let leaves: Vec<&str> =
-            plan.parts.iter().map(|part| topology.node(&part.node).unwrap().leaf.as_str()).collect();
+            plan.assignments.iter().map(|part| topology.node(&part.node).unwrap().leaf.as_str()).collect();
         let crossings = leaves.windows(2).filter(|pair| pair[0] != pair[1]).count();
         let distinct: BTreeSet<&str> = leaves.iter().copied().collect();
         prop_assert_eq!(crossings, distinct.len() - 1);
@@ -223,9 +223,9 @@ proptest! {
         (topology, request) in requests()
     ) {
         let plan = plan(&Request { strategy: Tree::Binomial, ..request }, &topology).unwrap();
-        let rounds = plan.parts.len().next_power_of_two().trailing_zeros();
-        prop_assert_eq!(plan.parts[0].sends_to.len(), rounds as usize);
-        for part in &plan.parts {
+        let rounds = plan.assignments.len().next_power_of_two().trailing_zeros();
+        prop_assert_eq!(plan.assignments[0].sends_to.len(), rounds as usize);
+        for part in &plan.assignments {
             prop_assert!(part.depth <= rounds);
             prop_assert!(part.sends_to.len() <= rounds as usize);
         }
@@ -236,7 +236,7 @@ proptest! {
         let plan = plan(&request, &topology).unwrap();
         let text = serde_json::to_string(&plan).unwrap();
         let back: Plan = serde_json::from_str(&text).unwrap();
-        prop_assert_eq!(back.parts, plan.parts);
+        prop_assert_eq!(back.assignments, plan.assignments);
         prop_assert_eq!(back.links.len(), plan.links.len());
         prop_assert!((back.estimate_seconds - plan.estimate_seconds).abs() <= plan.estimate_seconds * 1e-12);
     }

@@ -65,7 +65,7 @@ struct Tries {
     was_reached: bool,
 }
 
-/// A connection, which tonic makes again where it was closed while no call was under way.
+/// A connection. If it closes while no call is in flight, tonic connects again.
 #[derive(Clone)]
 pub(crate) struct Connection {
     client: Client,

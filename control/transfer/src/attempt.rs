@@ -1,14 +1,14 @@
-//! One attempt: the plan in force and how far each node is with its part.
+//! One attempt: the plan in force and how far each node is with its assignment.
 
 use std::collections::BTreeMap;
 
-use weft_planner::Part;
+use weft_planner::Assignment;
 
 use crate::failure::Failure;
 
-/// How far a node is with its part.
+/// How far a node is with its assignment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum MemberState {
+pub(crate) enum ParticipantState {
     /// Ready; Start was not sent.
     Prepared,
     /// Start was sent.
@@ -25,25 +25,25 @@ pub(crate) enum MemberState {
 
 /// A node of the plan.
 #[derive(Debug, Clone)]
-struct Member {
-    part: Part,
-    state: MemberState,
+struct Participant {
+    assignment: Assignment,
+    state: ParticipantState,
     /// Its progress stream has ended: it reports nothing more.
     stream_ended: bool,
     /// The stream broke: the node sends to no other any more.
     stream_broke: bool,
 }
 
-impl Member {
+impl Participant {
     fn can_go_on(&self) -> bool {
         matches!(
             self.state,
-            MemberState::Prepared | MemberState::Starting | MemberState::Moving
+            ParticipantState::Prepared | ParticipantState::Starting | ParticipantState::Moving
         )
     }
 
     fn can_serve(&self) -> bool {
-        self.can_go_on() || (self.state == MemberState::Verified && !self.stream_broke)
+        self.can_go_on() || (self.state == ParticipantState::Verified && !self.stream_broke)
     }
 }
 
@@ -54,33 +54,35 @@ pub(crate) struct Attempt {
     /// The source is a destination, too: it reads from a store.
     is_reader: bool,
     /// Boxed: as destinations are.
-    members: BTreeMap<String, Box<Member>>,
+    participants: BTreeMap<String, Box<Participant>>,
 }
 
 impl Attempt {
-    pub(crate) fn new(source: &str, is_reader: bool, parts: &[Part]) -> Self {
-        let member = |part: &Part| {
-            let member = Member {
-                part: part.clone(),
-                state: MemberState::Prepared,
+    pub(crate) fn new(source: &str, is_reader: bool, assignments: &[Assignment]) -> Self {
+        let participant = |assignment: &Assignment| {
+            let participant = Participant {
+                assignment: assignment.clone(),
+                state: ParticipantState::Prepared,
                 stream_ended: false,
                 stream_broke: false,
             };
-            (part.node.clone(), Box::new(member))
+            (assignment.node.clone(), Box::new(participant))
         };
         Self {
             source: source.to_owned(),
             is_reader,
-            members: parts.iter().map(member).collect(),
+            participants: assignments.iter().map(participant).collect(),
         }
     }
 
     pub(crate) fn nodes(&self) -> impl Iterator<Item = &str> {
-        self.members.keys().map(String::as_str)
+        self.participants.keys().map(String::as_str)
     }
 
-    pub(crate) fn state(&self, node: &str) -> Option<&MemberState> {
-        self.members.get(node).map(|member| &member.state)
+    pub(crate) fn state(&self, node: &str) -> Option<&ParticipantState> {
+        self.participants
+            .get(node)
+            .map(|participant| &participant.state)
     }
 
     pub(crate) fn source(&self) -> &str {
@@ -88,94 +90,99 @@ impl Attempt {
     }
 
     /// Destinations to start at once: receivers before their senders.
-    pub(crate) fn start_destinations(&mut self) -> Vec<Part> {
+    pub(crate) fn start_destinations(&mut self) -> Vec<Assignment> {
         let source = self.source.clone();
-        let mut parts = Vec::new();
-        for (_, member) in self.members.iter_mut().filter(|(node, _)| **node != source) {
-            member.state = MemberState::Starting;
-            parts.push(member.part.clone());
+        let mut assignments = Vec::new();
+        for (_, participant) in self
+            .participants
+            .iter_mut()
+            .filter(|(node, _)| **node != source)
+        {
+            participant.state = ParticipantState::Starting;
+            assignments.push(participant.assignment.clone());
         }
-        parts.sort_by_key(|part| std::cmp::Reverse(part.depth));
-        parts
+        assignments.sort_by_key(|assignment| std::cmp::Reverse(assignment.depth));
+        assignments
     }
 
-    /// The source's part, once, when every destination has taken or refused its own.
-    pub(crate) fn start_source(&mut self) -> Option<Part> {
-        let waiting = self
-            .members
-            .iter()
-            .any(|(node, member)| *node != self.source && member.state == MemberState::Starting);
+    /// The source's assignment, once, when every destination has taken or refused its own.
+    pub(crate) fn start_source(&mut self) -> Option<Assignment> {
+        let waiting = self.participants.iter().any(|(node, participant)| {
+            *node != self.source && participant.state == ParticipantState::Starting
+        });
         if waiting || !self.can_go_on() {
             return None;
         }
-        let source = self.members.get_mut(&self.source)?;
-        if source.state != MemberState::Prepared {
+        let source = self.participants.get_mut(&self.source)?;
+        if source.state != ParticipantState::Prepared {
             return None;
         }
-        source.state = MemberState::Starting;
-        Some(source.part.clone())
+        source.state = ParticipantState::Starting;
+        Some(source.assignment.clone())
     }
 
     pub(crate) fn started(&mut self, node: &str) {
-        if let Some(member) = self.members.get_mut(node)
-            && matches!(member.state, MemberState::Starting)
+        if let Some(participant) = self.participants.get_mut(node)
+            && matches!(participant.state, ParticipantState::Starting)
         {
-            member.state = MemberState::Moving;
+            participant.state = ParticipantState::Moving;
         }
     }
 
     pub(crate) fn verified(&mut self, node: &str) {
-        if let Some(member) = self.members.get_mut(node) {
-            member.state = MemberState::Verified;
+        if let Some(participant) = self.participants.get_mut(node) {
+            participant.state = ParticipantState::Verified;
         }
     }
 
     pub(crate) fn stopped(&mut self, node: &str, failure: Failure) {
-        if let Some(member) = self.members.get_mut(node)
-            && member.state != MemberState::Verified
+        if let Some(participant) = self.participants.get_mut(node)
+            && participant.state != ParticipantState::Verified
         {
-            member.state = MemberState::Stopped(failure);
+            participant.state = ParticipantState::Stopped(failure);
         }
     }
 
     /// A sender reports that it lost this receiver; what the receiver itself reports replaces that.
     pub(crate) fn cut_off(&mut self, node: &str, failure: Failure) {
-        if let Some(member) = self.members.get_mut(node)
-            && member.can_go_on()
+        if let Some(participant) = self.participants.get_mut(node)
+            && participant.can_go_on()
         {
-            member.state = MemberState::CutOff(failure);
+            participant.state = ParticipantState::CutOff(failure);
         }
     }
 
     pub(crate) fn stream_ended(&mut self, node: &str, is_broken: bool) {
-        if let Some(member) = self.members.get_mut(node) {
-            member.stream_ended = true;
-            member.stream_broke |= is_broken;
+        if let Some(participant) = self.participants.get_mut(node) {
+            participant.stream_ended = true;
+            participant.stream_broke |= is_broken;
         }
     }
 
     /// No node of this attempt will report again.
     pub(crate) fn all_streams_ended(&self) -> bool {
-        self.members.values().all(|member| member.stream_ended)
+        self.participants
+            .values()
+            .all(|participant| participant.stream_ended)
     }
 
     /// At least one destination can still finish: it and all nodes between it and the source work.
     pub(crate) fn can_go_on(&self) -> bool {
-        self.members.iter().any(|(node, member)| {
+        self.participants.iter().any(|(node, participant)| {
             let is_destination = self.is_reader || *node != self.source;
-            is_destination && member.can_go_on() && self.is_served(member)
+            is_destination && participant.can_go_on() && self.is_served(participant)
         })
     }
 
-    fn is_served(&self, member: &Member) -> bool {
-        let mut at = member;
-        // A plan is a tree: as many steps as members lead to the source at the latest.
-        for _ in 0..self.members.len() {
+    fn is_served(&self, participant: &Participant) -> bool {
+        let mut at = participant;
+        // A plan is a tree: as many steps as participants lead to the source at the latest.
+        for _ in 0..self.participants.len() {
             let Some(sender) = at
-                .part
+                .assignment
                 .receives_from
                 .as_ref()
-                .and_then(|s| self.members.get(s))
+                .and_then(|s| self.participants.get(s))
             else {
                 return true;
             };

@@ -10,10 +10,10 @@ use std::{
 
 use backon::Retryable as _;
 use tokio::{sync::mpsc::UnboundedSender, time::timeout};
-use weft_planner::Part;
+use weft_planner::Assignment;
 use weft_proto::agent::v1::{
-    AttemptRef, CancelRequest, Child, DestinationPart, Direction, JobName, LocalPart, Location,
-    ManifestHolder, PrepareRequest, SignedTicket, SourcePart, StartRequest, StatRequest,
+    AttemptRef, CancelRequest, Child, DestinationTask, Direction, JobName, LocalCopyTask, Location,
+    ManifestHolder, PrepareRequest, SignedTicket, SourceTask, StartRequest, StatRequest,
     StatResponse, Ticket, Verification, start_request,
 };
 
@@ -22,7 +22,7 @@ use crate::{
     command::{Call, Cleanup, Command, Input},
     failure::{Failure, unknown},
     pool::ConnectionPool,
-    spec::{Listing, Place, Spec, is_local, node_of, uid_at},
+    spec::{Listing, NodeLocation, Spec, is_local, node_of, uid_at},
 };
 
 /// How long a ticket holds; an attempt that is not connected by then never will be.
@@ -104,8 +104,8 @@ impl Calling {
                 let call = self.prepare(node, attempt);
                 Box::pin(within(PREPARE_TIMEOUT, "Prepare", node, call)).await
             }
-            Call::Start(part) => {
-                let call = self.start(part, attempt);
+            Call::Start(assignment) => {
+                let call = self.start(assignment, attempt);
                 Box::pin(within(START_TIMEOUT, "Start", node, call)).await
             }
             Call::WatchProgress => Box::pin(self.watch_progress(node, attempt)).await,
@@ -134,7 +134,7 @@ impl Calling {
         Some(AttemptRef {
             uid: uid_at(node, &self.spec.uid),
             generation: self.spec.leader.generation,
-            attempt,
+            number: attempt,
         })
     }
 
@@ -145,11 +145,11 @@ impl Calling {
         }
     }
 
-    fn place(&self, node: &str) -> Option<Location> {
+    fn location_at(&self, node: &str) -> Option<Location> {
         self.spec
             .destinations
             .iter()
-            .find(|place| place.node == node)
+            .find(|location| location.node == node)
             .map(location)
     }
 
@@ -161,7 +161,7 @@ impl Calling {
             destinations,
             ..
         } = &*self.spec;
-        let is_there = |to: &Place| (&to.root, &to.path) == (&source.root, &source.path);
+        let is_there = |to: &NodeLocation| (&to.root, &to.path) == (&source.root, &source.path);
         let is_copy = destinations.iter().all(is_there);
         self.spec.name.clone().filter(|_| is_copy)
     }
@@ -197,7 +197,7 @@ impl Calling {
             false => Some(ManifestHolder {
                 control_address: self.agent(&holder)?.address().to_owned(),
                 ticket: Some(self.sign(Ticket {
-                    job: self.job(node, attempt),
+                    attempt: self.job(node, attempt),
                     from_node: node_of(node).to_owned(),
                     to_node: holder.clone(),
                     direction: Direction::FetchManifest.into(),
@@ -208,15 +208,15 @@ impl Calling {
             }),
         };
         let request = PrepareRequest {
-            job: self.job(node, attempt),
+            attempt: self.job(node, attempt),
             leader_epoch: self.spec.leader.leader_epoch,
-            location: self.place(node),
+            location: self.location_at(node),
             manifest_digest: digest,
             manifest_from,
             verification: Some(self.verification()),
             overwrite: self.spec.overwrite.into(),
             job_name: self.spec.name.clone(),
-            state: found.state,
+            fingerprint: found.fingerprint,
         };
         let agent = self.agent(node)?;
         let call = agent.call(&request, |mut client, request| async move {
@@ -225,25 +225,26 @@ impl Calling {
         call.await.map(drop)
     }
 
-    async fn start(&self, part: &Part, attempt: u32) -> Result<(), Failure> {
+    async fn start(&self, assignment: &Assignment, attempt: u32) -> Result<(), Failure> {
         let source = Some(location(&self.spec.source));
         let StatResponse {
             manifest_digest,
-            state,
+            fingerprint,
             ..
         } = self.listing.clone().unwrap_or_default().found;
-        let role = match (&part.receives_from, &self.spec.object) {
-            (None, _) if is_local(&part.node) => {
-                start_request::Part::Local(LocalPart { source, state })
-            }
-            (Some(_), _) => start_request::Part::Destination(DestinationPart { object: None }),
-            (None, Some(object)) => start_request::Part::Destination(DestinationPart {
+        let task = match (&assignment.receives_from, &self.spec.object) {
+            (None, _) if is_local(&assignment.node) => start_request::Task::Local(LocalCopyTask {
+                source,
+                fingerprint,
+            }),
+            (Some(_), _) => start_request::Task::Destination(DestinationTask { object: None }),
+            (None, Some(object)) => start_request::Task::Destination(DestinationTask {
                 object: Some(object.source().await?),
             }),
-            (None, None) => start_request::Part::Source(SourcePart {
+            (None, None) => start_request::Task::Source(SourceTask {
                 location: source,
                 manifest_digest,
-                state,
+                fingerprint,
                 verification: Some(self.verification()),
                 job_name: self.source_recorded_as(),
             }),
@@ -252,23 +253,23 @@ impl Calling {
             node: node.clone(),
             control_address: self.address(node).to_owned(),
             ticket: Some(self.sign(Ticket {
-                job: self.job(node, attempt),
-                from_node: part.node.clone(),
+                attempt: self.job(node, attempt),
+                from_node: assignment.node.clone(),
                 to_node: node.clone(),
                 source: Some(location(&self.spec.source)),
-                destination: self.place(node),
+                destination: self.location_at(node),
                 direction: Direction::Write.into(),
                 ..Ticket::default()
             })),
         };
         let request = StartRequest {
-            job: self.job(&part.node, attempt),
+            attempt: self.job(&assignment.node, attempt),
             leader_epoch: self.spec.leader.leader_epoch,
-            part: Some(role),
-            sends_to: part.sends_to.iter().map(child).collect(),
+            task: Some(task),
+            sends_to: assignment.sends_to.iter().map(child).collect(),
             job_name: self.spec.name.clone(),
         };
-        let agent = self.agent(&part.node)?;
+        let agent = self.agent(&assignment.node)?;
         let call = agent.call(&request, |mut client, request| async move {
             client.start(request).await
         });
@@ -287,10 +288,10 @@ impl Calling {
 
     async fn cancel(&self, node: &str, attempt: u32, cleanup: Cleanup) -> Result<(), Failure> {
         let request = CancelRequest {
-            job: self.job(node, attempt),
+            attempt: self.job(node, attempt),
             leader_epoch: self.spec.leader.leader_epoch,
-            discard: cleanup >= Cleanup::Partials,
-            release: cleanup >= Cleanup::Copies,
+            remove_partials: cleanup >= Cleanup::Partials,
+            release_copies: cleanup >= Cleanup::Copies,
         };
         let agent = self.agent(node)?;
         let call = agent.call(&request, |mut client, request| async move {
@@ -317,10 +318,10 @@ pub(crate) async fn within<T>(
     })
 }
 
-fn location(place: &Place) -> Location {
+fn location(at: &NodeLocation) -> Location {
     Location {
-        root: place.root.clone(),
-        path: place.path.clone(),
+        root: at.root.clone(),
+        path: at.path.clone(),
     }
 }
 

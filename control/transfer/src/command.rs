@@ -1,9 +1,9 @@
 //! The commands of a job, and its inputs: the answers to them, and other events.
 
-use weft_planner::Part;
+use weft_planner::Assignment;
 use weft_proto::agent::v1::{ProgressResponse, StatResponse};
 
-use crate::{failure::Failure, spec::MembershipUpdate};
+use crate::{failure::Failure, spec::DestinationsUpdate};
 
 /// What is to be done. Every command has one answer; [`Call::WatchProgress`] has many.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub enum Call {
     /// Make a destination ready.
     Prepare,
     /// Give a node its part.
-    Start(Part),
+    Start(Assignment),
     /// Open a progress stream.
     WatchProgress,
     /// End an attempt at a node, and every earlier one of the job. The agent's answer confirms that
@@ -96,10 +96,10 @@ pub enum Input {
         /// The message.
         report: Box<ProgressResponse>,
     },
-    /// The time of [`Job::wake_at`](crate::Job::wake_at) has come.
+    /// The time of [`Transfer::wake_at`](crate::Transfer::wake_at) has come.
     Woken,
     /// The destinations or the topology may have changed.
-    Members(Box<MembershipUpdate>),
+    Destinations(Box<DestinationsUpdate>),
     /// The job is cancelled.
     Cancel(Cleanup),
 }

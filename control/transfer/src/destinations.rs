@@ -9,7 +9,7 @@ use weft_proto::agent::v1::{ProgressResponse, State};
 
 use crate::{
     failure::Failure,
-    spec::{Place, is_local},
+    spec::{NodeLocation, is_local},
 };
 
 /// The phase of a destination in the job as a whole.
@@ -38,7 +38,7 @@ impl DestinationPhase {
 #[derive(Debug, Clone)]
 pub struct Destination {
     /// Where the data goes.
-    pub place: Place,
+    pub location: NodeLocation,
     /// Its phase.
     pub phase: DestinationPhase,
     /// The newest report, of any attempt; all zero before the first.
@@ -68,17 +68,18 @@ pub(crate) struct DestinationStates {
 
 impl DestinationStates {
     /// One more; false where the node is a destination already.
-    pub(crate) fn add(&mut self, place: &Place) -> bool {
-        if self.all.contains_key(&place.node) {
+    pub(crate) fn add(&mut self, location: &NodeLocation) -> bool {
+        if self.all.contains_key(&location.node) {
             return false;
         }
         let destination = Destination {
-            place: place.clone(),
+            location: location.clone(),
             phase: DestinationPhase::Pending,
             report: ProgressResponse::default(),
             bytes: 0,
         };
-        self.all.insert(place.node.clone(), Box::new(destination));
+        self.all
+            .insert(location.node.clone(), Box::new(destination));
         true
     }
 

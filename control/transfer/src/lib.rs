@@ -1,6 +1,6 @@
 //! The operator's part of a transfer: which commands it sends to which agent, and what follows from the answers.
 //!
-//! [`Job`] is pure: an [`Input`] goes in, commands come out; no clock, no network. [`Runner`] sends the
+//! [`Transfer`] is pure: an [`Input`] goes in, commands come out; no clock, no network. [`Runner`] sends the
 //! commands to the agents, over the connections of a [`ConnectionPool`], which all jobs share. The order
 //! is always
 //!
@@ -25,7 +25,6 @@ mod command;
 mod destinations;
 mod endpoint;
 mod failure;
-mod job;
 mod object;
 mod phase;
 mod pool;
@@ -35,18 +34,19 @@ mod spec;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod transfer;
 
 pub use command::{Call, Cleanup, Command, Input};
 pub use destinations::{Destination, DestinationPhase};
 pub use endpoint::AgentEndpoint;
 pub use failure::Failure;
-pub use job::Job;
 pub use object::{ReadSecret, Secret, StoreObject};
 pub use phase::{End, TransferPhase};
 pub use pool::ConnectionPool;
 pub use runner::Runner;
-pub use single_call::{diagnose, release, stat};
+pub use single_call::{diagnose, release_copies, stat};
 pub use spec::{
-    LeaderContext, Listing, MembershipUpdate, Place, Spec, Timing, is_local, job_uid, local,
-    node_of,
+    DestinationsUpdate, LeaderContext, Listing, NodeLocation, Spec, Timing, is_local, job_uid,
+    local, node_of,
 };
+pub use transfer::Transfer;

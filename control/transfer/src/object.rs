@@ -1,4 +1,4 @@
-//! An object of a store that one of the destinations reads, in place of files at a source.
+//! An object of a store that one of the destinations reads, instead of files at a source.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 

@@ -8,7 +8,7 @@ pub enum TransferPhase {
     /// The source is asked what there is.
     Listing,
     /// The job waits before the next Stat or attempt, or until the next attempt may begin.
-    Waiting,
+    BetweenAttempts,
     /// Destinations are made ready.
     Preparing,
     /// Parts are under way.

@@ -15,14 +15,14 @@ use crate::{
     calls::Calling,
     command::{Cleanup, Command, Input},
     endpoint::AgentEndpoint,
-    job::Job,
     pool::ConnectionPool,
-    spec::{MembershipUpdate, Spec},
+    spec::{DestinationsUpdate, Spec},
+    transfer::Transfer,
 };
 
 /// A job that is carried out. Dropping it ends all its calls, and tells the agents nothing.
 pub struct Runner {
-    job: Job,
+    transfer: Transfer,
     calling: Calling,
     inputs: UnboundedReceiver<Box<Input>>,
     tasks: JoinSet<()>,
@@ -34,7 +34,7 @@ pub struct Runner {
 impl Runner {
     /// Begins a job. A call to a node without an endpoint is refused with a reason.
     pub fn begin(spec: Spec, pool: ConnectionPool, endpoints: &[AgentEndpoint]) -> Self {
-        Self::with(Job::begin(spec), pool, endpoints)
+        Self::with(Transfer::begin(spec), pool, endpoints)
     }
 
     /// Cancels a job that an earlier operator began.
@@ -44,12 +44,12 @@ impl Runner {
         pool: ConnectionPool,
         endpoints: &[AgentEndpoint],
     ) -> Self {
-        Self::with(Job::cancelled(spec, cleanup), pool, endpoints)
+        Self::with(Transfer::cancelled(spec, cleanup), pool, endpoints)
     }
 
     /// From now on an attempt begins only once [`Runner::attempt_recorded`] has named its number.
     #[must_use]
-    pub fn waiting_for_records(mut self) -> Self {
+    pub fn requiring_recorded_attempts(mut self) -> Self {
         self.recorded = 0;
         self
     }
@@ -58,7 +58,7 @@ impl Runner {
     pub fn attempt_recorded(&mut self, attempt: u32) {
         self.recorded = attempt;
         let waiting = self
-            .job
+            .transfer
             .unrecorded_attempt()
             .filter(|number| *number <= attempt);
         if let Some(attempt) = waiting {
@@ -67,7 +67,7 @@ impl Runner {
     }
 
     fn with(
-        (job, commands): (Job, Vec<Command>),
+        (transfer, commands): (Transfer, Vec<Command>),
         pool: ConnectionPool,
         endpoints: &[AgentEndpoint],
     ) -> Self {
@@ -76,11 +76,11 @@ impl Runner {
             agents: Arc::new(pool.agents(endpoints)),
             pool,
             inputs: sender,
-            spec: job.shared_spec(),
+            spec: transfer.shared_spec(),
             listing: None,
         };
         let mut runner = Self {
-            job,
+            transfer,
             calling,
             inputs,
             tasks: JoinSet::new(),
@@ -93,8 +93,8 @@ impl Runner {
     }
 
     /// The job as it is now.
-    pub fn job(&self) -> &Job {
-        &self.job
+    pub fn transfer(&self) -> &Transfer {
+        &self.transfer
     }
 
     /// Time since it began: the job's clock.
@@ -106,8 +106,8 @@ impl Runner {
     ///
     /// # Panics
     /// With a call's own panic.
-    pub async fn turn(&mut self) {
-        let due = self.job.wake_at().map(|at| self.began + at);
+    pub async fn run_once(&mut self) {
+        let due = self.transfer.wake_at().map(|at| self.began + at);
         let input = tokio::select! {
             input = self.inputs.recv() => input.map_or(Input::Woken, |input| *input),
             Some(ended) = self.tasks.join_next() => {
@@ -128,14 +128,14 @@ impl Runner {
 
     /// Adds destinations, and takes the present endpoints of all agents. A node without an endpoint has left
     /// the fabric.
-    pub fn update_members(&mut self, members: MembershipUpdate, endpoints: &[AgentEndpoint]) {
+    pub fn update_destinations(&mut self, update: DestinationsUpdate, endpoints: &[AgentEndpoint]) {
         // Calls that are under way end with the endpoints that they began with.
         self.calling.agents = Arc::new(self.calling.pool.agents(endpoints));
-        self.take(Input::Members(Box::new(members)));
+        self.take(Input::Destinations(Box::new(update)));
     }
 
     fn take(&mut self, input: Input) {
-        let commands = self.job.advance(self.began.elapsed(), input);
+        let commands = self.transfer.advance(self.began.elapsed(), input);
         self.issue(commands);
     }
 
@@ -147,8 +147,8 @@ impl Runner {
                 continue;
             }
             let calling = Calling {
-                spec: self.job.shared_spec(),
-                listing: self.job.listing().cloned(),
+                spec: self.transfer.shared_spec(),
+                listing: self.transfer.listing().cloned(),
                 ..self.calling.clone()
             };
             self.tasks.spawn(async move { calling.run(command).await });

@@ -58,7 +58,7 @@ pub async fn diagnose(
 ///
 /// # Errors
 /// Why the agent refused the call, or could not be called.
-pub async fn release(
+pub async fn release_copies(
     uid: &str,
     leader_epoch: u64,
     pool: &ConnectionPool,
@@ -66,14 +66,14 @@ pub async fn release(
 ) -> Result<(), Failure> {
     let request = CancelRequest {
         // Later than every attempt of the job.
-        job: Some(AttemptRef {
+        attempt: Some(AttemptRef {
             uid: uid.to_owned(),
             generation: u64::MAX,
-            attempt: u32::MAX,
+            number: u32::MAX,
         }),
         leader_epoch,
-        discard: false,
-        release: true,
+        remove_partials: false,
+        release_copies: true,
     };
     let agent = pool.agent(endpoint);
     let call = agent.call(&request, |mut client, request| async move {

@@ -44,7 +44,7 @@ pub fn job_uid(known: &str) -> &str {
 
 /// A file or directory at a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct NodeLocation {
     /// The node; with a suffix ([`local`]) for a copy that the source's node makes itself.
     pub node: String,
     /// A root of its configuration.
@@ -61,11 +61,11 @@ pub struct Spec {
     /// The name under which agents record the verified copies; `None`: they record none.
     pub name: Option<JobName>,
     /// Where the data is; for an object: where the reader puts its own copy.
-    pub source: Place,
+    pub source: NodeLocation,
     /// What the source's node, which is one of the destinations, reads from a store instead of its files.
     pub object: Option<StoreObject>,
     /// Where the data goes.
-    pub destinations: Vec<Place>,
+    pub destinations: Vec<NodeLocation>,
     /// What the plan is made from.
     pub topology: Topology,
     /// Who sends to whom.
@@ -78,7 +78,7 @@ pub struct Spec {
     pub expect: String,
     /// What happens to a file that is there already.
     pub overwrite: Overwrite,
-    /// How many attempts in a row may bring nothing before the job fails.
+    /// How many attempts in a row may make no progress before the job fails.
     pub backoff_limit: u32,
     /// How long the job waits between attempts, and how often agents report.
     pub timing: Timing,
@@ -90,16 +90,19 @@ impl Spec {
     /// Destinations that receive from other nodes. What the source's node copies for itself, or reads
     /// itself from a store, takes no part in a plan: it uses no link.
     pub fn receivers(&self) -> impl Iterator<Item = &str> {
-        let names = self.destinations.iter().map(|place| place.node.as_str());
+        let names = self
+            .destinations
+            .iter()
+            .map(|location| location.node.as_str());
         names.filter(|name| !is_local(name) && *name != self.source.node)
     }
 }
 
 /// An update of the destinations: more of them may come while a job runs, and none goes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct MembershipUpdate {
+pub struct DestinationsUpdate {
     /// All destinations; those that the job has already change nothing.
-    pub destinations: Vec<Place>,
+    pub destinations: Vec<NodeLocation>,
     /// What the next plan is made from; holds the nodes of all destinations, earlier ones too.
     pub topology: Topology,
     /// Part of the line rate that is payload, above 0 and at most 1.
@@ -112,7 +115,7 @@ pub struct MembershipUpdate {
 /// How long the job waits between attempts, and how often agents report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// Wait before the next attempt; doubles with every attempt that brought nothing.
+    /// Wait before the next attempt; doubles with every attempt without progress.
     pub backoff: Duration,
     /// The longest wait.
     pub backoff_max: Duration,
@@ -131,8 +134,8 @@ impl Timing {
         gives_up_unreached: true,
         report: Duration::from_millis(50),
     };
-    /// Nodes are known to be there, and their agents are restarted within a minute: with the usual six
-    /// attempts, the job waits for 63 s. The same holds for a node that was never reached: it may be
+    /// Nodes are known to be there, and their agents are restarted within a minute: with the usual
+    /// backoff limit of 6, the job waits for 63 s. The same holds for a node that was never reached: it may be
     /// down, and the author of the job has set its backoff limit.
     pub const CLUSTER: Self = Self {
         backoff: Duration::from_secs(1),

@@ -9,11 +9,11 @@ use weft_proto::Message;
 use weft_proto::agent::v1::{AttemptRef, ConnectResponse, JobName, Location, PrepareResponse};
 
 use crate::config::SLOTS_MIN;
-use crate::critical;
+use crate::fail_fast;
 use crate::fault::Fault;
 use crate::files::Leftover;
-use crate::transfer::attempt::{Attempt, Worker};
-use crate::transfer::buffers::{BufferShare, MemoryBudget};
+use crate::transfer::attempt::{Attempt, WorkGuard};
+use crate::transfer::buffers::{BufferReservation, MemoryBudget};
 use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::state::{Event, Transition};
 
@@ -40,7 +40,7 @@ pub(crate) struct AttemptResources {
     pub(crate) prepared: Option<Arc<Prepared>>,
     pub(crate) prepare_response: Option<PrepareResponse>,
     /// The part of the memory budget that Prepare has taken, until the attempt receives.
-    pub(crate) share: Option<BufferShare>,
+    pub(crate) buffers: Option<BufferReservation>,
     /// The connection that was agreed on with the parent.
     pub(crate) connected: Option<ConnectResponse>,
 }
@@ -48,15 +48,18 @@ pub(crate) struct AttemptResources {
 /// A prepared destination.
 #[derive(Debug)]
 pub(crate) struct Prepared {
-    pub(crate) staged: Arc<ReceivedBlocks>,
+    pub(crate) received: Arc<ReceivedBlocks>,
     pub(crate) location: Location,
 }
 
 impl AttemptResources {
     /// The buffers to receive with.
-    pub(crate) fn take_share(&mut self, memory: &Arc<MemoryBudget>) -> Result<BufferShare, Fault> {
-        let share = self.share.take();
-        share.map_or_else(|| memory.share(usize::from(SLOTS_MIN)), Ok)
+    pub(crate) fn take_buffers(
+        &mut self,
+        memory: &Arc<MemoryBudget>,
+    ) -> Result<BufferReservation, Fault> {
+        let buffers = self.buffers.take();
+        buffers.map_or_else(|| memory.reserve(usize::from(SLOTS_MIN)), Ok)
     }
 }
 
@@ -88,12 +91,12 @@ impl AttemptHandle {
     }
 
     pub(crate) fn resources(&self) -> MutexGuard<'_, AttemptResources> {
-        critical::lock(&self.resources)
+        fail_fast::lock(&self.resources)
     }
 
     /// Locked until the files are removed, so only threads that may block call this.
-    pub(crate) fn left(&self) -> MutexGuard<'_, Leftover> {
-        critical::lock(&self.left)
+    pub(crate) fn leftover(&self) -> MutexGuard<'_, Leftover> {
+        fail_fast::lock(&self.left)
     }
 
     /// Whether this is the first request of its kind. A repetition must be the same request.
@@ -113,13 +116,13 @@ impl AttemptHandle {
             Entry::Occupied(_) => Err(Fault::Conflicting {
                 call,
                 uid: job.uid.clone(),
-                attempt: job.attempt,
+                attempt: job.number,
             }),
         }
     }
 
-    /// A worker of the attempt, unless the attempt is sealed.
-    pub(crate) fn worker(&self) -> Result<Worker, Fault> {
+    /// A worker of the attempt, unless the attempt refuses workers.
+    pub(crate) fn worker(&self) -> Result<WorkGuard, Fault> {
         let worker = self.attempt.worker();
         worker.ok_or_else(|| self.not_ready("prepare the next attempt"))
     }
@@ -131,12 +134,12 @@ impl AttemptHandle {
     }
 
     /// Begins to receive into the prepared destination.
-    pub(crate) fn start_destination(&self) -> Result<(Worker, Arc<ReceivedBlocks>), Fault> {
+    pub(crate) fn start_destination(&self) -> Result<(WorkGuard, Arc<ReceivedBlocks>), Fault> {
         // Before the state changes: a Cancel that comes now waits for this worker.
         let worker = self.worker()?;
         let prepared = self.prepared()?;
         self.apply(Event::StartDestination)?;
-        Ok((worker, prepared.staged.clone()))
+        Ok((worker, prepared.received.clone()))
     }
 
     /// Applies an event, or says why the attempt is in no state for it.
@@ -153,7 +156,7 @@ impl AttemptHandle {
         let job = &self.attempt.job;
         status.fault.unwrap_or_else(|| Fault::NotReady {
             uid: job.uid.clone(),
-            attempt: job.attempt,
+            attempt: job.number,
             state: status.state.to_string(),
             remedy,
         })

@@ -18,7 +18,7 @@ use crate::control::attempt_handle::AttemptHandle;
 use crate::control::manifests::Manifests;
 use crate::control::misuse::Misuses;
 use crate::control::supervisor::supervise;
-use crate::critical;
+use crate::fail_fast;
 use crate::fault::Fault;
 use crate::files::{Leftover, Root, RootPath};
 use crate::object::{self, StoreTimeouts};
@@ -30,11 +30,11 @@ const FINISHED_JOBS_MAX: usize = 1024;
 
 /// What jobs work with.
 #[derive(Debug)]
-pub struct JobsConfig {
+pub struct RegistryConfig {
     /// This node.
     pub node: NodeName,
     /// Who wrote the configuration.
-    pub author: ConfigSource,
+    pub config_source: ConfigSource,
     /// The transport.
     pub engine: Arc<Engine>,
     /// This node's certificate, as it is now.
@@ -65,8 +65,8 @@ pub struct ReloadableConfig {
 /// All attempts of this node.
 #[derive(Debug)]
 pub struct AttemptRegistry {
-    pub(crate) config: JobsConfig,
-    live: Mutex<Arc<ReloadableConfig>>,
+    pub(crate) config: RegistryConfig,
+    reloadable: Mutex<Arc<ReloadableConfig>>,
     /// Calls that were refused, by reason: the number of reasons is fixed.
     refused: Mutex<BTreeMap<&'static str, u64>>,
     pub(crate) misuses: Misuses,
@@ -91,10 +91,10 @@ struct KnownJobs {
 impl AttemptRegistry {
     /// None yet.
     #[must_use]
-    pub fn new(config: JobsConfig, live: ReloadableConfig) -> Arc<Self> {
+    pub fn new(config: RegistryConfig, reloadable: ReloadableConfig) -> Arc<Self> {
         Arc::new(Self {
             config,
-            live: Mutex::new(Arc::new(live)),
+            reloadable: Mutex::new(Arc::new(reloadable)),
             refused: Mutex::default(),
             misuses: Misuses::default(),
             known: Mutex::default(),
@@ -105,36 +105,36 @@ impl AttemptRegistry {
     }
 
     /// Counts a call that is refused.
-    pub(crate) fn refuse(&self, reason: &'static str) {
-        *critical::lock(&self.refused).entry(reason).or_default() += 1;
+    pub(crate) fn count_refusal(&self, reason: &'static str) {
+        *fail_fast::lock(&self.refused).entry(reason).or_default() += 1;
     }
 
     /// Calls that were refused, by reason.
     pub(crate) fn refused(&self) -> BTreeMap<&'static str, u64> {
-        critical::lock(&self.refused).clone()
+        fail_fast::lock(&self.refused).clone()
     }
 
     /// What is in force now.
-    pub(crate) fn live(&self) -> Arc<ReloadableConfig> {
-        critical::lock(&self.live).clone()
+    pub(crate) fn reloadable_config(&self) -> Arc<ReloadableConfig> {
+        fail_fast::lock(&self.reloadable).clone()
     }
 
     /// Puts a configuration in force.
-    pub(crate) fn set_live(&self, live: ReloadableConfig) {
-        *critical::lock(&self.live) = Arc::new(live);
+    pub(crate) fn set_reloadable_config(&self, config: ReloadableConfig) {
+        *fail_fast::lock(&self.reloadable) = Arc::new(config);
     }
 
     /// The root and the path that a location names.
-    pub(crate) fn place(&self, location: &Location) -> Result<(Arc<Root>, RootPath), Fault> {
+    pub(crate) fn resolve(&self, location: &Location) -> Result<(Arc<Root>, RootPath), Fault> {
         let root = self.root(&location.root)?;
         Ok((root, RootPath::parse(&location.path)?))
     }
 
     fn root(&self, name: &str) -> Result<Arc<Root>, Fault> {
-        let live = self.live();
-        let root = live.roots.iter().find(|root| root.name() == name);
+        let config = self.reloadable_config();
+        let root = config.roots.iter().find(|root| root.name() == name);
         root.cloned().ok_or_else(|| {
-            let known: Vec<&str> = live.roots.iter().map(|root| root.name()).collect();
+            let known: Vec<&str> = config.roots.iter().map(|root| root.name()).collect();
             Fault::UnknownRoot {
                 root: name.to_owned(),
                 known: known.join(", "),
@@ -142,10 +142,11 @@ impl AttemptRegistry {
         })
     }
 
-    /// A Prepare is coming: it may leave files. The first attempt of a job finds none.
+    /// Called before Prepare, which may leave files. A first attempt finds no earlier files; a later one may find
+    /// them in any root.
     pub(crate) fn register_job(&self, job: &AttemptRef) {
         if order(job) <= (1, 1) {
-            critical::lock(&self.known).left_by(&job.uid, Leftover::default);
+            fail_fast::lock(&self.known).leftover_of(&job.uid, Leftover::default);
         } else {
             self.register_unknown_job(job);
         }
@@ -153,13 +154,13 @@ impl AttemptRegistry {
 
     /// A job of which nothing is known may have left anything in any root.
     pub(crate) fn register_unknown_job(&self, job: &AttemptRef) {
-        let anywhere = || Leftover::anywhere(&self.live().roots);
-        critical::lock(&self.known).left_by(&job.uid, anywhere);
+        let anywhere = || Leftover::anywhere(&self.reloadable_config().roots);
+        fail_fast::lock(&self.known).leftover_of(&job.uid, anywhere);
     }
 
     /// The latest attempt of the job.
     pub(crate) fn latest(&self, job: &AttemptRef) -> Option<Arc<AttemptHandle>> {
-        critical::lock(&self.known).latest.get(&job.uid).cloned()
+        fail_fast::lock(&self.known).latest.get(&job.uid).cloned()
     }
 
     /// Exactly this attempt.
@@ -169,7 +170,7 @@ impl AttemptRegistry {
             Some(latest) if order(&latest.attempt.job) > order(job) => Err(stale(&latest, job)),
             _ => Err(Fault::UnknownAttempt {
                 uid: job.uid.clone(),
-                attempt: job.attempt,
+                attempt: job.number,
             }),
         }
     }
@@ -181,7 +182,7 @@ impl AttemptRegistry {
     ) -> Result<Arc<AttemptHandle>, Fault> {
         loop {
             let earlier = {
-                let mut known = critical::lock(&self.known);
+                let mut known = fail_fast::lock(&self.known);
                 match known.latest.get(&job.uid) {
                     Some(latest) if latest.attempt.job == *job => return Ok(latest.clone()),
                     Some(latest) if order(&latest.attempt.job) > order(job) => {
@@ -192,24 +193,24 @@ impl AttemptRegistry {
                     _ => return Ok(self.insert(&mut known, job)),
                 }
             };
-            earlier.attempt.fail(Fault::Superseded { by: job.attempt });
+            earlier.attempt.fail(Fault::Superseded { by: job.number });
             earlier.attempt.closed().await;
         }
     }
 
     fn insert(&self, known: &mut KnownJobs, job: &AttemptRef) -> Arc<AttemptHandle> {
         let domain = DomainId(self.domains.fetch_add(1, Ordering::Relaxed));
-        let left = known.left_by(&job.uid, Leftover::default);
+        let left = known.leftover_of(&job.uid, Leftover::default);
         let attempt = AttemptHandle::new(job, domain, left);
         known.latest.insert(job.uid.clone(), attempt.clone());
-        critical::spawn("supervisor", supervise(attempt.clone(), self.config.lease));
+        fail_fast::spawn("supervisor", supervise(attempt.clone(), self.config.lease));
         attempt
     }
 
     /// The latest attempt of each job that is known.
     #[must_use]
     pub fn attempts(&self) -> Vec<Arc<AttemptHandle>> {
-        critical::lock(&self.known)
+        fail_fast::lock(&self.known)
             .latest
             .values()
             .cloned()
@@ -218,7 +219,7 @@ impl AttemptRegistry {
 
     /// Ends all attempts and refuses new ones.
     pub async fn shut_down(&self) {
-        critical::lock(&self.known).stopping = true;
+        fail_fast::lock(&self.known).stopping = true;
         let attempts = self.attempts();
         for known in &attempts {
             known.attempt.fail(Fault::ShuttingDown);
@@ -231,7 +232,11 @@ impl AttemptRegistry {
 
 impl KnownJobs {
     /// What a job may have left. `unknown` says it for a job that is not known.
-    fn left_by(&mut self, uid: &str, unknown: impl FnOnce() -> Leftover) -> Arc<Mutex<Leftover>> {
+    fn leftover_of(
+        &mut self,
+        uid: &str,
+        unknown: impl FnOnce() -> Leftover,
+    ) -> Arc<Mutex<Leftover>> {
         if let Some(left) = self.left.get(uid) {
             return left.clone();
         }
@@ -255,14 +260,14 @@ impl KnownJobs {
 
 /// Attempts of a job are ordered by this.
 fn order(job: &AttemptRef) -> (u64, u32) {
-    (job.generation, job.attempt)
+    (job.generation, job.number)
 }
 
 fn stale(latest: &AttemptHandle, job: &AttemptRef) -> Fault {
-    let next = latest.attempt.job.attempt.saturating_add(1);
+    let next = latest.attempt.job.number.saturating_add(1);
     Fault::StaleAttempt {
         uid: job.uid.clone(),
-        given: job.attempt,
+        given: job.number,
         next,
     }
 }

@@ -69,7 +69,7 @@ impl Authorization {
                 // Only the names of calls are repeated: the caller may have sent any text.
                 let known = OPERATORS.iter().find(|known| **known == call);
                 let tried = known.copied().unwrap_or("an unknown call");
-                let misuses = &self.service.jobs.misuses;
+                let misuses = &self.service.registry.misuses;
                 misuses.note(Instant::now(), node, tried);
                 "the operator"
             }

@@ -8,7 +8,7 @@ use weft_proto::agent::v1::{AttemptRef, CancelRequest, CancelResponse};
 use crate::control::attempt_handle::AttemptHandle;
 use crate::control::attempt_registry::AttemptRegistry;
 use crate::convert;
-use crate::critical;
+use crate::fail_fast;
 use crate::fault::Fault;
 use crate::files::{FileError, copies};
 use crate::transfer::state::State;
@@ -17,42 +17,42 @@ impl AttemptRegistry {
     /// Ends an attempt. The answer comes when no byte of it arrives any more.
     pub async fn cancel(self: &Arc<Self>, request: CancelRequest) -> Result<CancelResponse, Fault> {
         let CancelRequest {
-            job,
-            discard,
-            release,
+            attempt: job,
+            remove_partials,
+            release_copies,
             ..
         } = request;
         let job = convert::job(job)?;
         // An earlier process may have left files of a job that is not known here.
         self.register_unknown_job(&job);
         // An unknown attempt is remembered as cancelled, so that a later Prepare or Start of it is refused.
-        let known = match self.find_or_begin(&job).await {
+        let handle = match self.find_or_begin(&job).await {
             // A later attempt has ended this one.
             Err(Fault::StaleAttempt { .. }) => return Ok(CancelResponse {}),
-            known => known?,
+            handle => handle?,
         };
-        known.attempt.fail(Fault::Cancelled);
-        known.attempt.closed().await;
-        if discard && known.attempt.state() == State::Failed {
-            self.discard(known).await?;
+        handle.attempt.fail(Fault::Cancelled);
+        handle.attempt.closed().await;
+        if remove_partials && handle.attempt.state() == State::Failed {
+            self.remove_partials(handle).await?;
         }
-        if release {
-            self.release(&job).await?;
+        if release_copies {
+            self.release_copies(&job).await?;
         }
         Ok(CancelResponse {})
     }
 
     /// Removes what the attempts of a job have left, if this attempt, which is over, is the latest. The next
     /// Cancel tries again to remove what cannot be removed now.
-    async fn discard(self: &Arc<Self>, known: Arc<AttemptHandle>) -> Result<(), Fault> {
-        let (jobs, job) = (self.clone(), known.attempt.job.clone());
+    async fn remove_partials(self: &Arc<Self>, handle: Arc<AttemptHandle>) -> Result<(), Fault> {
+        let (jobs, job) = (self.clone(), handle.attempt.job.clone());
         let uid = convert::uid(&job)?;
-        let faults = critical::spawn_blocking("discard", move || {
+        let faults = fail_fast::spawn_blocking("remove-partials", move || {
             // The next attempt's Prepare waits for this lock, or has come before.
-            let mut left = known.left();
-            let latest = jobs.latest(&known.attempt.job);
-            match latest.is_some_and(|latest| Arc::ptr_eq(&latest, &known)) {
-                true => left.discard(&uid),
+            let mut left = handle.leftover();
+            let latest = jobs.latest(&handle.attempt.job);
+            match latest.is_some_and(|latest| Arc::ptr_eq(&latest, &handle)) {
+                true => left.remove_partials(&uid),
                 false => Vec::new(),
             }
         })
@@ -61,7 +61,7 @@ impl AttemptRegistry {
             tracing::warn!(
                 job = job.uid,
                 reason = fault.reason(),
-                "not discarded: {fault}"
+                "partial files not removed: {fault}"
             );
         }
         faults
@@ -72,12 +72,12 @@ impl AttemptRegistry {
 
     /// Takes a job out of the records of all roots, and removes the copies that no job needs then. A copy that
     /// an attempt reads or writes is removed after the attempt.
-    async fn release(&self, job: &AttemptRef) -> Result<(), Fault> {
+    async fn release_copies(&self, job: &AttemptRef) -> Result<(), Fault> {
         let mut released = Vec::new();
-        for root in &self.live().roots {
+        for root in &self.reloadable_config().roots {
             let (root, uid) = (root.clone(), job.uid.clone());
             // When the caller hangs up, this future ends and the work goes on.
-            released.push(critical::spawn_blocking("release", move || {
+            released.push(fail_fast::spawn_blocking("release-copies", move || {
                 copies::release(&root, &uid)
             }));
         }

@@ -14,13 +14,13 @@ use crate::control::attempt_handle::AttemptHandle;
 use crate::control::attempt_registry::AttemptRegistry;
 use crate::convert;
 use crate::fault::Fault;
-use crate::transfer::attempt::Worker;
-use crate::transfer::buffers::BufferShare;
+use crate::transfer::attempt::WorkGuard;
+use crate::transfer::buffers::BufferReservation;
 use crate::transfer::dial::draw_secret;
+use crate::transfer::frame::SLOT_BYTES;
 use crate::transfer::peer::Peer;
 use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::receiver::{Receiver, ReceiverConfig};
-use crate::transfer::record::SLOT_BYTES;
 use crate::transfer::sender_event::ConnectionGuard;
 use crate::transfer::state::Event;
 
@@ -32,12 +32,12 @@ impl AttemptRegistry {
         ticket: &Ticket,
         request: &ConnectRequest,
     ) -> Result<ConnectResponse, Fault> {
-        let job = convert::job(ticket.job.clone())?;
-        let known = self.find(&job)?;
-        let worker = known.worker()?;
-        let prepared = known.prepared()?;
-        let layout = &prepared.staged.layout;
-        ticket::matches_destination(ticket, &known.attempt.job, &prepared.location)?;
+        let job = convert::job(ticket.attempt.clone())?;
+        let handle = self.find(&job)?;
+        let worker = handle.worker()?;
+        let prepared = handle.prepared()?;
+        let layout = &prepared.received.layout;
+        ticket::matches_destination(ticket, &handle.attempt.job, &prepared.location)?;
         if request.wire_version != u32::from(VERSION) {
             let (theirs, ours) = (request.wire_version, u32::from(VERSION));
             return Err(Fault::WireVersion { theirs, ours });
@@ -55,18 +55,18 @@ impl AttemptRegistry {
             request.endpoint.clone(),
             self.config.engine.settings(),
         )?;
-        known.is_first("Connect", request)?;
+        handle.is_first("Connect", request)?;
         // Locked until the end: a repetition must find what the first call has made.
-        let mut resources = known.resources();
+        let mut resources = handle.resources();
         if let Some(response) = &resources.connected {
             return Ok(response.clone());
         }
-        known.apply(Event::Connect)?;
-        let share = resources.take_share(&self.config.memory)?;
+        handle.apply(Event::Connect)?;
+        let buffers = resources.take_buffers(&self.config.memory)?;
         // An attempt that has failed to receive accepts no other connection.
         let response = self
-            .receive(&known, worker, &prepared.staged, parent, remote, share)
-            .inspect_err(|fault| known.attempt.fail(fault.clone()))?;
+            .receive(&handle, worker, &prepared.received, parent, remote, buffers)
+            .inspect_err(|fault| handle.attempt.fail(fault.clone()))?;
         resources.connected = Some(response.clone());
         Ok(response)
     }
@@ -74,16 +74,16 @@ impl AttemptRegistry {
     /// Makes the regions, the connection's end and the receiver's thread.
     fn receive(
         &self,
-        known: &AttemptHandle,
-        worker: Worker,
-        staged: &Arc<ReceivedBlocks>,
+        handle: &AttemptHandle,
+        worker: WorkGuard,
+        received: &Arc<ReceivedBlocks>,
         parent: &NodeName,
         remote: RemoteEnd,
-        mut share: BufferShare,
+        mut buffers: BufferReservation,
     ) -> Result<ConnectResponse, Fault> {
         let engine = &self.config.engine;
         let secret = draw_secret()?;
-        let local = engine.allocate(known.domain, secret.clone());
+        let local = engine.allocate(handle.domain, secret.clone());
         let guard = ConnectionGuard::new(engine.clone(), local.id);
         let (to_receiver, events) = unbounded();
         let peer = Arc::new(Peer::new(parent.to_string(), Role::Parent));
@@ -91,20 +91,20 @@ impl AttemptRegistry {
             .connect(local.id, remote, to_receiver)
             .map_err(|error| Fault::engine(error.to_string()))?;
         peer.opened(local.id);
-        known.attempt.add_peer(peer.clone());
-        share.grow(usize::from(self.config.slots));
+        handle.attempt.add_peer(peer.clone());
+        buffers.grow(usize::from(self.config.slots));
         let region = || Region::share(vec![0; SLOT_BYTES]);
-        let slots: Vec<Key> = (0..share.buffers())
-            .map(|_| engine.register(known.domain, region()))
+        let slots: Vec<Key> = (0..buffers.buffers())
+            .map(|_| engine.register(handle.domain, region()))
             .collect();
         let receiver = Receiver::new(ReceiverConfig {
             engine: engine.clone(),
-            attempt: known.attempt.clone(),
+            attempt: handle.attempt.clone(),
             peer,
             connection: local.id,
             slots: slots.clone(),
-            share,
-            staged: staged.clone(),
+            buffers,
+            received: received.clone(),
             events,
         });
         let spawned = worker.spawn("weft-receiver", move || receiver.run());
@@ -122,7 +122,7 @@ impl AttemptRegistry {
         Ok(ConnectResponse {
             endpoint: Some(convert::endpoint_to_proto(&local, &secret)),
             slots: slots.iter().map(slot).collect(),
-            have: staged.have.clone(),
+            have: received.have.clone(),
         })
     }
 }

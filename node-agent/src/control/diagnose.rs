@@ -18,7 +18,7 @@ use weft_core::wire::{Probe, Reset, Seal};
 use weft_link::ProbeSocket;
 use weft_proto::agent::v1 as proto;
 
-use crate::convert::given;
+use crate::convert::required;
 use crate::fault::Fault;
 use crate::transfer::dial::draw_secret;
 
@@ -79,7 +79,7 @@ impl Probes {
                     format!("{}: is no IPv4 address", peer.address),
                 )
             })?;
-            let ports = ports(given(peer.ports, "peers.ports")?)?;
+            let ports = ports(required(peer.ports, "peers.ports")?)?;
             for &packet_bytes in sizes {
                 for port in ports.clone() {
                     let probe = SentProbe {

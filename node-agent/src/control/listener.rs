@@ -17,10 +17,10 @@ use weft_identity::cause::chain;
 use weft_identity::tls::HANDSHAKE_WITHIN;
 
 use crate::control::authorization::Authorization;
-use crate::critical;
+use crate::fail_fast;
 use crate::tls::Tls;
 use crate::transfer::agent_client::{PING_INTERVAL, PING_TIMEOUT};
-use crate::transfer::record::SLOT_BYTES;
+use crate::transfer::frame::SLOT_BYTES;
 
 /// The certificates' files are read so often.
 const REREAD_INTERVAL: Duration = Duration::from_secs(5);
@@ -118,7 +118,7 @@ impl ControlListener {
     /// Puts new certificates in force, if there are any.
     async fn reread(&mut self) -> Result<(), String> {
         let tls = self.tls.borrow().clone();
-        let found = critical::spawn_blocking("certificates", move || tls.reread()).await;
+        let found = fail_fast::spawn_blocking("certificates", move || tls.reread()).await;
         let Some(tls) = found.map_err(|error| error.to_string())? else {
             return Ok(());
         };

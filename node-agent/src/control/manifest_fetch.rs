@@ -8,7 +8,7 @@ use weft_proto::agent::v1::{
 };
 
 use crate::config::ConfigSource;
-use crate::critical;
+use crate::fail_fast;
 use crate::fault::Fault;
 use crate::files::{Entry, EntryKind, Manifest, ManifestBuilder, ObjectVersion, Shape};
 use crate::tls::Tls;
@@ -89,7 +89,7 @@ async fn receive(
     }
     let built = building.ok_or_else(|| Fault::faulty(agent.node, "no manifest"))?;
     // Sorting and checking take a while where there are many.
-    critical::spawn_blocking("manifest", move || built.finish())
+    fail_fast::spawn_blocking("manifest", move || built.finish())
         .await
         .map_err(Fault::from)
 }

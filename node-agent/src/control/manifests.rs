@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use weft_proto::agent::v1::{Entry as SentEntry, ManifestPart, ObjectVersion as SentVersion};
 
-use crate::critical;
+use crate::fail_fast;
 use crate::fault::Fault;
 use crate::files::{EntryKind, Manifest, Shape};
 
@@ -33,8 +33,8 @@ impl Manifests {
     }
 
     fn keep_within(&self, most: usize, manifest: Arc<Manifest>) {
-        let mut kept = critical::lock(&self.0);
-        kept.retain(|known| !is_same(known, manifest.digest(), manifest.state()));
+        let mut kept = fail_fast::lock(&self.0);
+        kept.retain(|known| !is_same(known, manifest.digest(), manifest.fingerprint()));
         let bytes: usize = kept.iter().map(|known| known.memory()).sum();
         let mut surplus = (bytes + manifest.memory()).saturating_sub(most);
         kept.retain(|known| {
@@ -49,29 +49,31 @@ impl Manifests {
         kept.push_back(manifest);
     }
 
-    /// The manifest with this digest; where there are several, that with this state.
-    pub(crate) fn get(&self, digest: &[u8], state: &[u8]) -> Result<Arc<Manifest>, Fault> {
-        let mut kept = critical::lock(&self.0);
-        let exact = kept.iter().position(|known| is_same(known, digest, state));
-        let place = exact.or_else(|| kept.iter().position(|known| known.digest() == digest));
-        let found = place.and_then(|place| kept.remove(place));
+    /// The manifest with this digest; where there are several, the one with this fingerprint.
+    pub(crate) fn get(&self, digest: &[u8], fingerprint: &[u8]) -> Result<Arc<Manifest>, Fault> {
+        let mut kept = fail_fast::lock(&self.0);
+        let exact = kept
+            .iter()
+            .position(|known| is_same(known, digest, fingerprint));
+        let index = exact.or_else(|| kept.iter().position(|known| known.digest() == digest));
+        let found = index.and_then(|index| kept.remove(index));
         let found = found.ok_or(Fault::ManifestUnknown)?;
         // What is used stays longest.
         kept.push_back(found.clone());
         Ok(found)
     }
 
-    /// The one with this digest and state, if it was listed on this node.
-    pub(crate) fn listed(&self, digest: &[u8], state: &[u8]) -> Result<Arc<Manifest>, Fault> {
-        let found = self.get(digest, state)?;
-        (found.is_listed_here() && is_same(&found, digest, state))
+    /// The one with this digest and fingerprint, if it was listed on this node.
+    pub(crate) fn listed(&self, digest: &[u8], fingerprint: &[u8]) -> Result<Arc<Manifest>, Fault> {
+        let found = self.get(digest, fingerprint)?;
+        (found.is_listed_here() && is_same(&found, digest, fingerprint))
             .then_some(found)
             .ok_or(Fault::ManifestUnknown)
     }
 }
 
-fn is_same(known: &Manifest, digest: &[u8], state: &[u8]) -> bool {
-    known.digest() == digest && known.state() == state
+fn is_same(known: &Manifest, digest: &[u8], fingerprint: &[u8]) -> bool {
+    known.digest() == digest && known.fingerprint() == fingerprint
 }
 
 /// A manifest as it is sent to another agent. An empty directory is one part.
@@ -132,7 +134,7 @@ mod tests {
         manifests.keep(a.clone());
         manifests.keep(b.clone());
         for listed in [&a, &b] {
-            let found = manifests.listed(listed.digest(), &listed.state()[..]);
+            let found = manifests.listed(listed.digest(), &listed.fingerprint()[..]);
             assert!(Arc::ptr_eq(&found.unwrap(), listed));
         }
         assert!(manifests.listed(a.digest(), &[]).is_err());

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use weft_identity::ticket::TicketFault;
 
 use crate::config::values::NodeName;
-use crate::critical;
+use crate::fail_fast;
 
 /// A misuse is reported for so long after the last time: also an operator that was away reads it.
 const REPORTED_FOR: Duration = Duration::from_secs(60 * 60);
@@ -54,7 +54,7 @@ impl Misuses {
 
     /// All that are still reported.
     fn current(&self, now: Instant) -> MutexGuard<'_, BTreeMap<(NodeName, &'static str), Instant>> {
-        let mut misuses = critical::lock(&self.0);
+        let mut misuses = fail_fast::lock(&self.0);
         misuses.retain(|_, last| now - *last < REPORTED_FOR);
         misuses
     }

@@ -10,10 +10,10 @@ use crate::control::attempt_handle::{AttemptHandle, Prepared};
 use crate::control::attempt_registry::AttemptRegistry;
 use crate::control::manifest_fetch;
 use crate::convert;
-use crate::critical;
+use crate::fail_fast;
 use crate::fault::Fault;
 use crate::files::{Destination, DestinationConfig, Manifest};
-use crate::transfer::layout::Layout;
+use crate::transfer::layout::MessageLayout;
 use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::recorder::{RecordedFiles, Recorder};
 use crate::transfer::state::{Event, State, Transition};
@@ -24,7 +24,7 @@ impl AttemptRegistry {
         self: &Arc<Self>,
         request: PrepareRequest,
     ) -> Result<PrepareResponse, Fault> {
-        let job = convert::job(request.job.clone())?;
+        let job = convert::job(request.attempt.clone())?;
         // Before anything is refused: a job whose first attempt is refused has left nothing.
         self.register_job(&job);
         let repeatable = PrepareRequest {
@@ -33,8 +33,8 @@ impl AttemptRegistry {
             manifest_from: None,
             ..request.clone()
         };
-        let location = convert::given(request.location.clone(), "location")?;
-        let (root, path) = self.place(&location)?;
+        let location = convert::required(request.location.clone(), "location")?;
+        let (root, path) = self.resolve(&location)?;
         let overwrite = convert::overwrite(request.overwrite())?;
         let name = request.job_name;
         let recorded_for = name
@@ -42,16 +42,16 @@ impl AttemptRegistry {
             .map(|name| convert::copy_job(&job.uid, name))
             .transpose()?;
         let (algorithm, expect) = convert::verification(request.verification)?;
-        let known = self.find_or_begin(&job).await?;
-        known.set_name(name);
-        known.attempt.renew();
-        known.is_first("Prepare", &repeatable)?;
+        let handle = self.find_or_begin(&job).await?;
+        handle.set_name(name);
+        handle.attempt.renew();
+        handle.is_first("Prepare", &repeatable)?;
         // Before the state changes: a Cancel that comes now waits for this worker.
-        let worker = known.attempt.worker();
-        match (known.attempt.apply(Event::Prepare), worker) {
+        let worker = handle.attempt.worker();
+        match (handle.attempt.apply(Event::Prepare), worker) {
             (Transition::To(_), Some(worker)) => {
                 let uid = convert::uid(&job)?;
-                let (digest, state) = (request.manifest_digest, request.state);
+                let (digest, fingerprint) = (request.manifest_digest, request.fingerprint);
                 let holder = request.manifest_from;
                 let config = move |manifest| DestinationConfig {
                     root,
@@ -63,37 +63,37 @@ impl AttemptRegistry {
                     overwrite,
                     expect,
                 };
-                let (jobs, known) = (self.clone(), known.clone());
-                critical::spawn("prepare", async move {
+                let (jobs, handle) = (self.clone(), handle.clone());
+                fail_fast::spawn("prepare", async move {
                     let _worker = worker;
-                    let mut watch = known.attempt.watch();
+                    let mut watch = handle.attempt.watch();
                     let manifest = tokio::select! {
-                        manifest = jobs.manifest(&digest, &state, holder.as_ref()) => manifest,
+                        manifest = jobs.manifest(&digest, &fingerprint, holder.as_ref()) => manifest,
                         _ = watch.wait_for(|status| status.state == State::Failed) => return,
                     };
                     let made = match manifest {
-                        Ok(manifest) => jobs.make(&known, config(manifest), location).await,
+                        Ok(manifest) => jobs.make(&handle, config(manifest), location).await,
                         Err(fault) => Err(fault),
                     };
                     if let Err(fault) = made {
-                        known.attempt.fail(fault);
+                        handle.attempt.fail(fault);
                     }
                 });
             }
             (Transition::Stay, _) => {}
-            _ => return Err(known.not_ready("cancel it and prepare the next attempt")),
+            _ => return Err(handle.not_ready("cancel it and prepare the next attempt")),
         }
-        prepared(&known).await
+        prepared(&handle).await
     }
 
     /// The manifest that a destination is prepared with.
     async fn manifest(
         &self,
         digest: &[u8],
-        state: &[u8],
+        fingerprint: &[u8],
         holder: Option<&ManifestHolder>,
     ) -> Result<Arc<Manifest>, Fault> {
-        let kept = self.manifests.get(digest, state);
+        let kept = self.manifests.get(digest, fingerprint);
         let (Err(Fault::ManifestUnknown), Some(holder)) = (&kept, holder) else {
             return kept;
         };
@@ -106,80 +106,80 @@ impl AttemptRegistry {
 
     async fn make(
         &self,
-        known: &Arc<AttemptHandle>,
+        handle: &Arc<AttemptHandle>,
         config: DestinationConfig,
         location: Location,
     ) -> Result<(), Fault> {
         let is_recorded = config.recorded_for.is_some();
-        let (of, budget) = (known.clone(), self.config.memory.clone());
-        let (prepared, response) = critical::spawn_blocking("prepare", move || {
-            of.left().expect(&config);
-            of.resources().share = Some(budget.share(usize::from(SLOTS_MIN))?);
+        let (of, budget) = (handle.clone(), self.config.memory.clone());
+        let (prepared, response) = fail_fast::spawn_blocking("prepare", move || {
+            of.leftover().note_attempt(&config);
+            of.resources().buffers = Some(budget.reserve(usize::from(SLOTS_MIN))?);
             make_ready(&of, config, location)
         })
         .await?;
         if is_recorded {
-            known.attempt.set_recorder(Recorder {
-                files: RecordedFiles::Destination(prepared.staged.destination.clone()),
-                records: self.copies_changed.clone(),
+            handle.attempt.set_recorder(Recorder {
+                files: RecordedFiles::Destination(prepared.received.destination.clone()),
+                copies_changed: self.copies_changed.clone(),
             });
         }
         {
-            let mut resources = known.resources();
+            let mut resources = handle.resources();
             resources.prepared = Some(Arc::new(prepared));
             resources.prepare_response = Some(response);
         }
-        known.attempt.apply(Event::Prepared);
+        handle.attempt.apply(Event::Prepared);
         Ok(())
     }
 }
 
 /// Waits until the attempt is prepared.
-async fn prepared(known: &AttemptHandle) -> Result<PrepareResponse, Fault> {
-    let mut watch = known.attempt.watch();
+async fn prepared(handle: &AttemptHandle) -> Result<PrepareResponse, Fault> {
+    let mut watch = handle.attempt.watch();
     // The sender lives as long as `known`.
     let _ = watch
         .wait_for(|status| !matches!(status.state, State::Pending | State::Preparing))
         .await;
-    if known.attempt.state() == State::Failed {
-        return Err(known.not_ready("prepare the next attempt"));
+    if handle.attempt.state() == State::Failed {
+        return Err(handle.not_ready("prepare the next attempt"));
     }
-    let response = known.resources().prepare_response;
-    response.ok_or_else(|| known.not_ready("it is a source: only destinations are prepared"))
+    let response = handle.resources().prepare_response;
+    response.ok_or_else(|| handle.not_ready("it is a source: only destinations are prepared"))
 }
 
 fn make_ready(
-    known: &AttemptHandle,
+    handle: &AttemptHandle,
     config: DestinationConfig,
     location: Location,
 ) -> Result<(Prepared, PrepareResponse), Fault> {
-    let attempt = &known.attempt;
+    let attempt = &handle.attempt;
     let check_stop = || match attempt.is_stopping() {
         true => Err(Fault::Cancelled),
         false => Ok(()),
     };
     check_stop()?;
-    let layout = Layout::new(&config.manifest, config.algorithm);
+    let layout = MessageLayout::new(&config.manifest, config.algorithm);
     let total = &attempt.counters.bytes_total;
     total.store(layout.manifest.bytes(), Ordering::Relaxed);
     let destination = Arc::new(Destination::prepare(config)?);
-    known.left().add(&destination);
-    let filled = ReceivedBlocks::fill(destination.clone(), layout, check_stop);
-    let staged = match filled {
-        Ok(staged) => Arc::new(staged),
+    handle.leftover().add(&destination);
+    let filled = ReceivedBlocks::scan_disk(destination.clone(), layout, check_stop);
+    let received = match filled {
+        Ok(received) => Arc::new(received),
         Err(fault) => {
             destination.abort();
             return Err(fault);
         }
     };
     let response = PrepareResponse {
-        blocks_have: staged.have_blocks,
-        blocks_total: staged.layout.blocks,
-        reserved_bytes: staged
+        blocks_have: received.have_blocks,
+        blocks_total: received.layout.blocks,
+        reserved_bytes: received
             .layout
             .manifest
             .bytes()
-            .saturating_sub(staged.have_bytes),
+            .saturating_sub(received.have_bytes),
     };
-    Ok((Prepared { staged, location }, response))
+    Ok((Prepared { received, location }, response))
 }

@@ -26,7 +26,7 @@ use crate::control::fence::Fence;
 use crate::control::manifests;
 use crate::control::misuse;
 use crate::convert;
-use crate::critical;
+use crate::fail_fast;
 use crate::fault::Fault;
 use crate::identity::Caller;
 
@@ -43,8 +43,8 @@ const FILE_BY_FILE: &str = "the directory was there before, and its files were r
 /// The control API of one agent.
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
-    /// Its jobs.
-    pub jobs: Arc<AttemptRegistry>,
+    /// Its registry.
+    pub registry: Arc<AttemptRegistry>,
     /// Its fence.
     pub fence: Arc<Fence>,
     /// Its fabric.
@@ -68,18 +68,18 @@ impl Service {
                 problem: "was not checked".to_owned(),
             });
         };
-        let meeting = TicketContext {
+        let context = TicketContext {
             fabric: self.fabric.as_str(),
-            here: self.jobs.config.node.as_str(),
+            here: self.registry.config.node.as_str(),
             caller: caller.as_str(),
-            key: &self.jobs.live().ticket_key.0,
+            key: &self.registry.reloadable_config().ticket_key.0,
             now: SystemTime::now(),
             direction,
         };
-        let ticket = ticket::verify(&convert::given(signed, "ticket")?, &meeting);
+        let ticket = ticket::verify(&convert::required(signed, "ticket")?, &context);
         let ticket = ticket.inspect_err(|fault| {
             if let Some(tried) = misuse::of_ticket(fault) {
-                self.jobs.misuses.note(Instant::now(), &caller, tried);
+                self.registry.misuses.note(Instant::now(), &caller, tried);
             }
         })?;
         Ok((caller, ticket))
@@ -105,10 +105,10 @@ impl Service {
 
     /// A refusal, as the caller receives it.
     pub(crate) fn status(&self, fault: &Fault) -> Status {
-        self.jobs.refuse(fault.reason());
+        self.registry.count_refusal(fault.reason());
         tracing::debug!(reason = fault.reason(), "refused: {fault}");
-        let config = &self.jobs.config;
-        fault.to_status(config.node.as_str(), config.author)
+        let config = &self.registry.config;
+        fault.to_status(config.node.as_str(), config.config_source)
     }
 }
 
@@ -119,7 +119,7 @@ impl Agent for Service {
         request: Request<proto::StatRequest>,
     ) -> Result<Response<proto::StatResponse>, Status> {
         let epoch = request.get_ref().leader_epoch;
-        let command = self.jobs.stat(request.into_inner());
+        let command = self.registry.stat(request.into_inner());
         self.command(epoch, command).await
     }
 
@@ -128,7 +128,7 @@ impl Agent for Service {
         request: Request<proto::PrepareRequest>,
     ) -> Result<Response<proto::PrepareResponse>, Status> {
         let epoch = request.get_ref().leader_epoch;
-        let command = self.jobs.prepare(request.into_inner());
+        let command = self.registry.prepare(request.into_inner());
         self.command(epoch, command).await
     }
 
@@ -137,7 +137,7 @@ impl Agent for Service {
         request: Request<proto::StartRequest>,
     ) -> Result<Response<proto::StartResponse>, Status> {
         let epoch = request.get_ref().leader_epoch;
-        let command = self.jobs.start(request.into_inner());
+        let command = self.registry.start(request.into_inner());
         self.command(epoch, command).await
     }
 
@@ -160,14 +160,14 @@ impl Agent for Service {
                     ));
                 }
             };
-            let job = convert::job(request.get_ref().job.clone())?;
-            Ok((self.jobs.find(&job)?, interval))
+            let job = convert::job(request.get_ref().attempt.clone())?;
+            Ok((self.registry.find(&job)?, interval))
         };
         let (known, interval) = begin().map_err(|fault| self.status(&fault))?;
         let epoch = request.get_ref().leader_epoch;
         let (reports, reported) = mpsc::channel(4);
         let service = self.clone();
-        critical::spawn("progress", async move {
+        fail_fast::spawn("progress", async move {
             let overtaken = tokio::select! {
                 // First: an operator that has lost its lease renews nothing any more.
                 biased;
@@ -185,7 +185,7 @@ impl Agent for Service {
         request: Request<proto::CancelRequest>,
     ) -> Result<Response<proto::CancelResponse>, Status> {
         let epoch = request.get_ref().leader_epoch;
-        let command = self.jobs.cancel(request.into_inner());
+        let command = self.registry.cancel(request.into_inner());
         self.command(epoch, command).await
     }
 
@@ -196,7 +196,7 @@ impl Agent for Service {
         let work = || {
             let signed = request.get_ref().ticket.clone();
             let (parent, ticket) = self.ticket(&request, signed, Direction::Write)?;
-            self.jobs.connect(&parent, &ticket, request.get_ref())
+            self.registry.connect(&parent, &ticket, request.get_ref())
         };
         self.answer(work())
     }
@@ -211,7 +211,7 @@ impl Agent for Service {
         let work = || {
             let signed = request.get_ref().ticket.clone();
             let (_, ticket) = self.ticket(&request, signed, Direction::FetchManifest)?;
-            self.jobs.manifests.get(&ticket.manifest_digest, &[])
+            self.registry.manifests.get(&ticket.manifest_digest, &[])
         };
         let manifest = work().map_err(|fault| self.status(&fault))?;
         let parts = futures::stream::iter(manifests::parts(manifest).map(Ok));
@@ -240,8 +240,8 @@ async fn follow(
     loop {
         known.attempt.renew();
         let status = watch.borrow_and_update().clone();
-        let (jobs, of) = (service.jobs.clone(), known.clone());
-        let report = critical::spawn_blocking("progress", move || describe(&jobs, &of)).await;
+        let (registry, of) = (service.registry.clone(), known.clone());
+        let report = fail_fast::spawn_blocking("progress", move || describe(&registry, &of)).await;
         if reports.send(Ok(report)).await.is_err() || status.closed {
             return;
         }
@@ -253,22 +253,22 @@ async fn follow(
     }
 }
 
-fn describe(jobs: &AttemptRegistry, known: &AttemptHandle) -> proto::ProgressResponse {
-    let (attempt, node) = (&known.attempt, &jobs.config.node);
+fn describe(registry: &AttemptRegistry, known: &AttemptHandle) -> proto::ProgressResponse {
+    let (attempt, node) = (&known.attempt, &registry.config.node);
     // Before the counters: a terminal state must come with its final numbers.
     let status = attempt.status();
-    let snapshot = jobs.config.engine.snapshot();
+    let snapshot = registry.config.engine.snapshot();
     let peers: Vec<_> = attempt
         .peers()
         .iter()
-        .map(|peer| peer.to_proto(node.as_str(), jobs.config.author, &snapshot))
+        .map(|peer| peer.to_proto(node.as_str(), registry.config.config_source, &snapshot))
         .collect();
     let counters = &attempt.counters;
     let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     let (link, link_reason) = if peers.is_empty() { ("", "") } else { LINK };
     let fault = status.fault.as_ref();
     proto::ProgressResponse {
-        job: Some(attempt.job.clone()),
+        attempt: Some(attempt.job.clone()),
         node: node.to_string(),
         state: status.state.to_proto().into(),
         reason: fault
@@ -281,7 +281,7 @@ fn describe(jobs: &AttemptRegistry, known: &AttemptHandle) -> proto::ProgressRes
             }
             None => String::new(),
         },
-        retriable: fault.is_some_and(|fault| fault.retriable(jobs.config.author)),
+        retriable: fault.is_some_and(|fault| fault.retriable(registry.config.config_source)),
         bytes: count(&counters.bytes),
         bytes_total: count(&counters.bytes_total),
         bytes_resumed: count(&counters.bytes_resumed),

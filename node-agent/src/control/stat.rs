@@ -6,7 +6,7 @@ use weft_proto::agent::v1::{ObjectSource, StatRequest, StatResponse};
 
 use crate::control::attempt_registry::AttemptRegistry;
 use crate::convert;
-use crate::critical;
+use crate::fail_fast;
 use crate::fault::Fault;
 use crate::files::{Manifest, Source, namespace_directory};
 use crate::object::Store;
@@ -21,8 +21,8 @@ impl AttemptRegistry {
             let listed = self.store(source)?.list().await?;
             return Ok(self.keep_listed(listed));
         }
-        let location = convert::given(request.location, "location")?;
-        let (root, path) = self.place(&location)?;
+        let location = convert::required(request.location, "location")?;
+        let (root, path) = self.resolve(&location)?;
         let job_name = request.job_name;
         let job_name = job_name
             .map(|name| convert::copy_job("", name))
@@ -37,11 +37,11 @@ impl AttemptRegistry {
                 namespace_directory::read(&root, &path, &job_name)?;
             }
             match named {
-                Some(named) => Source::new(root, path, named).listed(),
+                Some(named) => Source::new(root, path, named).relist(),
                 None => Manifest::scan(&root, &path),
             }
         };
-        Ok(self.keep_listed(critical::spawn_blocking("stat", list).await?))
+        Ok(self.keep_listed(fail_fast::spawn_blocking("stat", list).await?))
     }
 
     fn keep_listed(&self, manifest: Manifest) -> StatResponse {
@@ -49,7 +49,7 @@ impl AttemptRegistry {
             manifest_digest: manifest.digest().to_vec(),
             files: manifest.file_count().into(),
             bytes: manifest.bytes(),
-            state: manifest.state().to_vec(),
+            fingerprint: manifest.fingerprint().to_vec(),
         };
         self.manifests.keep(Arc::new(manifest));
         response
@@ -57,7 +57,7 @@ impl AttemptRegistry {
 
     /// The store that a source names.
     pub(crate) fn store(&self, source: &ObjectSource) -> Result<Store, Fault> {
-        let access = self.live().objects;
+        let access = self.reloadable_config().objects;
         Ok(Store::open(source, access, self.config.store_timeouts)?)
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::control::attempt_handle::AttemptHandle;
-use crate::critical;
+use crate::fail_fast;
 use crate::fault::Fault;
 use crate::transfer::state::State;
 
@@ -17,7 +17,7 @@ pub(crate) async fn supervise(known: Arc<AttemptHandle>, lease: Duration) {
         let left = lease.saturating_sub(attempt.idle());
         let over = tokio::time::timeout(left, over).await.map(drop);
         match over {
-            Ok(()) if attempt.seal() => break,
+            Ok(()) if attempt.try_refuse_workers() => break,
             // Another worker has begun since.
             Ok(()) => {}
             Err(_) if attempt.idle() < lease => {}
@@ -33,21 +33,21 @@ pub(crate) async fn supervise(known: Arc<AttemptHandle>, lease: Duration) {
     let prepared = {
         let mut resources = known.resources();
         resources.connected = None;
-        resources.share = None;
+        resources.buffers = None;
         resources.prepared.take()
     };
     if let Some(prepared) = prepared {
         let failed = attempt.state() == State::Failed;
         let of = known.clone();
-        critical::spawn_blocking("abort", move || {
-            prepared.staged.clear();
-            let destination = &prepared.staged.destination;
+        fail_fast::spawn_blocking("abort", move || {
+            prepared.received.close_files();
+            let destination = &prepared.received.destination;
             if failed {
                 destination.abort();
             } else {
-                of.left().forget();
+                of.leftover().forget();
             }
-            destination.leave();
+            destination.release_path();
         })
         .await;
     }

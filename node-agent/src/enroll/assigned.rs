@@ -66,7 +66,7 @@ pub(crate) fn config(
             allow_insecure: agent.objects.unwrap_or_default().allow_insecure,
             ..config::Objects::default()
         },
-        author: config::ConfigSource::Operator,
+        config_source: config::ConfigSource::Operator,
     };
     config::check(&config).map_err(|error| {
         let renamed = FIELDS.iter().find_map(|(file, fabric)| {

@@ -19,7 +19,6 @@ use crate::agent::{Agent, AgentError, Environment};
 use crate::config::Config;
 use crate::control::fence::Fence;
 use crate::copy_watcher::{CopyWatcher, Listing};
-use crate::critical;
 use crate::enroll::error::{EnrollError, OperatorError};
 use crate::enroll::interface::{self, Nic, finding};
 use crate::enroll::keys::{Keys, Validity};
@@ -27,6 +26,7 @@ use crate::enroll::report::{Reporter, replace_if_different};
 use crate::enroll::retry::Retry;
 use crate::enroll::settings::Settings;
 use crate::enroll::{assigned, operator};
+use crate::fail_fast;
 use crate::files::FileError;
 
 /// A configuration that cannot be used.
@@ -58,7 +58,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     let mut stop = pin!(stop);
     let settings = Arc::new(settings);
     let directory = settings.state.clone();
-    let keys = critical::spawn_blocking("keys", move || Keys::open(&directory)).await?;
+    let keys = fail_fast::spawn_blocking("keys", move || Keys::open(&directory)).await?;
     let keys = Arc::new(keys);
     let environment = Environment::new("--metrics-port", settings.metrics_listen()).await?;
     let (health, fence) = (environment.health.clone(), environment.fence.clone());
@@ -160,7 +160,7 @@ async fn enroll_once(
         })?;
     let (node, fabric) = (settings.node.clone(), settings.fabric.clone());
     let keys = keys.clone();
-    let kept = critical::spawn_blocking("keys", move || keys.keep(&answer, &node, &fabric)).await;
+    let kept = fail_fast::spawn_blocking("keys", move || keys.keep(&answer, &node, &fabric)).await;
     Ok((config, kept?))
 }
 
@@ -262,7 +262,7 @@ impl Member {
     /// Applies changes while the agent runs. Returns why it cannot go on.
     async fn run_agent(&mut self, agent: &Agent, start: &StartConfig) -> EnrollError {
         let jobs = agent.jobs();
-        let mut records = jobs.copies_changed.subscribe();
+        let mut copies_changed = jobs.copies_changed.subscribe();
         let mut applied = start.node_config.agent.clone();
         let mut nic = start.nic.clone();
         let mut changed_since = None;
@@ -309,7 +309,7 @@ impl Member {
             }
             let misuse = jobs.misuses.report(Instant::now().into_std());
             findings.extend(misuse.map(|message| finding(MISUSED, message)));
-            self.copies.begin(jobs, *records.borrow_and_update());
+            self.copies.begin(jobs, *copies_changed.borrow_and_update());
             let listing = self.copies.listing();
             if listing.is_full {
                 findings.push(finding(
@@ -321,7 +321,7 @@ impl Member {
             tokio::select! {
                 () = self.changed() => {}
                 // The sender lives as long as the agent.
-                _ = records.changed() => {}
+                _ = copies_changed.changed() => {}
             }
         }
     }
@@ -366,7 +366,7 @@ impl Member {
 
     /// The data interface.
     async fn nic(&self, config: &NodeConfig) -> Result<Nic, Finding> {
-        let interfaces = critical::spawn_blocking("interfaces", interface::list)
+        let interfaces = fail_fast::spawn_blocking("interfaces", interface::list)
             .await
             .map_err(|error| {
                 let problem = format!("the node's interfaces cannot be listed: {error}");

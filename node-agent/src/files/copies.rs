@@ -1,6 +1,6 @@
 //! The records of a root's verified copies, and what is done by them.
 //!
-//! The directory `.weft-copies` of a root has one file for each copy, a `Record`. A record is replaced
+//! The directory `.weft-copies` of a root has one file for each copy, a `CopyRecord`. A record is replaced
 //! as a whole: a reader goes on with the one that it has opened.
 //!
 //! Destinations and sources record what they have verified, `Cancel` releases it ([`release`]), and
@@ -16,12 +16,12 @@ use rustix::fs::{self, AtFlags, Dir, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-pub use super::copy_record::{CopyJob, CopyRecord};
-use super::copy_record::{Record, RecordedEntry, VERSION, record_name, write_line};
+pub use super::copy_record::{CopyHeader, CopyJob};
+use super::copy_record::{CopyRecord, RecordedEntry, VERSION, record_name, write_line};
 use super::digest::Digest;
 use super::directory::{OpenDirectory, remove_empty};
-use super::error::{FileError, Place, errno};
-use super::identity::{Fingerprint, Identity};
+use super::error::{FileError, Location, errno};
+use super::file_state::{FileState, Fingerprint};
 use super::manifest::{EntryKind, Manifest, Shape};
 use super::names::{COPIES, HEX_DIGITS, open_own};
 use super::path::RootPath;
@@ -50,7 +50,7 @@ pub(super) fn add(
     new: NewCopy<'_>,
     verified: impl Fn(usize) -> Option<Fingerprint>,
 ) -> Result<(), FileError> {
-    let mut copy = CopyRecord {
+    let mut copy = CopyHeader {
         version: VERSION,
         path: new.path.as_str().to_owned(),
         digest: new.digest.to_string(),
@@ -60,12 +60,12 @@ pub(super) fn add(
         jobs: vec![new.job],
         removing: false,
     };
-    let _locked = root.records();
+    let _locked = root.lock_records();
     let records = Records::make(root)?;
     let name = record_name(&copy.path);
     let recorded = match records.read(&name) {
         Ok(Some(mut known)) if records.is_same(&known, &copy, new.manifest) => {
-            let CopyRecord {
+            let CopyHeader {
                 jobs, removable, ..
             } = &mut known.copy;
             if copy.jobs.iter().all(|new| has(jobs, &new.uid)) {
@@ -91,7 +91,7 @@ pub(super) fn add(
             written.map(drop)
         }
     };
-    // Files without a record are kept. A record that lacks this job would let them be removed with the others'.
+    // Files without a record are kept. If the record lacks this job, the files are removed when the other jobs are released.
     if recorded.is_err() {
         let _ = fs::unlinkat(&records.directory, &name, AtFlags::empty());
     }
@@ -113,11 +113,11 @@ pub fn release(root: &Root, job: &str) -> Result<(), FileError> {
 /// Compares the files of all copies with their records. Returns the copies that are as they were
 /// verified, ordered by path. Removes the record of a copy that has changed, and each copy that no job
 /// is recorded for.
-pub fn check(root: &Root) -> Result<Vec<CopyRecord>, FileError> {
+pub fn reconcile(root: &Root) -> Result<Vec<CopyHeader>, FileError> {
     let mut copies = Vec::new();
     if let Some(records) = Records::open(root)? {
         for name in records.names()? {
-            copies.extend(records.check(&name));
+            copies.extend(records.reconcile(&name));
         }
     }
     copies.sort_by(|a, b| a.path.cmp(&b.path));
@@ -129,11 +129,11 @@ pub(super) fn bytes_of(root: &Root, namespace: &str) -> Result<u64, FileError> {
     let Some(records) = Records::open(root)? else {
         return Ok(0);
     };
-    let has_job = |copy: &CopyRecord| copy.jobs.iter().any(|job| job.namespace == namespace);
+    let has_job = |copy: &CopyHeader| copy.jobs.iter().any(|job| job.namespace == namespace);
     let mut bytes = 0u64;
     for name in records.names()? {
         match records.read(&name) {
-            Ok(Some(Record { copy, .. })) if has_job(&copy) => {
+            Ok(Some(CopyRecord { copy, .. })) if has_job(&copy) => {
                 bytes = bytes.saturating_add(copy.bytes);
             }
             // A broken record names no namespace.
@@ -169,10 +169,10 @@ fn entries<'m>(
         let file = match entry.kind {
             EntryKind::File { .. } => {
                 let path = manifest.path_of(base, entry)?;
-                let now = stat(&mut open, &path)?.map(|stat| Identity::of(&stat));
+                let now = stat(&mut open, &path)?.map(|stat| FileState::of(&stat));
                 let now = now.filter(|now| verified(index) == Some(now.fingerprint()));
                 let changed = || FileError::DestinationChanged {
-                    place: root.place(&path),
+                    location: root.location(&path),
                 };
                 Some(now.ok_or_else(changed)?.recorded())
             }
@@ -188,7 +188,7 @@ fn entries<'m>(
 
 /// What is at `path`; nothing where nothing is.
 fn stat(open: &mut OpenDirectory<'_>, path: &RootPath) -> Result<Option<Stat>, FileError> {
-    let failed = |cause| FileError::reading(open.root().place(path), cause);
+    let failed = |cause| FileError::reading(open.root().location(path), cause);
     let Some((parent, name)) = path.split() else {
         return fs::fstat(open.root().directory()).map(Some).map_err(failed);
     };
@@ -198,7 +198,7 @@ fn stat(open: &mut OpenDirectory<'_>, path: &RootPath) -> Result<Option<Stat>, F
     match fs::statat(&*parent, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(stat)),
         Err(Errno::NOENT) => Ok(None),
-        Err(cause) => Err(FileError::reading(open.root().place(path), cause)),
+        Err(cause) => Err(FileError::reading(open.root().location(path), cause)),
     }
 }
 
@@ -214,7 +214,7 @@ impl<'r> Records<'r> {
         if root.access() != Access::ReadWrite {
             return Ok(None);
         }
-        let failed = |cause| FileError::writing(root.place_of_own(COPIES), "open", cause, 0);
+        let failed = |cause| FileError::writing(root.own_location(COPIES), "open", cause, 0);
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = match fs::openat(root.directory(), COPIES, flags, Mode::empty()) {
             Ok(directory) => directory,
@@ -226,7 +226,7 @@ impl<'r> Records<'r> {
         let others = Mode::from_raw_mode(stat.st_mode).intersects(Mode::WGRP | Mode::WOTH);
         if stat.st_uid != geteuid().as_raw() || others {
             return Err(FileError::DestinationExists {
-                place: root.place_of_own(COPIES),
+                location: root.own_location(COPIES),
                 found: "a directory that others than the agent can write to",
                 remedy: "remove it",
             });
@@ -236,7 +236,7 @@ impl<'r> Records<'r> {
 
     /// The same, made where there is none.
     pub(super) fn make(root: &'r Root) -> Result<Self, FileError> {
-        let failed = |cause| FileError::writing(root.place_of_own(COPIES), "mkdir", cause, 0);
+        let failed = |cause| FileError::writing(root.own_location(COPIES), "mkdir", cause, 0);
         match fs::mkdirat(root.directory(), COPIES, OWNER_ONLY) {
             Ok(()) => fs::fsync(root.directory()).map_err(failed)?,
             Err(Errno::EXIST) => {}
@@ -245,12 +245,12 @@ impl<'r> Records<'r> {
         Self::open(root)?.ok_or_else(|| failed(Errno::NOENT))
     }
 
-    pub(super) fn place(&self, name: &str) -> Place {
-        self.root.place_of_own(&format!("{COPIES}/{name}"))
+    pub(super) fn location(&self, name: &str) -> Location {
+        self.root.own_location(&format!("{COPIES}/{name}"))
     }
 
     fn names(&self) -> Result<Vec<String>, FileError> {
-        let failed = |cause| FileError::reading(self.root.place_of_own(COPIES), cause);
+        let failed = |cause| FileError::reading(self.root.own_location(COPIES), cause);
         let mut names = Vec::new();
         let mut listing = Dir::read_from(&self.directory).map_err(failed)?;
         while let Some(found) = listing.read() {
@@ -264,11 +264,11 @@ impl<'r> Records<'r> {
     }
 
     /// Nothing where there is none of that name.
-    fn read(&self, name: &str) -> Result<Option<Record>, FileError> {
+    fn read(&self, name: &str) -> Result<Option<CopyRecord>, FileError> {
         let Some(file) = self.open_file(name)? else {
             return Ok(None);
         };
-        Record::read(name, file, self.place(name)).map(Some)
+        CopyRecord::read(name, file, self.location(name)).map(Some)
     }
 
     /// Replaces a file of the directory as a whole; its inode.
@@ -285,7 +285,7 @@ impl<'r> Records<'r> {
             file.sync_all()?;
             fs::renameat(&self.directory, NEW, &self.directory, name)?;
             fs::fsync(&self.directory)?;
-            Ok(Identity::of(&fs::fstat(&file)?).ino)
+            Ok(FileState::of(&fs::fstat(&file)?).ino)
         };
         write().map_err(|error: io::Error| {
             // The unfinished record only takes space.
@@ -293,7 +293,7 @@ impl<'r> Records<'r> {
             match error.downcast() {
                 // Of what was to be written.
                 Ok(error) => error,
-                Err(error) => FileError::writing(self.place(name), "write", errno(&error), 0),
+                Err(error) => FileError::writing(self.location(name), "write", errno(&error), 0),
             }
         })
     }
@@ -303,13 +303,13 @@ impl<'r> Records<'r> {
         match open_own(&self.directory, name, OFlags::RDONLY) {
             Ok(file) => Ok(Some(file)),
             Err(Errno::NOENT) => Ok(None),
-            Err(cause) => Err(FileError::reading(self.place(name), cause)),
+            Err(cause) => Err(FileError::reading(self.location(name), cause)),
         }
     }
 
     /// Replaces the first line of a record with what it says now.
-    fn rewrite(&self, record: &mut Record) -> Result<(), FileError> {
-        let Record {
+    fn rewrite(&self, record: &mut CopyRecord) -> Result<(), FileError> {
+        let CopyRecord {
             name, copy, file, ..
         } = &*record;
         record.inode = self.replace(name, |out| {
@@ -323,27 +323,27 @@ impl<'r> Records<'r> {
     }
 
     /// Whether the record has been neither replaced nor removed.
-    fn is_current(&self, record: &Record) -> Result<bool, FileError> {
+    fn is_current(&self, record: &CopyRecord) -> Result<bool, FileError> {
         match fs::statat(&self.directory, &record.name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => Ok(Identity::of(&stat).ino == record.inode),
+            Ok(stat) => Ok(FileState::of(&stat).ino == record.inode),
             Err(Errno::NOENT) => Ok(false),
-            Err(cause) => Err(FileError::reading(self.place(&record.name), cause)),
+            Err(cause) => Err(FileError::reading(self.location(&record.name), cause)),
         }
     }
 
     /// Removes the record, unless another one has replaced it. Returns whether it was there.
-    fn forget(&self, record: &Record) -> Result<bool, FileError> {
-        let _locked = self.root.records();
+    fn forget(&self, record: &CopyRecord) -> Result<bool, FileError> {
+        let _locked = self.root.lock_records();
         if !self.is_current(record)? {
             return Ok(false);
         }
         fs::unlinkat(&self.directory, &record.name, AtFlags::empty())
             .map(|()| true)
-            .map_err(|cause| FileError::writing(self.place(&record.name), "unlink", cause, 0))
+            .map_err(|cause| FileError::writing(self.location(&record.name), "unlink", cause, 0))
     }
 
     fn release(&self, name: &str, job: &str) -> Result<(), FileError> {
-        let locked = self.root.records();
+        let locked = self.root.lock_records();
         let mut record = match self.read(name) {
             Ok(Some(record)) => record,
             // A broken record names no job.
@@ -364,7 +364,7 @@ impl<'r> Records<'r> {
     }
 
     /// The first difference between the record and the files, in words, if there is one.
-    fn difference(&self, record: &Record) -> Result<Option<String>, FileError> {
+    fn difference(&self, record: &CopyRecord) -> Result<Option<String>, FileError> {
         let mut open = OpenDirectory::new(self.root);
         let mut files = 0;
         for entry in record.entries()? {
@@ -381,7 +381,7 @@ impl<'r> Records<'r> {
     }
 
     /// The copy, if it is as it was verified, and some job is recorded for it.
-    fn check(&self, name: &str) -> Option<CopyRecord> {
+    fn reconcile(&self, name: &str) -> Option<CopyHeader> {
         let record = match self.read(name) {
             Ok(record) => record?,
             Err(error) => {
@@ -393,7 +393,7 @@ impl<'r> Records<'r> {
             self.try_remove(record);
             return None;
         }
-        let place = self.root.place(&record.base);
+        let location = self.root.location(&record.base);
         match self.difference(&record) {
             Ok(None) => return Some(record.copy),
             // Its file system may not be mounted yet.
@@ -403,23 +403,25 @@ impl<'r> Records<'r> {
                     Ok(None)
                 ) => {}
             Ok(Some(what)) => match self.forget(&record) {
-                Ok(true) => tracing::info!("the copy {place} is lost: {what}"),
+                Ok(true) => tracing::info!("the copy {location} is lost: {what}"),
                 Ok(false) => {}
-                Err(error) => tracing::warn!("the copy {place} is lost: {what}; {error}"),
+                Err(error) => tracing::warn!("the copy {location} is lost: {what}; {error}"),
             },
             Err(error @ FileError::CopyRecordBroken { .. }) => {
                 tracing::warn!(reason = error.reason(), "{error}");
             }
             Err(error) => {
-                tracing::warn!("the copy {place} cannot be checked, and counts as it was: {error}");
+                tracing::warn!(
+                    "the copy {location} cannot be checked, and counts as it was: {error}"
+                );
                 return Some(record.copy);
             }
         }
         None
     }
 
-    /// Whether the record of this name may be of a copy around a copy, or within it.
-    fn may_be_of(&self, name: &str, record: &Record) -> Result<bool, FileError> {
+    /// Whether the record with this name may belong to a copy that contains this copy, or lies within it.
+    fn may_be_of(&self, name: &str, record: &CopyRecord) -> Result<bool, FileError> {
         let around = [RootPath::ROOT, record.base.clone()].into_iter();
         let mut around = around.chain(record.base.ancestors());
         if around.any(|path| record_name(path.as_str()) == name) {
@@ -434,7 +436,7 @@ impl<'r> Records<'r> {
     }
 
     /// Whether a record is of this copy, which was verified just now, and says what is there.
-    fn is_same(&self, known: &Record, copy: &CopyRecord, manifest: &Manifest) -> bool {
+    fn is_same(&self, known: &CopyRecord, copy: &CopyHeader, manifest: &Manifest) -> bool {
         let known_copy = (&known.copy.path, &known.copy.digest, known.copy.removing);
         // A digest is of the files only. A directory's record names the directory itself, too.
         let entries = manifest.len() + usize::from(manifest.shape() == Shape::Directory);
@@ -452,7 +454,7 @@ impl<'r> Records<'r> {
 
     /// Whether the copy that was recorded at this path before is intact, is for another job, and has files
     /// that the new one has, too.
-    fn shares_files(&self, before: &Record, copy: &CopyRecord, manifest: &Manifest) -> bool {
+    fn shares_files(&self, before: &CopyRecord, copy: &CopyHeader, manifest: &Manifest) -> bool {
         let mut jobs = before.copy.jobs.iter();
         let is_anothers = jobs.any(|job| !has(&copy.jobs, &job.uid));
         if !is_anothers || !matches!(self.difference(before), Ok(None)) {
@@ -471,10 +473,10 @@ impl<'r> Records<'r> {
     }
 
     /// Removes a copy that no job needs, if it can be. Returns whether the record is gone.
-    fn try_remove(&self, record: Record) -> bool {
-        let place = self.root.place(&record.base);
+    fn try_remove(&self, record: CopyRecord) -> bool {
+        let location = self.root.location(&record.base);
         self.remove(record).unwrap_or_else(|error| {
-            tracing::warn!("the copy {place} is not removed yet: {error}");
+            tracing::warn!("the copy {location} is not removed yet: {error}");
             false
         })
     }
@@ -482,24 +484,26 @@ impl<'r> Records<'r> {
     /// Removes a copy that no job needs, and its record. The copy's own files go if nothing of the copy
     /// has changed, and then its empty directories. Other files stay, and files that other records
     /// name. While an attempt is at work there, nothing happens. Returns whether the record is gone.
-    fn remove(&self, mut record: Record) -> Result<bool, FileError> {
+    fn remove(&self, mut record: CopyRecord) -> Result<bool, FileError> {
         if !record.copy.removable {
             return self.forget(&record);
         }
         self.root.check_not_replaced()?;
-        let Some(_removal) = self.root.occupancy().remove(&record.base) else {
+        let Some(_removal) = self.root.occupancy().begin_removal(&record.base) else {
             return Ok(false);
         };
-        let place = self.root.place(&record.base);
+        let location = self.root.location(&record.base);
         if !record.copy.removing {
             if let Some(what) = self.difference(&record)? {
                 let gone = self.forget(&record)?;
                 if gone {
-                    tracing::warn!("the copy {place} is not removed, for it has changed: {what}");
+                    tracing::warn!(
+                        "the copy {location} is not removed, for it has changed: {what}"
+                    );
                 }
                 return Ok(gone);
             }
-            let _locked = self.root.records();
+            let _locked = self.root.lock_records();
             // Another attempt may have recorded its job just before it left.
             if !self.is_current(&record)? {
                 return Ok(false);
@@ -524,13 +528,13 @@ impl<'r> Records<'r> {
             remove_empty(self.root, path)?;
         }
         let gone = self.forget(&record)?;
-        tracing::info!("the copy {place} is removed");
+        tracing::info!("the copy {location} is removed");
         Ok(gone)
     }
 
     /// The hashes of the paths that other records name, as far as those copies overlap this one. Two
     /// paths with one hash only keep a file from being removed.
-    fn named_by_others(&self, record: &Record) -> Result<HashSet<u64>, FileError> {
+    fn named_by_others(&self, record: &CopyRecord) -> Result<HashSet<u64>, FileError> {
         let mut named = HashSet::new();
         for name in self.names()?.iter().filter(|name| **name != record.name) {
             let other = match self.read(name) {
@@ -560,9 +564,9 @@ fn path_hash(path: &RootPath) -> u64 {
 fn unlink(
     open: &mut OpenDirectory<'_>,
     path: &RootPath,
-    state: &Identity,
+    state: &FileState,
 ) -> Result<(), FileError> {
-    let now = stat(open, path)?.map(|now| Identity::of(&now).recorded());
+    let now = stat(open, path)?.map(|now| FileState::of(&now).recorded());
     let Some((parent, name)) = path.split().filter(|_| now.as_ref() == Some(state)) else {
         return Ok(());
     };
@@ -572,8 +576,8 @@ fn unlink(
     match fs::unlinkat(&*parent, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(cause) => {
-            let place = open.root().place(path);
-            Err(FileError::writing(place, "unlinkat", cause, 0))
+            let location = open.root().location(path);
+            Err(FileError::writing(location, "unlinkat", cause, 0))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `Record`: one verified copy as it is written down, with its files, the state of each, and its jobs.
+//! `CopyRecord`: one verified copy as it is written down, with its files, the state of each, and its jobs.
 //!
 //! The first line describes the copy and each further line one entry, in the order of their paths; every
 //! line is JSON. A reader holds one entry in memory, however many there are.
@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::de::IoRead;
 use serde_json::{Deserializer, StreamDeserializer};
 
-use super::error::{FileError, Place, errno};
-use super::identity::Identity;
+use super::error::{FileError, Location, errno};
+use super::file_state::FileState;
 use super::names::HEX_DIGITS;
 use super::path::RootPath;
 
@@ -34,7 +34,7 @@ pub struct CopyJob {
 
 /// A verified copy, as the first line of its record describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CopyRecord {
+pub struct CopyHeader {
     pub(super) version: u32,
     /// Where it is, relative to its root.
     pub path: String,
@@ -60,7 +60,7 @@ pub(super) struct RecordedEntry {
     pub(super) path: String,
     /// Absent for a directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) file: Option<Identity>,
+    pub(super) file: Option<FileState>,
 }
 
 /// The name of the record of the copy at `path`.
@@ -81,7 +81,7 @@ impl RecordedEntry {
             return Some("it is gone");
         };
         match &self.file {
-            Some(file) => (*file != Identity::of(now).recorded())
+            Some(file) => (*file != FileState::of(now).recorded())
                 .then_some("it was replaced or written to, or its attributes were changed"),
             None => (FileType::from_raw_mode(now.st_mode) != FileType::Directory)
                 .then_some("it is no directory any more"),
@@ -90,13 +90,13 @@ impl RecordedEntry {
 }
 
 /// A record that is open for reading.
-pub(super) struct Record {
+pub(super) struct CopyRecord {
     pub(super) name: String,
-    place: Place,
+    location: Location,
     pub(super) file: File,
     /// Tells it from a record of this name that has replaced it.
     pub(super) inode: u64,
-    pub(super) copy: CopyRecord,
+    pub(super) copy: CopyHeader,
     /// As `copy.path` says.
     pub(super) base: RootPath,
 }
@@ -105,65 +105,65 @@ pub(super) struct Record {
 type Entries<'f> = StreamDeserializer<'f, IoRead<BufReader<&'f File>>, RecordedEntry>;
 
 /// The first line of a record, and the further ones.
-fn parse<'f>(file: &'f File, place: &Place) -> Result<(CopyRecord, Entries<'f>), FileError> {
+fn parse<'f>(file: &'f File, location: &Location) -> Result<(CopyHeader, Entries<'f>), FileError> {
     let mut reader = BufReader::new(file);
     reader
         .rewind()
-        .map_err(|error| FileError::reading(place.clone(), errno(&error)))?;
+        .map_err(|error| FileError::reading(location.clone(), errno(&error)))?;
     let mut lines = Deserializer::from_reader(reader);
-    let copy = CopyRecord::deserialize(&mut lines).map_err(|error| unreadable(place, error))?;
+    let copy = CopyHeader::deserialize(&mut lines).map_err(|error| unreadable(location, error))?;
     Ok((copy, lines.into_iter()))
 }
 
 /// Why a record cannot be read.
-fn unreadable(place: &Place, error: serde_json::Error) -> FileError {
+fn unreadable(location: &Location, error: serde_json::Error) -> FileError {
     if error.is_io() {
-        FileError::reading(place.clone(), errno(&error.into()))
+        FileError::reading(location.clone(), errno(&error.into()))
     } else {
-        broken(place, &error)
+        broken(location, &error)
     }
 }
 
-fn broken(place: &Place, problem: &impl ToString) -> FileError {
+fn broken(location: &Location, problem: &impl ToString) -> FileError {
     FileError::CopyRecordBroken {
-        place: place.clone(),
+        location: location.clone(),
         problem: problem.to_string(),
     }
 }
 
-impl Record {
+impl CopyRecord {
     /// Reads the first line.
-    pub(super) fn read(name: &str, file: File, place: Place) -> Result<Self, FileError> {
-        let stat = fs::fstat(&file).map_err(|cause| FileError::reading(place.clone(), cause))?;
-        let (copy, _) = parse(&file, &place)?;
+    pub(super) fn read(name: &str, file: File, location: Location) -> Result<Self, FileError> {
+        let stat = fs::fstat(&file).map_err(|cause| FileError::reading(location.clone(), cause))?;
+        let (copy, _) = parse(&file, &location)?;
         if copy.version != VERSION {
             let problem = format!("it is of version {}, and not {VERSION}", copy.version);
-            return Err(broken(&place, &problem));
+            return Err(broken(&location, &problem));
         }
-        Ok(Record {
+        Ok(CopyRecord {
             name: name.to_owned(),
             file,
-            inode: Identity::of(&stat).ino,
-            base: RootPath::parse(&copy.path).map_err(|error| broken(&place, &error))?,
+            inode: FileState::of(&stat).ino,
+            base: RootPath::parse(&copy.path).map_err(|error| broken(&location, &error))?,
             copy,
-            place,
+            location,
         })
     }
 
     /// For a record that contradicts itself.
     pub(super) fn broken(&self, problem: &str) -> FileError {
-        broken(&self.place, &problem)
+        broken(&self.location, &problem)
     }
 
     /// All entries with their paths.
     pub(super) fn entries(
         &self,
     ) -> Result<impl Iterator<Item = Result<(RootPath, RecordedEntry), FileError>>, FileError> {
-        let (_, entries) = parse(&self.file, &self.place)?;
+        let (_, entries) = parse(&self.file, &self.location)?;
         Ok(entries.map(|entry| {
-            let entry = entry.map_err(|error| unreadable(&self.place, error))?;
+            let entry = entry.map_err(|error| unreadable(&self.location, error))?;
             let path = self.base.join(&entry.path);
-            let path = path.map_err(|error| broken(&self.place, &error))?;
+            let path = path.map_err(|error| broken(&self.location, &error))?;
             Ok((path, entry))
         }))
     }

@@ -1,7 +1,7 @@
 //! `Destination`: a job's files at one node, from the reservation to their end. [`publish`](super::publish)
 //! gives them their names.
 //!
-//! A directory that is not there yet appears whole: it is assembled beside its place and renamed once,
+//! A directory that is not there yet appears whole: it is assembled beside its location and renamed once,
 //! when all of it is verified and on disk. In a directory that is there, files are written beside their
 //! final names, and renamed one after the other when all of them are verified and on disk.
 //! A restarted agent prepares the same job again and finds what it left; nothing else is
@@ -11,22 +11,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::copies::{self, NewCopy};
 use super::destination_config::DestinationConfig;
-use super::digest::{Blocks, Digest, directory_digest};
+use super::digest::{BlockLayout, Digest, directory_digest};
 use super::error::FileError;
 use super::gate::{Gate, WriteLocks};
 use super::lock::JobLock;
 use super::manifest::{Manifest, Shape};
 use super::namespace_directory;
+use super::object_read_log::ObjectReadLog;
 use super::occupancy::PathGuard;
-use super::partial::{DestinationFile, Finish};
+use super::partial::{DestinationFile, PublishAction};
 use super::path::RootPath;
 use super::placement::Placement;
 use super::progress::{Progress, Stage};
-use super::read_record::ObjectReadLog;
 use super::reservation;
 use super::reserved_space::ReservedSpace;
 use super::root::{Access, Root};
-use super::target::Origin;
+use super::target::InitialContent;
 
 /// A job's files at this node. Holds the job's lock until it is completed, aborted or dropped;
 /// dropping it leaves the partial files for the next attempt.
@@ -65,17 +65,17 @@ impl Destination {
             namespace_directory::write(&root, &base, job)?;
         }
         let lock = JobLock::take(&root, &config.job)?;
-        let path_use = root.occupancy().open(&base);
+        let path_use = root.occupancy().begin_use(&base);
         let writing = root
             .occupancy()
-            .write(&config.job, &base, || root.place(&base))?;
+            .begin_write(&config.job, &base, || root.location(&base))?;
         let placement = Placement::new(config, base)?;
         let config = &placement.config;
         let namespace = config.recorded_for.as_ref();
         let namespace = namespace.map(|job| job.namespace.clone());
         let space = ReservedSpace::new(&root, namespace);
         let (made, origins) = reservation::reserve(&placement, &space)?;
-        let held = WriteLocks {
+        let locks = WriteLocks {
             _writing: writing,
             _lock: lock,
         };
@@ -84,7 +84,7 @@ impl Destination {
             placement,
             made,
             progress: Mutex::new(progress),
-            gate: Arc::new(Gate::new(held, space)),
+            gate: Arc::new(Gate::new(locks, space)),
             path_use: Mutex::new(Some(path_use)),
         })
     }
@@ -121,13 +121,13 @@ impl Destination {
     }
 
     /// What was read for this job, which has so many blocks, from a store, by this attempt or an earlier one.
-    pub fn read_record(&self, blocks: u64) -> Result<ObjectReadLog, FileError> {
-        let _pass = self.gate.pass(|| self.placement.place())?;
+    pub fn object_read_log(&self, blocks: u64) -> Result<ObjectReadLog, FileError> {
+        let _pass = self.gate.pass(|| self.placement.location())?;
         ObjectReadLog::open(self.root(), &self.placement.config.job, blocks)
     }
 
     /// The digest that the whole must have, if the job says so.
-    pub fn expect(&self) -> Option<Digest> {
+    pub fn expected_digest(&self) -> Option<Digest> {
         self.placement.config.expect
     }
 
@@ -136,7 +136,7 @@ impl Destination {
     /// Each open file takes a descriptor.
     pub fn open(&self, index: u32) -> Result<Arc<DestinationFile>, FileError> {
         let (target, _, bytes) = self.placement.file(index)?;
-        let blocks = Blocks::new(self.placement.config.algorithm, bytes);
+        let blocks = BlockLayout::new(self.placement.config.algorithm, bytes);
         let mut progress = self.progress();
         if let Some(open) = progress.open_file(index) {
             return Ok(open);
@@ -144,9 +144,11 @@ impl Destination {
         let finished = progress.digest(index);
         let origin = match progress.stages[index as usize] {
             Stage::Incomplete(origin) => origin,
-            Stage::Finished(Finish::Rename) => Origin::Finished,
+            Stage::Finished(PublishAction::Rename) => InitialContent::Finished,
             // No directory: it has been looked up as a file.
-            Stage::Finished(Finish::Keep) | Stage::Published | Stage::Directory => Origin::Existing,
+            Stage::Finished(PublishAction::Keep) | Stage::Published | Stage::Directory => {
+                InitialContent::Existing
+            }
         };
         let file = Arc::new(DestinationFile::open(
             target,
@@ -160,9 +162,9 @@ impl Destination {
             file.confirm_all(&digest)?;
             return Ok(file);
         }
-        if origin == Origin::Fresh {
+        if origin == InitialContent::Fresh {
             // The next one to open it may find blocks in it.
-            progress.stages[index as usize] = Stage::Incomplete(Origin::Resumed);
+            progress.stages[index as usize] = Stage::Incomplete(InitialContent::Resumed);
         }
         progress.add_open(index, &file);
         Ok(file)
@@ -172,13 +174,13 @@ impl Destination {
     pub fn finish(&self, file: &DestinationFile, digest: &Digest) -> Result<(), FileError> {
         let index = file.index();
         let (target, entry, _) = self.placement.file(index)?;
-        let _pass = self.gate.pass(|| target.place())?;
+        let _pass = self.gate.pass(|| target.location())?;
         let (finish, state) = file.finish(digest, entry.mode)?;
-        if let (Shape::File, Some(expected)) = (self.manifest().shape(), self.expect())
+        if let (Shape::File, Some(expected)) = (self.manifest().shape(), self.expected_digest())
             && expected != *digest
         {
             return Err(FileError::ExpectMismatch {
-                place: target.place(),
+                location: target.location(),
                 expected,
                 found: *digest,
             });
@@ -218,8 +220,8 @@ impl Destination {
     }
 
     /// Nobody writes or reads here for the attempt any more: copies may be removed here. After
-    /// [`Destination::complete`] that may be much later, for what is complete is still passed on.
-    pub fn leave(&self) {
+    /// [`Destination::publish`] that may be much later, for what is complete is still passed on.
+    pub fn release_path(&self) {
         self.gate.space.release();
         drop(lock(&self.path_use).take());
     }

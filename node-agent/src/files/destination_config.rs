@@ -58,7 +58,7 @@ impl DestinationConfig {
         };
         if names::is_within_reserved(base.as_str()) {
             return Err(FileError::ReservedName {
-                place: self.root.place(&base),
+                location: self.root.location(&base),
             });
         }
         Ok(base)

@@ -154,16 +154,16 @@ impl fmt::Display for Hex<'_> {
 
 /// How a file of a known size is cut into blocks and how these are hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Blocks {
+pub struct BlockLayout {
     algorithm: Algorithm,
     file_bytes: u64,
 }
 
-impl Blocks {
+impl BlockLayout {
     /// For a file of `file_bytes` bytes, at most [`MAX_FILE_BYTES`] (a
     /// [`Manifest`](super::Manifest) holds no larger one).
     pub fn new(algorithm: Algorithm, file_bytes: u64) -> Self {
-        Blocks {
+        BlockLayout {
             algorithm,
             file_bytes: file_bytes.min(MAX_FILE_BYTES),
         }
@@ -203,7 +203,7 @@ impl Blocks {
     }
 
     /// Digest of block `index`, whose bytes are `data`. `data` must be the whole block; a
-    /// receiver uses [`Blocks::verify`], which checks that.
+    /// receiver uses [`BlockLayout::verify`], which checks that.
     pub fn digest(&self, index: u32, data: &[u8]) -> BlockDigest {
         match self.algorithm {
             Algorithm::Xxh3 => xxh3(data),
@@ -247,7 +247,7 @@ impl Blocks {
 #[derive(Clone, Copy, Debug)]
 pub struct VerifiedBlock<'d> {
     /// How the file is cut that it was verified for.
-    pub(super) blocks: Blocks,
+    pub(super) blocks: BlockLayout,
     pub(super) index: u32,
     pub(super) data: &'d [u8],
     pub(super) digest: BlockDigest,

@@ -30,7 +30,7 @@ impl<'r> OpenDirectory<'r> {
         self.open(path).map_err(|cause| {
             self.root
                 .symlink_on_the_way(path, cause)
-                .unwrap_or_else(|| FileError::writing(self.root.place(path), "open", cause, 0))
+                .unwrap_or_else(|| FileError::writing(self.root.location(path), "open", cause, 0))
         })
     }
 
@@ -40,8 +40,8 @@ impl<'r> OpenDirectory<'r> {
             Ok(opened) => Ok(Some(opened)),
             Err(cause) if is_no_directory(cause) => Ok(None),
             Err(cause) => {
-                let place = self.root.place(path);
-                Err(FileError::writing(place, "open", cause, 0))
+                let location = self.root.location(path);
+                Err(FileError::writing(location, "open", cause, 0))
             }
         }
     }
@@ -68,7 +68,7 @@ pub(super) fn remove_empty(root: &Root, path: &RootPath) -> Result<(), FileError
     match parent.and_then(|parent| fs::unlinkat(parent, name, AtFlags::REMOVEDIR)) {
         Ok(()) | Err(Errno::NOTEMPTY | Errno::EXIST | Errno::BUSY) => Ok(()),
         Err(cause) if is_no_directory(cause) => Ok(()),
-        Err(cause) => Err(FileError::writing(root.place(path), "rmdir", cause, 0)),
+        Err(cause) => Err(FileError::writing(root.location(path), "rmdir", cause, 0)),
     }
 }
 

@@ -12,14 +12,14 @@ use super::limits::{MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES};
 
 /// A path within a root, as messages name it. Bytes that are not UTF-8 are shown escaped.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Location {
     /// The root's name.
     pub root: String,
     /// The path below it.
     pub path: String,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = if self.path.is_empty() {
             "."
@@ -49,11 +49,11 @@ pub enum FileError {
     },
     /// A symbolic link on the way, or at the end of it.
     #[error(
-        "{place}: {link:?} is a symbolic link to {target:?}; links are not followed in a root: put the file itself there or name its real path"
+        "{location}: {link:?} is a symbolic link to {target:?}; links are not followed in a root: put the file itself there or name its real path"
     )]
     SymlinkRefused {
         /// What was asked for.
-        place: Place,
+        location: Location,
         /// Path of the link, below the root.
         link: String,
         /// Where it points.
@@ -107,40 +107,40 @@ pub enum FileError {
     KernelTooOld,
     /// The source is not there.
     #[error(
-        "{place} does not exist{}: check the path and the root",
-        from(place, missing)
+        "{location} does not exist{}: check the path and the root",
+        from(location, missing)
     )]
     SourceMissing {
         /// What was asked for.
-        place: Place,
+        location: Location,
         /// The shortest part of its path that does not.
         missing: String,
     },
     /// The source cannot be read.
-    #[error("{place} cannot be read: {cause}: make it readable for the agent")]
+    #[error("{location} cannot be read: {cause}: make it readable for the agent")]
     SourceUnreadable {
         /// Which file or directory.
-        place: Place,
+        location: Location,
         /// The system's answer.
         cause: Errno,
     },
     /// The source is no longer what the manifest says.
     #[error(
-        "{place} changed while it was being sent ({what}): start the job again once nothing writes to it"
+        "{location} changed while it was being sent ({what}): start the job again once nothing writes to it"
     )]
     SourceChanged {
         /// Which file or directory.
-        place: Place,
+        location: Location,
         /// What differs.
         what: &'static str,
     },
     /// The source got shorter while it was read.
     #[error(
-        "{place} was cut to {found} bytes while it was being sent (it had {expected}): start the job again once nothing writes to it"
+        "{location} was cut to {found} bytes while it was being sent (it had {expected}): start the job again once nothing writes to it"
     )]
     SourceTruncated {
         /// Which file.
-        place: Place,
+        location: Location,
         /// Bytes it had at first.
         expected: u64,
         /// Bytes found.
@@ -148,37 +148,39 @@ pub enum FileError {
     },
     /// Something that is neither a regular file nor a directory.
     #[error(
-        "{place} is {kind}: only regular files and directories can be sent; take it out of the source"
+        "{location} is {kind}: only regular files and directories can be sent; take it out of the source"
     )]
     NotARegularFile {
         /// Which.
-        place: Place,
+        location: Location,
         /// What it is, with its article.
         kind: &'static str,
     },
     /// A name that is not UTF-8.
-    #[error("{place} is not UTF-8: rename it (for example with convmv)")]
+    #[error("{location} is not UTF-8: rename it (for example with convmv)")]
     NameNotUtf8 {
         /// Which, escaped.
-        place: Place,
+        location: Location,
     },
     /// A name that belongs to Weft's own partial files.
-    #[error("{place} has a name of Weft's own partial files (.weft-…): rename it")]
+    #[error("{location} has a name of Weft's own partial files (.weft-…): rename it")]
     ReservedName {
         /// Which.
-        place: Place,
+        location: Location,
     },
     /// Directories nested too deep.
-    #[error("{place} lies more than {MAX_DEPTH} directories deep: send an inner directory instead")]
+    #[error(
+        "{location} lies more than {MAX_DEPTH} directories deep: send an inner directory instead"
+    )]
     TooDeep {
         /// Which.
-        place: Place,
+        location: Location,
     },
     /// Too many files and directories.
-    #[error("{place} holds more than {MAX_ENTRIES} files and directories: send it in parts")]
+    #[error("{location} holds more than {MAX_ENTRIES} files and directories: send it in parts")]
     TooManyFiles {
         /// The source.
-        place: Place,
+        location: Location,
     },
     /// More than one job may move.
     #[error(
@@ -190,11 +192,11 @@ pub enum FileError {
     },
     /// A file that is too large to send, or for the file system to hold.
     #[error(
-        "{place} has {bytes} bytes, more than Weft ({MAX_FILE_BYTES}) or the file system can hold: split it"
+        "{location} has {bytes} bytes, more than Weft ({MAX_FILE_BYTES}) or the file system can hold: split it"
     )]
     FileTooLarge {
         /// Which.
-        place: Place,
+        location: Location,
         /// Its size.
         bytes: u64,
     },
@@ -208,11 +210,11 @@ pub enum FileError {
     },
     /// No space for it.
     #[error(
-        "no space for {place}: {needed} bytes are needed and {available} are free: free space or choose another root"
+        "no space for {location}: {needed} bytes are needed and {available} are free: free space or choose another root"
     )]
     DiskFull {
         /// Which file, or the whole destination.
-        place: Place,
+        location: Location,
         /// Bytes needed.
         needed: u64,
         /// Bytes the file system has free for the agent.
@@ -220,11 +222,11 @@ pub enum FileError {
     },
     /// It would leave too little free space in the root.
     #[error(
-        "{place}: {needed} bytes are needed and {available} are free, of which {min_free} must stay free: remove files, choose another root, or lower the root's minFree"
+        "{location}: {needed} bytes are needed and {available} are free, of which {min_free} must stay free: remove files, choose another root, or lower the root's minFree"
     )]
     RootReserve {
         /// The destination.
-        place: Place,
+        location: Location,
         /// Bytes needed.
         needed: u64,
         /// Bytes the file system has free for the agent.
@@ -234,11 +236,11 @@ pub enum FileError {
     },
     /// More than a namespace may have in the root.
     #[error(
-        "{place}: {needed} bytes are needed, and namespace {namespace:?} has {recorded} bytes of copies and {taken} bytes of transfers under way in the root at this node, where a namespace may have {limit}: delete jobs whose copies are not needed any more, or raise the root's bytesPerNamespace"
+        "{location}: {needed} bytes are needed, and namespace {namespace:?} has {recorded} bytes of copies and {taken} bytes of transfers under way in the root at this node, where a namespace may have {limit}: delete jobs whose copies are not needed any more, or raise the root's bytesPerNamespace"
     )]
     NamespaceQuota {
         /// The destination.
-        place: Place,
+        location: Location,
         /// The job's namespace.
         namespace: String,
         /// Bytes needed.
@@ -252,125 +254,125 @@ pub enum FileError {
     },
     /// The directory of a namespace that was deleted.
     #[error(
-        "{place} has files of an earlier namespace of the same name, which this one does not open: remove its copies (kubectl weft copies delete) and, on the node, its other files, or move the directory away"
+        "{location} has files of an earlier namespace of the same name, which this one does not open: remove its copies (kubectl weft copies delete) and, on the node, its other files, or move the directory away"
     )]
     NamespaceReplaced {
         /// The namespace's directory.
-        place: Place,
+        location: Location,
     },
     /// No thread for what may block.
     #[error(
-        "{place}: no thread could be made to work on it: {cause}: raise the limit on threads (TasksMax of the agent's unit, or the limit on pids of its pod)"
+        "{location}: no thread could be made to work on it: {cause}: raise the limit on threads (TasksMax of the agent's unit, or the limit on pids of its pod)"
     )]
     NoThread {
         /// A destination, or a root itself.
-        place: Place,
+        location: Location,
         /// The system's answer.
         cause: Errno,
     },
     /// No inodes for it.
     #[error(
-        "no inodes for {place}: {needed} files are to be made and {available} can be: remove files or choose another root"
+        "no inodes for {location}: {needed} files are to be made and {available} can be: remove files or choose another root"
     )]
     InodesExhausted {
         /// The destination.
-        place: Place,
+        location: Location,
         /// Files and directories to be made.
         needed: u64,
         /// Inodes the file system has free.
         available: u64,
     },
     /// The file system is mounted read-only.
-    #[error("{place}: the file system is read-only: mount it read-write or choose another root")]
+    #[error("{location}: the file system is read-only: mount it read-write or choose another root")]
     DestinationReadOnly {
         /// What was to be written.
-        place: Place,
+        location: Location,
     },
     /// The agent may not write there.
-    #[error("{place}: {cause}: give the agent's user write permission on the directory")]
+    #[error("{location}: {cause}: give the agent's user write permission on the directory")]
     DestinationDenied {
         /// What was to be written.
-        place: Place,
+        location: Location,
         /// The system's answer.
         cause: Errno,
     },
     /// Something else is there and must not be replaced.
-    #[error("{place} exists as {found}: {remedy}")]
+    #[error("{location} exists as {found}: {remedy}")]
     DestinationExists {
         /// What is in the way.
-        place: Place,
+        location: Location,
         /// What it is, with its article.
         found: &'static str,
         /// What to do.
         remedy: &'static str,
     },
     /// Another job writes there.
-    #[error("{place} is being written by job {job}: wait for that job or cancel it")]
+    #[error("{location} is being written by job {job}: wait for that job or cancel it")]
     DestinationBusy {
         /// What was to be written.
-        place: Place,
+        location: Location,
         /// The job that holds it.
         job: String,
     },
     /// A verified copy is being removed there.
     #[error(
-        "{place}: a copy whose job was deleted is being removed there: the next attempt can begin once it is gone"
+        "{location}: a copy whose job was deleted is being removed there: the next attempt can begin once it is gone"
     )]
     BeingRemoved {
         /// What was to be written.
-        place: Place,
+        location: Location,
     },
     /// A record of a copy that cannot be understood.
     #[error(
-        "{place}: the record of a copy is broken: {problem}: remove the record; the copy's files then stay until somebody removes them"
+        "{location}: the record of a copy is broken: {problem}: remove the record; the copy's files then stay until somebody removes them"
     )]
     CopyRecordBroken {
         /// The record.
-        place: Place,
+        location: Location,
         /// What is wrong with it.
         problem: String,
     },
     /// Somebody else wrote to it meanwhile.
     #[error(
-        "{place} was changed by somebody else while it was being written: start the job again and keep others out"
+        "{location} was changed by somebody else while it was being written: start the job again and keep others out"
     )]
     DestinationChanged {
         /// Which.
-        place: Place,
+        location: Location,
     },
     /// Any other answer of the file system.
     #[error(
-        "{place}: {operation} failed: {cause}: check the file system and the kernel log of the node"
+        "{location}: {operation} failed: {cause}: check the file system and the kernel log of the node"
     )]
     DestinationFailed {
         /// What was to be written.
-        place: Place,
+        location: Location,
         /// The system call.
         operation: &'static str,
         /// The system's answer.
         cause: Errno,
     },
     /// The file was to be finished before all of it was there.
-    #[error("{place}: {missing} blocks have not arrived: the job must be resumed")]
+    #[error("{location}: {missing} blocks have not arrived: the job must be resumed")]
     BlocksMissing {
         /// Which file, or the whole destination.
-        place: Place,
+        location: Location,
         /// How many.
         missing: u64,
     },
     /// The job has been completed, cancelled or given up here.
-    #[error("{place}: the job has ended on this node: start it again if it is still wanted")]
+    #[error("{location}: the job has ended on this node: start it again if it is still wanted")]
     JobEnded {
         /// What was to be written.
-        place: Place,
+        location: Location,
     },
     /// The file differs from the source's.
     #[error(
-        "{place} has digest {found} where the source has {expected}: it is not published; start the job again"
+        "{location} has digest {found} where the source has {expected}: it is not published; start the job again"
     )]
     DigestMismatch {
         /// Which file.
-        place: Place,
+        location: Location,
         /// The source's.
         expected: Digest,
         /// What arrived.
@@ -388,11 +390,11 @@ pub enum FileError {
     },
     /// The content is not what the job expects.
     #[error(
-        "{place} has digest {found} where the job expects {expected}: it is not published; correct the source or verification.expect"
+        "{location} has digest {found} where the job expects {expected}: it is not published; correct the source or verification.expect"
     )]
     ExpectMismatch {
         /// The destination.
-        place: Place,
+        location: Location,
         /// What the job asks for.
         expected: Digest,
         /// What arrived.
@@ -446,45 +448,45 @@ impl FileError {
     }
 
     /// What the system's answer to an operation on the source means.
-    pub(super) fn reading(place: Place, cause: Errno) -> Self {
+    pub(super) fn reading(location: Location, cause: Errno) -> Self {
         match cause {
             Errno::NOENT | Errno::NOTDIR => FileError::SourceMissing {
-                missing: place.path.clone(),
-                place,
+                missing: location.path.clone(),
+                location,
             },
             Errno::NOSYS => FileError::KernelTooOld,
-            cause => FileError::SourceUnreadable { place, cause },
+            cause => FileError::SourceUnreadable { location, cause },
         }
     }
 
     /// What the system's answer to an operation on the destination means. `needed` is the size of
     /// what was to be written, in bytes.
     pub(super) fn writing(
-        place: Place,
+        location: Location,
         operation: &'static str,
         cause: Errno,
         needed: u64,
     ) -> Self {
         match cause {
             Errno::NOSPC | Errno::DQUOT => FileError::DiskFull {
-                place,
+                location,
                 needed,
                 available: 0,
             },
             Errno::FBIG => FileError::FileTooLarge {
-                place,
+                location,
                 bytes: needed,
             },
-            Errno::ROFS => FileError::DestinationReadOnly { place },
-            Errno::ACCESS | Errno::PERM => FileError::DestinationDenied { place, cause },
+            Errno::ROFS => FileError::DestinationReadOnly { location },
+            Errno::ACCESS | Errno::PERM => FileError::DestinationDenied { location, cause },
             Errno::NOTDIR => FileError::DestinationExists {
-                place,
+                location,
                 found: "a file where a directory is needed, or below one",
                 remedy: "remove the file or choose another path",
             },
             Errno::NOSYS => FileError::KernelTooOld,
             cause => FileError::DestinationFailed {
-                place,
+                location,
                 operation,
                 cause,
             },
@@ -493,8 +495,8 @@ impl FileError {
 }
 
 /// From where on a path is missing, unless that is its end.
-fn from(place: &Place, missing: &str) -> String {
-    if missing == place.path {
+fn from(location: &Location, missing: &str) -> String {
+    if missing == location.path {
         String::new()
     } else {
         format!(", from {missing:?} on")

@@ -5,7 +5,7 @@
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
-use super::error::{FileError, Place};
+use super::error::{FileError, Location};
 use super::lock::JobLock;
 use super::occupancy::PathGuard;
 use super::reserved_space::ReservedSpace;
@@ -14,7 +14,7 @@ use super::reserved_space::ReservedSpace;
 #[derive(Debug)]
 pub(super) struct Gate {
     /// Nothing once the job has ended.
-    held: RwLock<Option<WriteLocks>>,
+    locks: RwLock<Option<WriteLocks>>,
     pub(super) space: ReservedSpace,
 }
 
@@ -30,30 +30,32 @@ pub(super) struct WriteLocks {
 pub(super) type Pass<'g> = RwLockReadGuard<'g, Option<WriteLocks>>;
 
 impl Gate {
-    pub(super) fn new(held: WriteLocks, space: ReservedSpace) -> Self {
+    pub(super) fn new(locks: WriteLocks, space: ReservedSpace) -> Self {
         Gate {
-            held: RwLock::new(Some(held)),
+            locks: RwLock::new(Some(locks)),
             space,
         }
     }
 
-    /// Lets a write to `place` through, unless the job has ended.
-    pub(super) fn pass(&self, place: impl FnOnce() -> Place) -> Result<Pass<'_>, FileError> {
-        let pass = self.held.read().unwrap_or_else(PoisonError::into_inner);
+    /// Lets a write to `location` through, unless the job has ended.
+    pub(super) fn pass(&self, location: impl FnOnce() -> Location) -> Result<Pass<'_>, FileError> {
+        let pass = self.locks.read().unwrap_or_else(PoisonError::into_inner);
         match *pass {
             Some(_) => Ok(pass),
-            None => Err(FileError::JobEnded { place: place() }),
+            None => Err(FileError::JobEnded {
+                location: location(),
+            }),
         }
     }
 
     /// Waits for writes under way, lets no further one through, and gives back what the job held.
     pub(super) fn close(&self) {
-        let held = self
-            .held
+        let locks = self
+            .locks
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         // Not under the lock: that takes for ever on a file system that hangs.
-        drop(held);
+        drop(locks);
     }
 }

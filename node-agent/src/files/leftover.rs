@@ -7,8 +7,8 @@ use super::destination_config::DestinationConfig;
 use super::error::FileError;
 use super::lock::JobLock;
 use super::names::JobUid;
+use super::object_read_log::ObjectReadLog;
 use super::path::RootPath;
-use super::read_record::ObjectReadLog;
 use super::reservation;
 use super::root::{Access, Root};
 use super::sweep;
@@ -41,7 +41,7 @@ impl Leftover {
     }
 
     /// Takes note of an attempt that is about to be prepared.
-    pub fn expect(&mut self, config: &DestinationConfig) {
+    pub fn note_attempt(&mut self, config: &DestinationConfig) {
         // A path or a manifest that no files can be made of leaves none.
         let Ok(base) = config.base() else {
             return;
@@ -72,10 +72,10 @@ impl Leftover {
     /// Removes the partial files, and the directories that were made for the job and are empty.
     /// Makes nothing. Other directories stay: they may be the user's. Goes on where something
     /// cannot be removed; gives one fault for each root that it has to be called again for.
-    pub fn discard(&mut self, job: &JobUid) -> Vec<FileError> {
+    pub fn remove_partials(&mut self, job: &JobUid) -> Vec<FileError> {
         let mut faults = Vec::new();
         self.roots.retain(|left| {
-            let fault = left.discard(job).err();
+            let fault = left.remove_partials(job).err();
             let is_left = fault.is_some();
             faults.extend(fault);
             is_left
@@ -99,7 +99,7 @@ impl InRoot {
         }
     }
 
-    fn discard(&self, job: &JobUid) -> Result<(), FileError> {
+    fn remove_partials(&self, job: &JobUid) -> Result<(), FileError> {
         if self.root.access() != Access::ReadWrite {
             // Nothing is ever made in it.
             return Ok(());

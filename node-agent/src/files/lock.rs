@@ -30,8 +30,8 @@ impl JobLock {
     /// Takes the lock, or says that another process works on this very job.
     pub(super) fn take(root: &Arc<Root>, job: &JobUid) -> Result<Self, FileError> {
         let name = lock_name(job);
-        let place = || root.place_of_own(&name);
-        let failed = |operation, cause| FileError::writing(place(), operation, cause, 0);
+        let location = || root.own_location(&name);
+        let failed = |operation, cause| FileError::writing(location(), operation, cause, 0);
         for _ in 0..LOCK_TRIES {
             let file = open_own(root.directory(), &name, OFlags::CREATE | OFlags::RDWR)
                 .map_err(|cause| failed("open", cause))?;
@@ -57,7 +57,7 @@ impl JobLock {
             }
         }
         Err(FileError::DestinationBusy {
-            place: place(),
+            location: location(),
             job: job.to_string(),
         })
     }

@@ -5,7 +5,7 @@
 
 use super::digest::{BLOCK_BYTES, MAX_FILE_BYTES};
 use super::error::FileError;
-use super::identity::Fingerprint;
+use super::file_state::Fingerprint;
 use super::limits::{MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES, MAX_PATHS_BYTES};
 use super::names;
 use super::path::RootPath;
@@ -60,7 +60,7 @@ pub enum Shape {
 pub struct Manifest {
     list: List,
     digest: [u8; 32],
-    state: [u8; 32],
+    fingerprint: [u8; 32],
 }
 
 /// Up to a million entries: in few large pieces, not in one for each.
@@ -70,8 +70,8 @@ struct List {
     /// One after the other.
     paths: String,
     entries: Vec<Packed>,
-    /// The state of each file and directory, by entry; empty where they were not listed on this node.
-    states: Vec<Fingerprint>,
+    /// The fingerprint of each file and directory, by entry; empty where they were not listed on this node.
+    fingerprints: Vec<Fingerprint>,
     /// Of objects, by entry; empty where there are none.
     versions: Vec<ObjectVersion>,
 }
@@ -127,7 +127,7 @@ impl ManifestBuilder {
             shape,
             paths: String::new(),
             entries: Vec::new(),
-            states: Vec::new(),
+            fingerprints: Vec::new(),
             versions: Vec::new(),
         };
         ManifestBuilder { list, tag_bytes: 0 }
@@ -162,9 +162,13 @@ impl ManifestBuilder {
     }
 
     /// The same for an entry that was found on this node; all of them are then.
-    pub(super) fn found(&mut self, entry: Entry<'_>, state: Fingerprint) -> Result<(), FileError> {
+    pub(super) fn found(
+        &mut self,
+        entry: Entry<'_>,
+        fingerprint: Fingerprint,
+    ) -> Result<(), FileError> {
         self.add(entry)?;
-        self.list.states.push(state);
+        self.list.fingerprints.push(fingerprint);
         Ok(())
     }
 
@@ -196,26 +200,26 @@ impl ManifestBuilder {
             order.sort_unstable_by(|a, b| {
                 by_path(&list.entries[*a as usize], &list.entries[*b as usize])
             });
-            arrange(&mut list.states, &order);
+            arrange(&mut list.fingerprints, &order);
             arrange(&mut list.versions, &order);
             arrange(&mut list.entries, &order);
         }
         list.paths.shrink_to_fit();
         list.entries.shrink_to_fit();
-        list.states.shrink_to_fit();
+        list.fingerprints.shrink_to_fit();
         let list = self.list;
         check(&list)?;
         let digest = digest(&list);
-        let state = state(&digest, &list);
+        let fingerprint = fingerprint(&digest, &list);
         Ok(Manifest {
             list,
             digest,
-            state,
+            fingerprint,
         })
     }
 }
 
-/// Puts at each place the item that was at `order` of it.
+/// Puts at each position the item that was at `order` of it.
 fn arrange<T: Default>(items: &mut Vec<T>, order: &[u32]) {
     if !items.is_empty() {
         let item = |at: &u32| std::mem::take(&mut items[*at as usize]);
@@ -306,21 +310,21 @@ fn digest(list: &List) -> [u8; 32] {
     *hasher.finalize().as_bytes()
 }
 
-fn state(digest: &[u8; 32], list: &List) -> [u8; 32] {
+fn fingerprint(digest: &[u8; 32], list: &List) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(digest);
-    for state in &list.states {
-        hasher.update(&state.0.to_le_bytes());
+    for fingerprint in &list.fingerprints {
+        hasher.update(&fingerprint.0.to_le_bytes());
     }
     *hasher.finalize().as_bytes()
 }
 
 impl Manifest {
-    /// The same with the state of its files and directories on this node, in the order of the entries.
-    pub(super) fn with_states(&self, states: Vec<Fingerprint>) -> Self {
+    /// The same with the fingerprint of its files and directories on this node, in the order of the entries.
+    pub(super) fn with_fingerprints(&self, fingerprints: Vec<Fingerprint>) -> Self {
         let mut listed = self.clone();
-        listed.list.states = states;
-        listed.state = state(&listed.digest, &listed.list);
+        listed.list.fingerprints = fingerprints;
+        listed.fingerprint = fingerprint(&listed.digest, &listed.list);
         listed
     }
 
@@ -330,13 +334,13 @@ impl Manifest {
     }
 
     /// Differs from that of an earlier listing where a file was written to or replaced since.
-    pub fn state(&self) -> &[u8; 32] {
-        &self.state
+    pub fn fingerprint(&self) -> &[u8; 32] {
+        &self.fingerprint
     }
 
     /// Whether its files were listed on this node.
     pub fn is_listed_here(&self) -> bool {
-        self.list.states.len() == self.list.entries.len()
+        self.list.fingerprints.len() == self.list.entries.len()
     }
 
     /// Bytes of memory that it takes.
@@ -346,7 +350,7 @@ impl Manifest {
         list.paths.len()
             + etags
             + size_of_val(list.entries.as_slice())
-            + size_of_val(list.states.as_slice())
+            + size_of_val(list.fingerprints.as_slice())
             + size_of_val(list.versions.as_slice())
     }
 
@@ -365,7 +369,7 @@ impl Manifest {
         self.list.entries.is_empty()
     }
 
-    /// All files and directories. An entry's place in this list is its index everywhere.
+    /// All files and directories. An entry's position in this list is its index everywhere.
     pub fn entries(&self) -> impl DoubleEndedIterator<Item = Entry<'_>> + ExactSizeIterator {
         self.list.entries()
     }
@@ -385,9 +389,9 @@ impl Manifest {
         self.entry(found.ok()?)
     }
 
-    /// The state of an entry where it was listed on this node.
-    pub(super) fn listed_state(&self, index: usize) -> Option<Fingerprint> {
-        self.list.states.get(index).copied()
+    /// The fingerprint of an entry where it was listed on this node.
+    pub(super) fn listed_fingerprint(&self, index: usize) -> Option<Fingerprint> {
+        self.list.fingerprints.get(index).copied()
     }
 
     /// Which version of an object an entry is, where it is one.
@@ -417,7 +421,7 @@ impl Manifest {
     }
 
     /// The entry with this index, which comes from another agent.
-    pub(super) fn named(&self, index: u32) -> Result<Entry<'_>, FileError> {
+    pub(super) fn require_entry(&self, index: u32) -> Result<Entry<'_>, FileError> {
         self.entry(index as usize)
             .ok_or_else(|| FileError::BadManifest {
                 path: index.to_string(),

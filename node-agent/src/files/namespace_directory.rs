@@ -60,7 +60,7 @@ fn owner(records: &Records<'_>, name: &str) -> Result<String, FileError> {
     let mut owner = String::new();
     if let Some(file) = records.open_file(name)? {
         let read = file.take(UID_BYTES_MAX).read_to_string(&mut owner);
-        read.map_err(|error| FileError::reading(records.place(name), errno(&error)))?;
+        read.map_err(|error| FileError::reading(records.location(name), errno(&error)))?;
     }
     Ok(owner)
 }
@@ -72,7 +72,7 @@ pub(super) fn write(root: &Root, path: &RootPath, job: &CopyJob) -> Result<(), F
     if !is_checked(root, path, job) {
         return Ok(());
     }
-    let _locked = root.records();
+    let _locked = root.lock_records();
     let records = Records::make(root)?;
     let name = file_name(job);
     let owner = owner(&records, &name)?;
@@ -80,13 +80,13 @@ pub(super) fn write(root: &Root, path: &RootPath, job: &CopyJob) -> Result<(), F
         return Ok(());
     }
     if !owner.is_empty() {
-        let place = root.place_of_own(namespace);
+        let location = root.own_location(namespace);
         match fs::unlinkat(root.directory(), namespace, AtFlags::REMOVEDIR) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(Errno::NOTEMPTY | Errno::EXIST) => {
-                return Err(FileError::NamespaceReplaced { place });
+                return Err(FileError::NamespaceReplaced { location });
             }
-            Err(cause) => return Err(FileError::writing(place, "rmdir", cause, 0)),
+            Err(cause) => return Err(FileError::writing(location, "rmdir", cause, 0)),
         }
     }
     records.replace(&name, |out| out.write_all(uid.as_bytes()))?;

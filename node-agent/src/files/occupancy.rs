@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::error::{FileError, Place};
+use super::error::{FileError, Location};
 use super::names::JobUid;
 use super::path::RootPath;
 
@@ -48,21 +48,23 @@ pub(super) struct PathGuard {
 impl Occupancy {
     /// Says that `job` writes at `path`, unless a copy is being removed there or another job writes there, at
     /// a path within it or around it. The caller opens the path first, so that no removal begins in between.
-    pub(super) fn write(
+    pub(super) fn begin_write(
         self: &Arc<Self>,
         job: &JobUid,
         path: &RootPath,
-        place: impl FnOnce() -> Place,
+        location: impl FnOnce() -> Location,
     ) -> Result<PathGuard, FileError> {
         if self.uses().overlaps(path, &Use::Removal) {
-            return Err(FileError::BeingRemoved { place: place() });
+            return Err(FileError::BeingRemoved {
+                location: location(),
+            });
         }
         let _begin = lock(&self.begin);
         let mut uses = self.uses();
         if let Some(other) = uses.other_writer(job, path) {
             let job = other.to_string();
             return Err(FileError::DestinationBusy {
-                place: place(),
+                location: location(),
                 job,
             });
         }
@@ -71,13 +73,13 @@ impl Occupancy {
 
     /// Says that an attempt writes or reads at `path`. When a removal has begun there, a reader notices that
     /// its files are others, or none.
-    pub(super) fn open(self: &Arc<Self>, path: &RootPath) -> PathGuard {
+    pub(super) fn begin_use(self: &Arc<Self>, path: &RootPath) -> PathGuard {
         self.add(&mut self.uses(), path, Use::Open)
     }
 
     /// Keeps jobs out of `path` while a copy is removed there; nothing where an attempt has it open, or
     /// something within it or around it.
-    pub(super) fn remove(self: &Arc<Self>, path: &RootPath) -> Option<PathGuard> {
+    pub(super) fn begin_removal(self: &Arc<Self>, path: &RootPath) -> Option<PathGuard> {
         let mut uses = self.uses();
         let is_free = !uses.overlaps(path, &Use::Open);
         is_free.then(|| self.add(&mut uses, path, Use::Removal))
@@ -160,10 +162,10 @@ mod tests {
         });
         begun.recv().unwrap();
         let model = RootPath::parse("model").unwrap();
-        let open = occupancy.open(&model);
-        assert!(occupancy.remove(&model).is_none());
+        let open = occupancy.begin_use(&model);
+        assert!(occupancy.begin_removal(&model).is_none());
         drop(open);
-        assert!(occupancy.remove(&model).is_some());
+        assert!(occupancy.begin_removal(&model).is_some());
         end.send(()).unwrap();
         assert_eq!(hung.join().unwrap(), Some(()));
     }

@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rustix::fs::{self, OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use super::digest::{BLOCK_BYTES, BlockDigest, Blocks, Digest, VerifiedBlock};
-use super::error::{FileError, Place, errno};
+use super::digest::{BLOCK_BYTES, BlockDigest, BlockLayout, Digest, VerifiedBlock};
+use super::error::{FileError, Location, errno};
+use super::file_state::{FileState, Fingerprint};
 use super::gate::Gate;
-use super::identity::{Fingerprint, Identity};
-use super::target::{Origin, Target};
-use super::tree::FileTree;
+use super::hash_tree::HashTree;
+use super::target::{InitialContent, Target};
 
 /// All bits that `chmod(2)` sets, those too that no manifest has.
 const MODE_BITS_ALL: u32 = 0o7777;
@@ -27,7 +27,7 @@ const MODE_BITS_ALL: u32 = 0o7777;
 pub struct DestinationFile {
     target: Target,
     index: u32,
-    blocks: Blocks,
+    blocks: BlockLayout,
     state: Mutex<State>,
     /// The destination's: every write passes it.
     gate: Arc<Gate>,
@@ -35,7 +35,7 @@ pub struct DestinationFile {
 
 #[derive(Debug)]
 struct State {
-    tree: FileTree,
+    tree: HashTree,
     /// What `rehash` found, sorted by block: what we may have, as long as nobody confirms it.
     claims: Vec<(u32, BlockDigest)>,
     body: Body,
@@ -61,12 +61,12 @@ enum Body {
 #[derive(Clone, Debug)]
 struct Existing {
     file: Arc<File>,
-    identity: Identity,
+    state: FileState,
 }
 
 /// How a finished file came to be complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Finish {
+pub(super) enum PublishAction {
     /// It is in its partial file and is to be renamed.
     Rename,
     /// The file under the final name is the one, as long as its state does not change.
@@ -78,24 +78,26 @@ impl DestinationFile {
     pub(super) fn open(
         target: Target,
         index: u32,
-        blocks: Blocks,
-        origin: Origin,
+        blocks: BlockLayout,
+        origin: InitialContent,
         gate: Arc<Gate>,
     ) -> Result<Self, FileError> {
         let body = match origin {
-            Origin::Fresh => Body::Fresh(Arc::new(target.open_partial(OFlags::RDWR)?)),
-            Origin::Resumed => Body::Resumed(Arc::new(target.open_partial(OFlags::RDWR)?)),
-            Origin::Finished => Body::Resumed(Arc::new(target.open_partial(OFlags::RDONLY)?)),
-            Origin::Existing => {
-                let (file, identity) = target.open_final()?;
+            InitialContent::Fresh => Body::Fresh(Arc::new(target.open_partial(OFlags::RDWR)?)),
+            InitialContent::Resumed => Body::Resumed(Arc::new(target.open_partial(OFlags::RDWR)?)),
+            InitialContent::Finished => {
+                Body::Resumed(Arc::new(target.open_partial(OFlags::RDONLY)?))
+            }
+            InitialContent::Existing => {
+                let (file, state) = target.open_final()?;
                 Body::Existing(Existing {
                     file: Arc::new(file),
-                    identity,
+                    state,
                 })
             }
         };
         let state = State {
-            tree: FileTree::new(blocks),
+            tree: HashTree::new(blocks),
             claims: Vec::new(),
             body,
         };
@@ -108,10 +110,10 @@ impl DestinationFile {
         };
         let bytes = fs::fstat(&*file.lock().body.file())
             .map_err(|cause| file.failed("fstat", cause))
-            .map(|stat| Identity::of(&stat).size)?;
+            .map(|stat| FileState::of(&stat).size)?;
         if bytes != blocks.file_bytes() {
             return Err(FileError::DestinationChanged {
-                place: file.place(),
+                location: file.location(),
             });
         }
         Ok(file)
@@ -123,7 +125,7 @@ impl DestinationFile {
     }
 
     /// How it is cut and hashed.
-    pub fn blocks(&self) -> Blocks {
+    pub fn blocks(&self) -> BlockLayout {
         self.blocks
     }
 
@@ -182,7 +184,7 @@ impl DestinationFile {
     /// Takes a block as present that the source has with this digest and did not send. True when
     /// [`rehash`](Self::rehash) found exactly that; false when the source has to send it.
     pub fn confirm(&self, block: u32, digest: &BlockDigest) -> Result<bool, FileError> {
-        let _pass = self.gate.pass(|| self.place())?;
+        let _pass = self.gate.pass(|| self.location())?;
         let mut state = self.lock();
         if let Some(present) = state.tree.get(block) {
             return Ok(present == *digest);
@@ -210,7 +212,7 @@ impl DestinationFile {
             block.blocks, self.blocks,
             "the block was verified for another file"
         );
-        let _pass = self.gate.pass(|| self.place())?;
+        let _pass = self.gate.pass(|| self.location())?;
         let file = {
             let mut state = self.lock();
             if state.tree.get(block.index).is_some() {
@@ -252,12 +254,12 @@ impl DestinationFile {
         &self,
         digest: &Digest,
         mode: u32,
-    ) -> Result<(Finish, Fingerprint), FileError> {
+    ) -> Result<(PublishAction, Fingerprint), FileError> {
         let checked = self.check(digest)?;
         let body = self.lock().body.clone();
         let finish = match &body {
-            Body::Existing(_) => Finish::Keep,
-            _ => Finish::Rename,
+            Body::Existing(_) => PublishAction::Keep,
+            _ => PublishAction::Rename,
         };
         let file = body.file();
         let stat = || fs::fstat(&*file).map_err(|cause| self.failed("fstat", cause));
@@ -267,39 +269,39 @@ impl DestinationFile {
         }
         fs::fchmod(&*file, fs::Mode::from_raw_mode(mode))
             .map_err(|cause| self.failed("fchmod", cause))?;
-        let now = Identity::of(&stat()?);
-        let expected = Identity {
+        let now = FileState::of(&stat()?);
+        let expected = FileState {
             ctime_ns: now.ctime_ns,
             ..checked
         };
-        if finish == Finish::Keep && expected != now {
+        if finish == PublishAction::Keep && expected != now {
             return Err(self.target.changed());
         }
         Ok((finish, now.fingerprint()))
     }
 
     /// The state of the file, which is whole, has this digest and was not written to by others.
-    fn check(&self, digest: &Digest) -> Result<Identity, FileError> {
+    fn check(&self, digest: &Digest) -> Result<FileState, FileError> {
         let state = self.lock();
         let Some(found) = state.tree.root() else {
             let missing = u64::from(state.tree.missing());
             return Err(FileError::BlocksMissing {
-                place: self.place(),
+                location: self.location(),
                 missing,
             });
         };
         if found != *digest {
-            let (place, expected) = (self.place(), *digest);
+            let (location, expected) = (self.location(), *digest);
             return Err(FileError::DigestMismatch {
-                place,
+                location,
                 expected,
                 found,
             });
         }
         let stat = fs::fstat(&*state.body.file()).map_err(|cause| self.failed("fstat", cause))?;
-        let now = Identity::of(&stat);
+        let now = FileState::of(&stat);
         let unchanged = match &state.body {
-            Body::Existing(existing) => existing.identity == now,
+            Body::Existing(existing) => existing.state == now,
             _ => now.size == self.blocks.file_bytes(),
         };
         if unchanged {
@@ -375,16 +377,16 @@ impl DestinationFile {
         file.write_all_at(data, self.blocks.range(block).start)
             .map_err(|error| {
                 let bytes = data.len() as u64;
-                FileError::writing(self.place(), "pwrite", errno(&error), bytes)
+                FileError::writing(self.location(), "pwrite", errno(&error), bytes)
             })
     }
 
-    fn place(&self) -> Place {
-        self.target.place()
+    fn location(&self) -> Location {
+        self.target.location()
     }
 
     fn failed(&self, operation: &'static str, cause: Errno) -> FileError {
-        FileError::writing(self.place(), operation, cause, self.blocks.file_bytes())
+        FileError::writing(self.location(), operation, cause, self.blocks.file_bytes())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -4,7 +4,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::destination_config::DestinationConfig;
-use super::error::{FileError, Place};
+use super::error::{FileError, Location};
 use super::manifest::{Entry, EntryKind, Shape};
 use super::names;
 use super::path::RootPath;
@@ -22,7 +22,7 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// A directory that is not there yet is assembled beside its place. Removes what earlier attempts have
+    /// A directory that is not there yet is assembled beside its location. Removes what earlier attempts have
     /// assembled and this one does not go on with.
     pub(super) fn new(config: DestinationConfig, base: RootPath) -> Result<Self, FileError> {
         let root = &config.root;
@@ -52,24 +52,24 @@ impl Placement {
     }
 
     /// The destination as a whole, for messages.
-    pub(super) fn place(&self) -> Place {
-        self.config.root.place(&self.base)
+    pub(super) fn location(&self) -> Location {
+        self.config.root.location(&self.base)
     }
 
     /// A directory as messages name it: by its path when all is in place.
-    pub(super) fn place_of(&self, path: &RootPath) -> Place {
+    pub(super) fn location_of(&self, path: &RootPath) -> Location {
         let root = &self.config.root;
         let staging = self.staging.as_ref();
         let within = staging.and_then(|staging| path.as_str().strip_prefix(staging.as_str()));
         match within.map(|rest| self.base.join(rest.trim_start_matches('/'))) {
-            Some(Ok(path)) => root.place(&path),
-            _ => root.place(path),
+            Some(Ok(path)) => root.location(&path),
+            _ => root.location(path),
         }
     }
 
     /// Where the file with that index in the manifest goes, and its size.
     pub(super) fn file(&self, index: u32) -> Result<(Target, Entry<'_>, u64), FileError> {
-        let entry = self.config.manifest.named(index)?;
+        let entry = self.config.manifest.require_entry(index)?;
         match entry.kind {
             EntryKind::File { bytes } => Ok((self.target(entry)?, entry, bytes)),
             EntryKind::Directory => Err(FileError::BadManifest {

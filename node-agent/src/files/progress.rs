@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use super::digest::{Algorithm, Digest};
-use super::identity::Fingerprint;
+use super::file_state::Fingerprint;
 use super::manifest::{EntryKind, Manifest};
-use super::partial::{DestinationFile, Finish};
-use super::target::Origin;
+use super::partial::{DestinationFile, PublishAction};
+use super::target::InitialContent;
 
 /// Files that are not open any more are dropped from the list when it has so many.
 const OPEN_MAX: usize = 1024;
@@ -18,9 +18,9 @@ pub(super) enum Stage {
     /// A directory: made by the reservation.
     Directory,
     /// A file whose blocks are still to come.
-    Incomplete(Origin),
+    Incomplete(InitialContent),
     /// Whole and verified, not yet on disk for sure or not yet under its name.
-    Finished(Finish),
+    Finished(PublishAction),
     /// On disk and under its final name.
     Published,
 }
@@ -45,7 +45,7 @@ impl Progress {
     pub(super) fn new(
         manifest: &Manifest,
         algorithm: Algorithm,
-        mut origins: impl Iterator<Item = Origin>,
+        mut origins: impl Iterator<Item = InitialContent>,
     ) -> Self {
         let stages = manifest.entries().map(|entry| match entry.kind {
             EntryKind::Directory => Stage::Directory,
@@ -80,7 +80,7 @@ impl Progress {
     pub(super) fn finish(
         &mut self,
         index: u32,
-        finish: Finish,
+        finish: PublishAction,
         digest: &Digest,
         state: Fingerprint,
     ) {
@@ -98,7 +98,7 @@ impl Progress {
     }
 
     /// The files that are finished and not published, by index.
-    pub(super) fn finished(&self) -> impl Iterator<Item = (u32, Finish)> {
+    pub(super) fn finished(&self) -> impl Iterator<Item = (u32, PublishAction)> {
         let stages = self.stages.iter().zip(0..);
         stages.filter_map(|(stage, index)| match stage {
             Stage::Finished(finish) => Some((index, *finish)),

@@ -16,12 +16,12 @@ use super::destination_config::Overwrite;
 use super::digest::Digest;
 use super::directory::OpenDirectory;
 use super::error::FileError;
-use super::identity::{Fingerprint, Identity};
+use super::file_state::{FileState, Fingerprint};
 use super::manifest::{Entry, EntryKind, Shape};
-use super::partial::Finish;
+use super::object_read_log::ObjectReadLog;
+use super::partial::PublishAction;
 use super::path::RootPath;
 use super::progress::Stage;
-use super::read_record::ObjectReadLog;
 use super::staging;
 use super::target::Target;
 
@@ -31,18 +31,18 @@ const SYNCFS_MIN_FILES: usize = 33;
 impl Destination {
     /// Puts everything on disk and under its name, with the modes of the directories; then the job has
     /// ended here. After it, and only after it, the destination is verified.
-    pub fn complete(&self) -> Result<Digest, FileError> {
-        let pass = self.gate.pass(|| self.placement.place())?;
-        let place = self.placement.place();
+    pub fn publish(&self) -> Result<Digest, FileError> {
+        let pass = self.gate.pass(|| self.placement.location())?;
+        let location = self.placement.location();
         let Some(digest) = self.digest() else {
             let missing = self.progress().incomplete() as u64;
-            return Err(FileError::BlocksMissing { place, missing });
+            return Err(FileError::BlocksMissing { location, missing });
         };
-        if let Some(expected) = self.expect()
+        if let Some(expected) = self.expected_digest()
             && expected != digest
         {
             return Err(FileError::ExpectMismatch {
-                place,
+                location,
                 expected,
                 found: digest,
             });
@@ -63,15 +63,16 @@ impl Destination {
     }
 
     fn sync_files(&self) -> Result<(), FileError> {
-        let few: Vec<(u32, Finish)> = self.progress().finished().take(SYNCFS_MIN_FILES).collect();
+        let few: Vec<(u32, PublishAction)> =
+            self.progress().finished().take(SYNCFS_MIN_FILES).collect();
         if few.len() == SYNCFS_MIN_FILES {
             return self.sync_file_systems(self.placement.directories());
         }
         for (index, finish) in few {
             let (target, ..) = self.placement.file(index)?;
             let opened = match finish {
-                Finish::Rename => target.open_partial(OFlags::RDONLY)?,
-                Finish::Keep => target.open_final()?.0,
+                PublishAction::Rename => target.open_partial(OFlags::RDONLY)?,
+                PublishAction::Keep => target.open_final()?.0,
             };
             fs::fsync(&opened).map_err(|cause| target.failed("fsync", cause, 0))?;
         }
@@ -93,7 +94,7 @@ impl Destination {
             let Stage::Finished(finish) = progress.stages[at] else {
                 continue;
             };
-            if is_in_place && finish == Finish::Rename {
+            if is_in_place && finish == PublishAction::Rename {
                 progress.file_by_file = true;
             }
             progress.states[at] = rename(&target, &parent, finish, progress.states[at])?;
@@ -110,7 +111,7 @@ impl Destination {
         // Deepest first: an outer one may forbid opening what is in it.
         for entry in self.manifest().entries().rev() {
             if entry.kind == EntryKind::Directory {
-                self.seal_directory(entry, few)?;
+                self.finish_directory(entry, few)?;
             }
         }
         let Some(top) = self.placement.directories().next().transpose()? else {
@@ -137,19 +138,21 @@ impl Destination {
         else {
             return Ok(());
         };
-        let place = || self.placement.place();
+        let location = || self.placement.location();
         let parent = OpenDirectory::new(root).at(&parent)?;
         // Under one lock: who opens a file in between would look for it by its old name.
         let mut progress = self.progress();
         staging::rename(&parent, from, name, false).map_err(|cause| match cause {
             Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR => FileError::DestinationExists {
-                place: place(),
+                location: location(),
                 found: "something that was made meanwhile",
                 remedy: "remove it or choose another path",
             },
             // Somebody removed what was assembled.
-            Errno::NOENT => FileError::DestinationChanged { place: place() },
-            cause => FileError::writing(place(), "rename", cause, 0),
+            Errno::NOENT => FileError::DestinationChanged {
+                location: location(),
+            },
+            cause => FileError::writing(location(), "rename", cause, 0),
         })?;
         for stage in &mut progress.stages {
             if let Stage::Finished(_) = stage {
@@ -162,7 +165,8 @@ impl Destination {
     fn sync_directory(&self, path: &RootPath) -> Result<(), FileError> {
         let root = self.root();
         let opened = OpenDirectory::new(root).at(path)?;
-        fs::fsync(&*opened).map_err(|cause| FileError::writing(root.place(path), "fsync", cause, 0))
+        fs::fsync(&*opened)
+            .map_err(|cause| FileError::writing(root.location(path), "fsync", cause, 0))
     }
 
     /// One `syncfs` for each file system that one of the directories is on.
@@ -175,11 +179,11 @@ impl Destination {
         for path in directories {
             let path = path?;
             let failed = |operation, cause| {
-                FileError::writing(self.root().place(&path), operation, cause, 0)
+                FileError::writing(self.root().location(&path), operation, cause, 0)
             };
             let opened = open.at(&path)?;
             let stat = fs::fstat(&*opened).map_err(|cause| failed("fstat", cause))?;
-            if synced.insert(Identity::of(&stat).dev) {
+            if synced.insert(FileState::of(&stat).dev) {
                 fs::syncfs(&*opened).map_err(|cause| failed("syncfs", cause))?;
             }
         }
@@ -187,10 +191,11 @@ impl Destination {
     }
 
     /// Gives a directory its mode and, on request, syncs it: not to be opened again after that.
-    fn seal_directory(&self, entry: Entry<'_>, sync: bool) -> Result<(), FileError> {
+    fn finish_directory(&self, entry: Entry<'_>, sync: bool) -> Result<(), FileError> {
         let path = self.manifest().path_of(self.placement.assembled(), entry)?;
         let root = self.root();
-        let failed = |operation, cause| FileError::writing(root.place(&path), operation, cause, 0);
+        let failed =
+            |operation, cause| FileError::writing(root.location(&path), operation, cause, 0);
         let opened = root
             .open_directory(&path)
             .map_err(|cause| failed("open", cause))?;
@@ -203,18 +208,18 @@ impl Destination {
     }
 }
 
-/// Renames a finished file to its final name. For [`Finish::Keep`], removes the unused partial file, after a
+/// Renames a finished file to its final name. For [`PublishAction::Keep`], removes the unused partial file, after a
 /// check that the existing file has not changed since it was verified. Returns the file's state afterwards:
 /// renaming is itself a change of attributes.
 fn rename(
     target: &Target,
     parent: &OwnedFd,
-    finish: Finish,
+    finish: PublishAction,
     checked: Fingerprint,
 ) -> Result<Fingerprint, FileError> {
-    if finish == Finish::Keep {
+    if finish == PublishAction::Keep {
         let named = fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW);
-        if !named.is_ok_and(|stat| Identity::of(&stat).fingerprint() == checked) {
+        if !named.is_ok_and(|stat| FileState::of(&stat).fingerprint() == checked) {
             return Err(target.changed());
         }
         target.remove_partial(parent)?;
@@ -228,7 +233,7 @@ fn rename(
     };
     match answer {
         Ok(()) => match fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => Ok(Identity::of(&stat).fingerprint()),
+            Ok(stat) => Ok(FileState::of(&stat).fingerprint()),
             Err(Errno::NOENT) => Err(target.changed()),
             Err(cause) => Err(target.failed("stat", cause, 0)),
         },
@@ -237,7 +242,7 @@ fn rename(
             Err(target.changed())
         }
         Err(Errno::ISDIR) => Err(FileError::DestinationExists {
-            place: target.place(),
+            location: target.location(),
             found: "a directory that was made meanwhile",
             remedy: "remove it or choose another path",
         }),

@@ -10,7 +10,7 @@ use super::path::RootPath;
 use super::placement::Placement;
 use super::reserved_space::{Demand, ReservedSpace};
 use super::root::Root;
-use super::target::Origin;
+use super::target::InitialContent;
 
 /// Mode of directories while a job fills them; the manifest's is set at the end.
 pub(super) const WORKING_DIRECTORY: Mode = Mode::from_raw_mode(0o755);
@@ -21,7 +21,7 @@ pub(super) struct Made {
     /// Directories that were not there, parents first.
     pub(super) directories: Vec<RootPath>,
     /// Where the bytes of each file were before; of as many files as were inspected.
-    origins: Vec<Origin>,
+    origins: Vec<InitialContent>,
     /// As many files have their partial files.
     files: usize,
 }
@@ -32,7 +32,7 @@ pub(super) struct Made {
 pub(super) fn reserve(
     placement: &Placement,
     space: &ReservedSpace,
-) -> Result<(Vec<RootPath>, Vec<Origin>), FileError> {
+) -> Result<(Vec<RootPath>, Vec<InitialContent>), FileError> {
     let mut made = Made::default();
     match made.reserve(placement, space) {
         Ok(()) => {
@@ -59,24 +59,24 @@ impl Made {
             let (target, bytes) = file?;
             let (origin, more) = target.inspect(&*open.at(&target.parent)?, bytes)?;
             demand.new_bytes = demand.new_bytes.saturating_add(more);
-            if origin != Origin::Existing {
+            if origin != InitialContent::Existing {
                 demand.bytes = demand.bytes.saturating_add(bytes);
             }
-            demand.inodes += u64::from(origin != Origin::Resumed);
+            demand.inodes += u64::from(origin != InitialContent::Resumed);
             self.origins.push(origin);
         }
         let Some(first) = placement.targets().next() else {
             return Ok(());
         };
         let parent = open.at(&first?.0.parent)?;
-        let _locked = space.reserve(&placement.place(), &parent, demand)?;
+        let _locked = space.reserve(&placement.location(), &parent, demand)?;
         for (index, file) in placement.targets().enumerate() {
             let (target, bytes) = file?;
             let parent = open.at(&target.parent)?;
             self.files = index + 1;
             // An existing file's partial file only takes the name: it takes no space.
             let bytes = match self.origins[index] {
-                Origin::Existing => 0,
+                InitialContent::Existing => 0,
                 _ => bytes,
             };
             target.make_partial(&parent, bytes)?;
@@ -89,7 +89,7 @@ impl Made {
         let mut open = OpenDirectory::new(&placement.config.root);
         let origins = self.origins.iter().take(self.files);
         for (file, origin) in placement.targets().zip(origins) {
-            if *origin != Origin::Resumed
+            if *origin != InitialContent::Resumed
                 && let Ok((target, _)) = file
                 && let Ok(parent) = open.at(&target.parent)
             {
@@ -107,7 +107,7 @@ impl Made {
     fn directory(&mut self, placement: &Placement, path: &RootPath) -> Result<(), FileError> {
         let root = &placement.config.root;
         let failed = |operation, cause| {
-            let writing = || FileError::writing(placement.place_of(path), operation, cause, 0);
+            let writing = || FileError::writing(placement.location_of(path), operation, cause, 0);
             root.symlink_on_the_way(path, cause).unwrap_or_else(writing)
         };
         match root.open_directory(path) {

@@ -11,7 +11,7 @@ use std::sync::{Arc, MutexGuard};
 use rustix::fs;
 
 use super::copies;
-use super::error::{FileError, Place};
+use super::error::{FileError, Location};
 use super::root::Root;
 use super::space::{MinFree, Space};
 
@@ -47,21 +47,21 @@ impl ReservedSpace {
         }
     }
 
-    /// Checks a demand for `place`, in whole, so that a transfer that cannot have its space takes none.
+    /// Checks a demand for `location`, in whole, so that a transfer that cannot have its space takes none.
     /// The caller takes the space while it holds the answer.
     pub(super) fn reserve(
         &self,
-        place: &Place,
+        location: &Location,
         directory: &OwnedFd,
         demand: Demand,
     ) -> Result<MutexGuard<'_, Space>, FileError> {
         let limits = self.root.limits();
         let mut space = self.root.space();
-        self.check_disk(place, directory, demand, limits.min_free)?;
+        self.check_disk(location, directory, demand, limits.min_free)?;
         if let Some(namespace) = &self.namespace {
             if let Some(limit) = limits.bytes_per_namespace {
                 let taken = space.get(namespace).copied().unwrap_or_default();
-                self.check_namespace(place, namespace, demand.bytes, taken, limit)?;
+                self.check_namespace(location, namespace, demand.bytes, taken, limit)?;
             }
             *space.entry(namespace.clone()).or_default() += demand.bytes;
             self.bytes.fetch_add(demand.bytes, Ordering::Relaxed);
@@ -90,7 +90,7 @@ impl ReservedSpace {
 
     fn check_namespace(
         &self,
-        place: &Place,
+        location: &Location,
         namespace: &str,
         needed: u64,
         taken: u64,
@@ -104,7 +104,7 @@ impl ReservedSpace {
             return Ok(());
         }
         Err(FileError::NamespaceQuota {
-            place: place.clone(),
+            location: location.clone(),
             namespace: namespace.to_owned(),
             needed,
             recorded,
@@ -115,19 +115,19 @@ impl ReservedSpace {
 
     fn check_disk(
         &self,
-        place: &Place,
+        location: &Location,
         directory: &OwnedFd,
         demand: Demand,
         min_free: MinFree,
     ) -> Result<(), FileError> {
-        let (place, needed) = (place.clone(), demand.new_bytes);
+        let (location, needed) = (location.clone(), demand.new_bytes);
         let free = match fs::fstatvfs(directory) {
             Ok(free) => free,
-            Err(cause) => return Err(FileError::writing(place, "fstatvfs", cause, needed)),
+            Err(cause) => return Err(FileError::writing(location, "fstatvfs", cause, needed)),
         };
         if free.f_files > 0 && demand.inodes > free.f_favail {
             return Err(FileError::InodesExhausted {
-                place,
+                location,
                 needed: demand.inodes,
                 available: free.f_favail,
             });
@@ -139,7 +139,7 @@ impl ReservedSpace {
         let available = free.f_bavail.saturating_mul(free.f_frsize);
         if needed > available {
             return Err(FileError::DiskFull {
-                place,
+                location,
                 needed,
                 available,
             });
@@ -147,7 +147,7 @@ impl ReservedSpace {
         let min_free = min_free.bytes_of(free.f_blocks.saturating_mul(free.f_frsize));
         if available - needed < min_free {
             return Err(FileError::RootReserve {
-                place,
+                location,
                 needed,
                 available,
                 min_free,

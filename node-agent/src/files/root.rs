@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-use super::error::{FileError, Place};
-use super::identity::Identity;
+use super::error::{FileError, Location};
+use super::file_state::FileState;
 use super::occupancy::Occupancy;
 use super::path::RootPath;
 use super::space::{RootLimits, Space};
@@ -87,7 +87,7 @@ impl Root {
     /// in its place.
     pub fn is_replaced(&self) -> bool {
         match (fs::stat(&self.path), fs::fstat(&self.directory)) {
-            (Ok(path), Ok(open)) => !Identity::of(&open).is_same_file(&Identity::of(&path)),
+            (Ok(path), Ok(open)) => !FileState::of(&open).is_same_file(&FileState::of(&path)),
             _ => false,
         }
     }
@@ -99,7 +99,7 @@ impl Root {
             return false;
         }
         match (fs::fstat(&self.directory), fs::fstat(&other.directory)) {
-            (Ok(one), Ok(two)) => Identity::of(&one).is_same_file(&Identity::of(&two)),
+            (Ok(one), Ok(two)) => FileState::of(&one).is_same_file(&FileState::of(&two)),
             _ => false,
         }
     }
@@ -131,13 +131,13 @@ impl Root {
     }
 
     /// `path` as messages name it.
-    pub(super) fn place(&self, path: &RootPath) -> Place {
-        self.place_of_own(path.as_str())
+    pub(super) fn location(&self, path: &RootPath) -> Location {
+        self.own_location(path.as_str())
     }
 
     /// A file of Weft's own as messages name it.
-    pub(super) fn place_of_own(&self, path: &str) -> Place {
-        Place {
+    pub(super) fn own_location(&self, path: &str) -> Location {
+        Location {
             root: self.name.clone(),
             path: path.into(),
         }
@@ -155,7 +155,7 @@ impl Root {
     }
 
     /// Must be held while a record of a copy is replaced.
-    pub(super) fn records(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn lock_records(&self) -> MutexGuard<'_, ()> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -217,7 +217,7 @@ impl Root {
             if FileType::from_raw_mode(found.st_mode) == FileType::Symlink {
                 let target = fs::readlinkat(&parent, name, Vec::new()).unwrap_or_default();
                 return Some(FileError::SymlinkRefused {
-                    place: self.place(path),
+                    location: self.location(path),
                     link: link.as_str().into(),
                     target: target.as_bytes().escape_ascii().to_string(),
                 });

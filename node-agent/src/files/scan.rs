@@ -6,8 +6,8 @@ use rustix::fs::{self, AtFlags, Dir, FileType, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::digest::MAX_FILE_BYTES;
-use super::error::{FileError, Place};
-use super::identity::Identity;
+use super::error::{FileError, Location};
+use super::file_state::FileState;
 use super::limits::MAX_DEPTH;
 use super::manifest::{Entry, EntryKind, MODE_BITS, Manifest, ManifestBuilder, Shape};
 use super::names;
@@ -21,45 +21,45 @@ impl Manifest {
         // What is being assembled there is no copy yet.
         if names::is_within_reserved(path.as_str()) {
             return Err(FileError::ReservedName {
-                place: root.place(path),
+                location: root.location(path),
             });
         }
         let opened = root.open_at(path, OFlags::PATH).map_err(|cause| {
             if cause == Errno::NOENT {
                 return FileError::SourceMissing {
-                    place: root.place(path),
+                    location: root.location(path),
                     missing: root.missing_part(path),
                 };
             }
             root.symlink_on_the_way(path, cause)
-                .unwrap_or_else(|| FileError::reading(root.place(path), cause))
+                .unwrap_or_else(|| FileError::reading(root.location(path), cause))
         })?;
-        let place = || root.place(path);
-        let stat = fs::fstat(&opened).map_err(|cause| FileError::reading(place(), cause))?;
+        let location = || root.location(path);
+        let stat = fs::fstat(&opened).map_err(|cause| FileError::reading(location(), cause))?;
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
             return scan_directory(root, path)?.finish();
         }
         if path.names_directory() {
             return Err(FileError::NotARegularFile {
-                place: place(),
+                location: location(),
                 kind: special(&stat).unwrap_or("a file, and the path says directory by its slash"),
             });
         }
         // The root itself is a directory, so a file has a parent and a name.
         let (parent, name) = path
             .split()
-            .ok_or_else(|| FileError::reading(place(), Errno::NOENT))?;
+            .ok_or_else(|| FileError::reading(location(), Errno::NOENT))?;
         let parent = root
             .open_directory(&parent)
-            .map_err(|cause| FileError::reading(place(), cause))?;
-        let (kind, identity) = file_entry(&parent, name, &stat, place)?;
+            .map_err(|cause| FileError::reading(location(), cause))?;
+        let (kind, state) = file_entry(&parent, name, &stat, location)?;
         let entry = Entry {
             path: name,
             kind,
             mode: stat.st_mode & MODE_BITS,
         };
         let mut only = ManifestBuilder::new(Shape::File);
-        only.found(entry, identity.fingerprint())?;
+        only.found(entry, state.fingerprint())?;
         only.finish()
     }
 }
@@ -72,7 +72,7 @@ fn scan_directory(root: &Root, top: &RootPath) -> Result<ManifestBuilder, FileEr
         let path = top.join(&directory)?;
         let failed = |cause| {
             root.symlink_on_the_way(&path, cause)
-                .unwrap_or_else(|| FileError::reading(root.place(&path), cause))
+                .unwrap_or_else(|| FileError::reading(root.location(&path), cause))
         };
         let opened = root.open_directory(&path).map_err(failed)?;
         let mut listing = Dir::read_from(&opened).map_err(failed)?;
@@ -82,14 +82,14 @@ fn scan_directory(root: &Root, top: &RootPath) -> Result<ManifestBuilder, FileEr
             if matches!(bytes, b"." | b"..") {
                 continue;
             }
-            let place = |name: &str| Place {
+            let location = |name: &str| Location {
                 root: root.name().into(),
                 path: format!("{path}/{name}").trim_start_matches("./").into(),
             };
             let Ok(name) = std::str::from_utf8(bytes) else {
                 let escaped = bytes.escape_ascii().to_string();
                 return Err(FileError::NameNotUtf8 {
-                    place: place(&escaped),
+                    location: location(&escaped),
                 });
             };
             if names::is_reserved(name) {
@@ -101,11 +101,11 @@ fn scan_directory(root: &Root, top: &RootPath) -> Result<ManifestBuilder, FileEr
                 Err(Errno::NOENT) => {
                     let what = "a file was removed from it";
                     return Err(FileError::SourceChanged {
-                        place: root.place(&path),
+                        location: root.location(&path),
                         what,
                     });
                 }
-                Err(cause) => return Err(FileError::reading(place(name), cause)),
+                Err(cause) => return Err(FileError::reading(location(name), cause)),
             };
             let file_type = FileType::from_raw_mode(stat.st_mode);
             if file_type == FileType::Symlink
@@ -115,23 +115,25 @@ fn scan_directory(root: &Root, top: &RootPath) -> Result<ManifestBuilder, FileEr
             }
             let is_directory = file_type == FileType::Directory;
             if is_directory && depth == MAX_DEPTH {
-                return Err(FileError::TooDeep { place: place(name) });
+                return Err(FileError::TooDeep {
+                    location: location(name),
+                });
             }
-            let (kind, state) = if is_directory {
-                let state = Identity::of(&stat).directory_fingerprint();
-                (EntryKind::Directory, state)
+            let (kind, fingerprint) = if is_directory {
+                let fingerprint = FileState::of(&stat).directory_fingerprint();
+                (EntryKind::Directory, fingerprint)
             } else {
-                let (kind, identity) = file_entry(&opened, name, &stat, || place(name))?;
-                (kind, identity.fingerprint())
+                let (kind, state) = file_entry(&opened, name, &stat, || location(name))?;
+                (kind, state.fingerprint())
             };
             let entry = Entry {
                 path: &relative,
                 kind,
                 mode: stat.st_mode & MODE_BITS,
             };
-            let added = found.found(entry, state);
+            let added = found.found(entry, fingerprint);
             added.map_err(|_| FileError::TooManyFiles {
-                place: root.place(top),
+                location: root.location(top),
             })?;
             if is_directory {
                 waiting.push((relative, depth + 1));
@@ -146,28 +148,30 @@ fn file_entry(
     parent: &OwnedFd,
     name: &str,
     stat: &Stat,
-    place: impl Fn() -> Place,
-) -> Result<(EntryKind, Identity), FileError> {
+    location: impl Fn() -> Location,
+) -> Result<(EntryKind, FileState), FileError> {
     if let Some(kind) = special(stat) {
         return Err(FileError::NotARegularFile {
-            place: place(),
+            location: location(),
             kind,
         });
     }
     if names::is_reserved(name) {
-        return Err(FileError::ReservedName { place: place() });
+        return Err(FileError::ReservedName {
+            location: location(),
+        });
     }
-    let identity = Identity::of(stat);
-    if identity.size > MAX_FILE_BYTES {
+    let state = FileState::of(stat);
+    if state.size > MAX_FILE_BYTES {
         return Err(FileError::FileTooLarge {
-            place: place(),
-            bytes: identity.size,
+            location: location(),
+            bytes: state.size,
         });
     }
     fs::accessat(parent.as_fd(), name, fs::Access::READ_OK, AtFlags::EACCESS)
-        .map_err(|cause| FileError::reading(place(), cause))?;
-    let bytes = identity.size;
-    Ok((EntryKind::File { bytes }, identity))
+        .map_err(|cause| FileError::reading(location(), cause))?;
+    let bytes = state.size;
+    Ok((EntryKind::File { bytes }, state))
 }
 
 fn below(directory: &str, name: &str) -> String {

@@ -17,10 +17,10 @@ use rustix::fs::{self, Advice, FileType, OFlags};
 use rustix::io::Errno;
 
 use super::copies::{self, CopyJob, NewCopy};
-use super::digest::{Algorithm, BLOCK_BYTES, Blocks, Digest};
+use super::digest::{Algorithm, BLOCK_BYTES, BlockLayout, Digest};
 use super::directory::is_no_directory;
 use super::error::{FileError, errno};
-use super::identity::{Fingerprint, Identity};
+use super::file_state::{FileState, Fingerprint};
 use super::manifest::{Entry, EntryKind, Manifest};
 use super::occupancy::PathGuard;
 use super::path::RootPath;
@@ -39,7 +39,7 @@ impl Source {
     /// The file or directory `path` that `manifest` is a scan of.
     pub fn new(root: Arc<Root>, path: RootPath, manifest: Arc<Manifest>) -> Self {
         Source {
-            _path_use: Arc::new(root.occupancy().open(&path)),
+            _path_use: Arc::new(root.occupancy().begin_use(&path)),
             root,
             path,
             manifest,
@@ -55,15 +55,16 @@ impl Source {
     pub fn open(&self, index: u32) -> Result<SourceFile, FileError> {
         let (path, entry) = self.entry(index)?;
         let EntryKind::File { bytes } = entry.kind else {
-            let place = self.root.place(&path);
+            let location = self.root.location(&path);
             return Err(FileError::NotARegularFile {
-                place,
+                location,
                 kind: "a directory",
             });
         };
         // O_NONBLOCK: should a pipe have taken its place, the open must not wait for a writer.
-        let (opened, state) = self.open_entry(&path, entry, OFlags::RDONLY | OFlags::NONBLOCK)?;
-        self.compare(index, &path, state)?;
+        let (opened, fingerprint) =
+            self.open_entry(&path, entry, OFlags::RDONLY | OFlags::NONBLOCK)?;
+        self.compare(index, &path, fingerprint)?;
         let file = File::from(opened);
         if bytes > BLOCK_BYTES as u64 {
             // A hint for read-ahead; where it is refused, reading works all the same.
@@ -77,16 +78,16 @@ impl Source {
         })
     }
 
-    /// The manifest with the state that its files and directories have here; what lies beside them is left
+    /// The manifest with the fingerprints that its files and directories have here; what lies beside them is left
     /// out.
-    pub fn listed(&self) -> Result<Manifest, FileError> {
-        let states = (0..self.manifest.len()).map(|index| {
+    pub fn relist(&self) -> Result<Manifest, FileError> {
+        let fingerprints = (0..self.manifest.len()).map(|index| {
             let (path, entry) = self.entry(index as u32)?;
             Ok(self.open_entry(&path, entry, OFlags::PATH)?.1)
         });
         Ok(self
             .manifest
-            .with_states(states.collect::<Result<_, FileError>>()?))
+            .with_fingerprints(fingerprints.collect::<Result<_, FileError>>()?))
     }
 
     /// Compares every file and directory with the manifest once more: after it, what was sent is
@@ -98,8 +99,8 @@ impl Source {
     /// Compares the file or directory with that index with the manifest.
     pub fn entry_unchanged(&self, index: u32) -> Result<(), FileError> {
         let (path, entry) = self.entry(index)?;
-        let (_, state) = self.open_entry(&path, entry, OFlags::PATH)?;
-        self.compare(index, &path, state)
+        let (_, fingerprint) = self.open_entry(&path, entry, OFlags::PATH)?;
+        self.compare(index, &path, fingerprint)
     }
 
     /// Records the files, which were read and have this digest, as a verified copy of a job. In a
@@ -115,10 +116,12 @@ impl Source {
             removable: false,
             job,
         };
-        copies::add(&self.root, new, |index| self.manifest.listed_state(index))
+        copies::add(&self.root, new, |index| {
+            self.manifest.listed_fingerprint(index)
+        })
     }
 
-    /// Opens what is at the path of an entry, which must be of its kind and size, and gives its state.
+    /// Opens what is at the path of an entry, which must be of its kind and size, and gives its fingerprint.
     fn open_entry(
         &self,
         path: &RootPath,
@@ -128,7 +131,7 @@ impl Source {
         let opened = self.root.open_at(path, flags);
         let opened = opened.map_err(|cause| self.failed(path, cause))?;
         let stat = fs::fstat(&opened).map_err(|cause| self.failed(path, cause))?;
-        let now = Identity::of(&stat);
+        let now = FileState::of(&stat);
         match (entry.kind, FileType::from_raw_mode(stat.st_mode)) {
             (EntryKind::Directory, FileType::Directory) => {
                 Ok((opened, now.directory_fingerprint()))
@@ -138,7 +141,7 @@ impl Source {
             }
             (EntryKind::File { bytes }, FileType::RegularFile) if now.size < bytes => {
                 Err(FileError::SourceTruncated {
-                    place: self.root.place(path),
+                    location: self.root.location(path),
                     expected: bytes,
                     found: now.size,
                 })
@@ -147,21 +150,21 @@ impl Source {
         }
     }
 
-    /// Compares the state of an entry with the listed one.
+    /// Compares the fingerprint of an entry with the listed one.
     fn compare(&self, index: u32, path: &RootPath, now: Fingerprint) -> Result<(), FileError> {
-        match self.manifest.listed_state(index as usize) == Some(now) {
+        match self.manifest.listed_fingerprint(index as usize) == Some(now) {
             true => Ok(()),
             false => Err(self.changed(path, "it was written to or replaced")),
         }
     }
 
     fn changed(&self, path: &RootPath, what: &'static str) -> FileError {
-        let place = self.root.place(path);
-        FileError::SourceChanged { place, what }
+        let location = self.root.location(path);
+        FileError::SourceChanged { location, what }
     }
 
     fn entry(&self, index: u32) -> Result<(RootPath, Entry<'_>), FileError> {
-        let entry = self.manifest.named(index)?;
+        let entry = self.manifest.require_entry(index)?;
         Ok((self.manifest.path_of(&self.path, entry)?, entry))
     }
 
@@ -169,12 +172,12 @@ impl Source {
     fn failed(&self, path: &RootPath, cause: Errno) -> FileError {
         match is_no_directory(cause) {
             true => self.changed(path, "it was removed or replaced by a link"),
-            false => FileError::reading(self.root.place(path), cause),
+            false => FileError::reading(self.root.location(path), cause),
         }
     }
 }
 
-/// An open file of a source. Reads at any place from any thread.
+/// An open file of a source. Reads at any offset from any thread.
 #[derive(Debug)]
 pub struct SourceFile {
     root: Arc<Root>,
@@ -185,8 +188,8 @@ pub struct SourceFile {
 
 impl SourceFile {
     /// How it is cut and hashed.
-    pub fn blocks(&self, algorithm: Algorithm) -> Blocks {
-        Blocks::new(algorithm, self.bytes)
+    pub fn blocks(&self, algorithm: Algorithm) -> BlockLayout {
+        BlockLayout::new(algorithm, self.bytes)
     }
 
     /// Reads block `block` into the start of `buffer` and gives its length in bytes: always the
@@ -196,19 +199,19 @@ impl SourceFile {
     ///
     /// When `buffer` is shorter than the block.
     pub fn read_block(&self, block: u32, buffer: &mut [u8]) -> Result<usize, FileError> {
-        let range = Blocks::new(Algorithm::default(), self.bytes).range(block);
+        let range = BlockLayout::new(Algorithm::default(), self.bytes).range(block);
         let wanted = (range.end - range.start) as usize;
         let read = self.file.read_exact_at(&mut buffer[..wanted], range.start);
         read.map_err(|error| {
-            let place = self.root.place(&self.path);
+            let location = self.root.location(&self.path);
             match error.kind() {
                 ErrorKind::UnexpectedEof => FileError::SourceTruncated {
-                    place,
+                    location,
                     expected: self.bytes,
                     found: self.file.metadata().map_or(0, |now| now.len()),
                 },
                 _ => FileError::SourceUnreadable {
-                    place,
+                    location,
                     cause: errno(&error),
                 },
             }

@@ -1,4 +1,4 @@
-//! Staging directories: where a new directory is assembled, beside its place.
+//! Staging directories: where a new directory is assembled, beside its location.
 //!
 //! A directory that is not there yet is assembled in `.weft-UID-HEX` beside it, with its files under
 //! their final names, and is renamed once, when all of it is verified and on disk. The name is that of
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::directory::OpenDirectory;
 use super::error::FileError;
-use super::identity::Identity;
+use super::file_state::FileState;
 use super::manifest::{EntryKind, Manifest};
 use super::path::RootPath;
 use super::root::Root;
@@ -43,7 +43,12 @@ pub(super) fn remove(root: &Root, staging: &RootPath) -> Result<(), FileError> {
     };
     match fs::unlinkat(&*parent, name, AtFlags::REMOVEDIR) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(cause) => Err(FileError::writing(root.place(staging), "rmdir", cause, 0)),
+        Err(cause) => Err(FileError::writing(
+            root.location(staging),
+            "rmdir",
+            cause,
+            0,
+        )),
     }
 }
 
@@ -53,7 +58,8 @@ fn remove_below(
     directory: &RootPath,
     keeps: &dyn Fn(&RootPath, bool) -> bool,
 ) -> Result<(), FileError> {
-    let failed = |operation, cause| FileError::writing(root.place(directory), operation, cause, 0);
+    let failed =
+        |operation, cause| FileError::writing(root.location(directory), operation, cause, 0);
     let Some(opened) = OpenDirectory::new(root).found(directory)? else {
         return Ok(());
     };
@@ -85,12 +91,12 @@ fn remove_below(
 /// When anything in a directory was last written to.
 pub(super) fn written_ns(root: &Root, directory: &RootPath) -> Result<i64, Errno> {
     let opened = root.open_directory(directory)?;
-    let mut last = Identity::of(&fs::fstat(&opened)?).mtime_ns;
+    let mut last = FileState::of(&fs::fstat(&opened)?).mtime_ns;
     let mut listing = Dir::read_from(&opened)?;
     while let Some((path, stat)) = next(&mut listing, &opened, directory)? {
         let written = match is_directory(&stat) {
             true => written_ns(root, &path)?,
-            false => Identity::of(&stat).mtime_ns,
+            false => FileState::of(&stat).mtime_ns,
         };
         last = last.max(written);
     }

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::directory::is_no_directory;
 use super::error::FileError;
-use super::identity::Identity;
+use super::file_state::FileState;
 use super::lock::JobLock;
 use super::names::{JobUid, OwnName};
 use super::path::RootPath;
@@ -78,7 +78,7 @@ impl Removed {
         // What is gone, or closed to the agent, is another's.
         let gone = is_no_directory(cause);
         if !gone && !matches!(cause, Errno::ACCESS | Errno::PERM) {
-            let fault = FileError::writing(root.place(path), operation, cause, 0);
+            let fault = FileError::writing(root.location(path), operation, cause, 0);
             self.fault.get_or_insert(fault);
         }
     }
@@ -152,14 +152,15 @@ fn remove(
                     waiting.extend(path.join(name).map(|path| (path, true)));
                 }
                 (FileType::RegularFile, Some(own))
-                    if is_to_go(&own, &|| age(Identity::of(&stat).mtime_ns))? =>
+                    if is_to_go(&own, &|| age(FileState::of(&stat).mtime_ns))? =>
                 {
                     match fs::unlinkat(&directory, name, AtFlags::empty()) {
                         Ok(()) => removed.files += 1,
                         Err(Errno::NOENT) => {}
                         Err(cause) => {
                             let file = path.join(name).unwrap_or_else(|_| path.clone());
-                            let fault = FileError::writing(root.place(&file), "unlink", cause, 0);
+                            let fault =
+                                FileError::writing(root.location(&file), "unlink", cause, 0);
                             removed.fault.get_or_insert(fault);
                         }
                     }

@@ -8,8 +8,8 @@ use rustix::fs::{self, AtFlags, FallocateFlags, FileType, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::destination_config::Overwrite;
-use super::error::{FileError, Place};
-use super::identity::Identity;
+use super::error::{FileError, Location};
+use super::file_state::FileState;
 use super::names;
 use super::path::RootPath;
 use super::reserved_space::{Demand, ReservedSpace};
@@ -35,7 +35,7 @@ pub(super) struct Target {
 
 /// Where a file's bytes are before the job writes any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(super) enum InitialContent {
     /// Nowhere: the partial file is new.
     Fresh,
     /// Some may be in the partial file of an earlier attempt.
@@ -51,14 +51,14 @@ impl Target {
         self.partial == self.name
     }
 
-    pub(super) fn place(&self) -> Place {
-        self.root.place(&self.path)
+    pub(super) fn location(&self) -> Location {
+        self.root.location(&self.path)
     }
 
     /// Somebody else wrote to it meanwhile, or removed it.
     pub(super) fn changed(&self) -> FileError {
         FileError::DestinationChanged {
-            place: self.place(),
+            location: self.location(),
         }
     }
 
@@ -66,7 +66,7 @@ impl Target {
     pub(super) fn failed(&self, operation: &'static str, cause: Errno, bytes: u64) -> FileError {
         self.root
             .symlink_on_the_way(&self.path, cause)
-            .unwrap_or_else(|| FileError::writing(self.place(), operation, cause, bytes))
+            .unwrap_or_else(|| FileError::writing(self.location(), operation, cause, bytes))
     }
 
     /// Opens the partial file. A finished one may not be writable any more.
@@ -83,7 +83,7 @@ impl Target {
     }
 
     /// Opens the file under the final name to read.
-    pub(super) fn open_final(&self) -> Result<(File, Identity), FileError> {
+    pub(super) fn open_final(&self) -> Result<(File, FileState), FileError> {
         let opened = self
             .root
             .open_at(&self.path, OFlags::RDONLY | OFlags::NONBLOCK)
@@ -95,14 +95,14 @@ impl Target {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(self.changed());
         }
-        Ok((File::from(opened), Identity::of(&stat)))
+        Ok((File::from(opened), FileState::of(&stat)))
     }
 
     /// Fails when a file with another content must not be replaced.
     pub(super) fn may_replace(&self) -> Result<(), FileError> {
         match self.overwrite {
             Overwrite::Never => Err(FileError::DestinationExists {
-                place: self.place(),
+                location: self.location(),
                 found: "a file with another content",
                 remedy: "remove it, choose another path, or set overwrite to IfDifferent",
             }),
@@ -121,7 +121,7 @@ impl Target {
             new_bytes: bytes,
             inodes: 0,
         };
-        let _locked = space.reserve(&self.place(), &parent, demand)?;
+        let _locked = space.reserve(&self.location(), &parent, demand)?;
         self.make_partial(&parent, bytes)
     }
 
@@ -130,7 +130,7 @@ impl Target {
     /// full when its blocks come.
     pub(super) fn make_partial(&self, parent: &OwnedFd, bytes: u64) -> Result<(), FileError> {
         let failed = |operation, cause| {
-            let mut error = FileError::writing(self.place(), operation, cause, bytes);
+            let mut error = FileError::writing(self.location(), operation, cause, bytes);
             if let FileError::DiskFull { available, .. } = &mut error
                 && let Ok(free) = fs::fstatvfs(parent)
             {
@@ -144,7 +144,7 @@ impl Target {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(self.changed());
         }
-        if Identity::of(&stat).size != bytes {
+        if FileState::of(&stat).size != bytes {
             // An earlier attempt's of another size: its bytes are rehashed as they are.
             fs::ftruncate(&file, bytes).map_err(|cause| failed("ftruncate", cause))?;
         }
@@ -170,7 +170,11 @@ impl Target {
     }
 
     /// What is there already, and how many bytes of disk the rest takes.
-    pub(super) fn inspect(&self, parent: &OwnedFd, bytes: u64) -> Result<(Origin, u64), FileError> {
+    pub(super) fn inspect(
+        &self,
+        parent: &OwnedFd,
+        bytes: u64,
+    ) -> Result<(InitialContent, u64), FileError> {
         let stat = |name: &str| match fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
             Err(Errno::NOENT) => Ok(None),
@@ -185,22 +189,22 @@ impl Target {
             Some(found) => self.replaceable(&found, bytes)?,
         };
         let partial = stat(&self.partial)?;
-        let whole = partial.is_some_and(|stat| bytes > 0 && Identity::of(&stat).size == bytes);
+        let whole = partial.is_some_and(|stat| bytes > 0 && FileState::of(&stat).size == bytes);
         let existing = match self.overwrite {
             Overwrite::Never => same_size,
             Overwrite::IfDifferent => same_size && !whole,
             Overwrite::Always => false,
         };
         if existing {
-            return Ok((Origin::Existing, 0));
+            return Ok((InitialContent::Existing, 0));
         }
         match partial {
-            None => Ok((Origin::Fresh, bytes)),
+            None => Ok((InitialContent::Fresh, bytes)),
             Some(stat) => {
                 // 512 B: the unit of st_blocks (stat(2)).
                 #[allow(clippy::unnecessary_cast, reason = "differs between architectures")]
                 let there = stat.st_blocks as u64 * 512;
-                Ok((Origin::Resumed, bytes.saturating_sub(there)))
+                Ok((InitialContent::Resumed, bytes.saturating_sub(there)))
             }
         }
     }
@@ -209,7 +213,7 @@ impl Target {
     /// that a file may replace.
     fn replaceable(&self, found: &Stat, bytes: u64) -> Result<bool, FileError> {
         let exists = |found| FileError::DestinationExists {
-            place: self.place(),
+            location: self.location(),
             found,
             remedy: "remove it or choose another path (to put a file into a directory, end its path with a slash)",
         };
@@ -219,7 +223,7 @@ impl Target {
             FileType::Symlink => return Err(self.failed("open", Errno::LOOP, bytes)),
             _ => return Err(exists(special(found).unwrap_or("something else"))),
         }
-        let same_size = Identity::of(found).size == bytes;
+        let same_size = FileState::of(found).size == bytes;
         if !same_size {
             self.may_replace()?;
         }

@@ -125,7 +125,7 @@ fn send_file(
     let blocks = to.blocks();
     let mut buffer = vec![0; BLOCK_BYTES];
     let claims = to.rehash(&mut buffer)?;
-    let mut tree = FileTree::new(blocks);
+    let mut tree = HashTree::new(blocks);
     for block in 0..blocks.count() {
         let len = from.read_block(block, &mut buffer)?;
         let digest = blocks.digest(block, &buffer[..len]);
@@ -155,17 +155,17 @@ fn send(source: &Source, config: DestinationConfig) -> Result<(Digest, Sent), Fi
         send_file(source, &destination, index, u32::MAX, &mut counts)?;
     }
     source.unchanged()?;
-    Ok((destination.complete()?, counts))
+    Ok((destination.publish()?, counts))
 }
 
 /// Ends an attempt and removes what its job has left.
 fn give_up(destination: &Destination) -> Vec<FileError> {
     let config = &destination.placement.config;
     let mut leftover = Leftover::default();
-    leftover.expect(config);
+    leftover.note_attempt(config);
     leftover.add(destination);
     destination.abort();
-    leftover.discard(&config.job)
+    leftover.remove_partials(&config.job)
 }
 
 /// The same directory after something was mounted on it.

@@ -12,7 +12,7 @@ use crossbeam_channel::{Receiver, Sender};
 use tokio::sync::watch;
 use weft_proto::agent::v1::AttemptRef;
 
-use crate::critical;
+use crate::fail_fast;
 use crate::fault::Fault;
 use crate::files::Digest;
 use crate::transfer::peer::Peer;
@@ -31,7 +31,7 @@ pub struct Status {
     /// Threads and tasks that still work for the attempt.
     pub workers: usize,
     /// Over and without workers: it takes no worker any more, and is cleaned up.
-    pub sealed: bool,
+    pub refuses_workers: bool,
     /// Over and cleaned up: no byte of this attempt arrives any more.
     pub closed: bool,
 }
@@ -114,12 +114,12 @@ impl Attempt {
 
     /// Sets how the files are recorded once they are verified.
     pub(crate) fn set_recorder(&self, recorder: Recorder) {
-        *critical::lock(&self.recorder) = Some(recorder);
+        *fail_fast::lock(&self.recorder) = Some(recorder);
     }
 
     /// Everything is checked and published. Records the copy first, so only threads that may block call this.
     pub fn published(&self, digest: Option<Digest>) {
-        let recorder = critical::lock(&self.recorder).take();
+        let recorder = fail_fast::lock(&self.recorder).take();
         if let (Some(recorder), Some(digest)) = (recorder, digest.or(self.status().digest)) {
             recorder.record(&self.job.uid, &digest);
         }
@@ -143,7 +143,7 @@ impl Attempt {
                     && status.workers > 0
                 {
                     tracing::warn!(
-                        job = job.uid, attempt = job.attempt, state = %status.state,
+                        job = job.uid, attempt = job.number, state = %status.state,
                         reason = fault.reason(), "the verified node stops sending to its children: {fault}"
                     );
                 }
@@ -151,11 +151,11 @@ impl Attempt {
             };
             match &fault {
                 Some(fault) => tracing::warn!(
-                    job = job.uid, attempt = job.attempt, from = %status.state, to = %next,
+                    job = job.uid, attempt = job.number, from = %status.state, to = %next,
                     reason = fault.reason(), "{fault}"
                 ),
                 None => tracing::info!(
-                    job = job.uid, attempt = job.attempt, from = %status.state, to = %next, "state"
+                    job = job.uid, attempt = job.number, from = %status.state, to = %next, "state"
                 ),
             }
             status.state = next;
@@ -172,7 +172,7 @@ impl Attempt {
 
     /// Stops all threads, whatever the state.
     pub fn stop(&self) {
-        drop(critical::lock(&self.stop).take());
+        drop(fail_fast::lock(&self.stop).take());
     }
 
     /// A channel that is disconnected once the threads must stop.
@@ -188,33 +188,33 @@ impl Attempt {
     }
 
     /// Counts a thread, task or command as working for this attempt until the result is dropped. None once the
-    /// attempt is sealed. Taken before the state is changed, so that the end waits for the worker.
+    /// attempt refuses workers. Taken before the state is changed, so that the end waits for the worker.
     #[must_use]
-    pub fn worker(self: &Arc<Self>) -> Option<Worker> {
+    pub fn worker(self: &Arc<Self>) -> Option<WorkGuard> {
         let mut taken = false;
         self.status.send_if_modified(|status| {
-            taken = !status.sealed;
+            taken = !status.refuses_workers;
             status.workers += usize::from(taken);
             taken
         });
-        taken.then(|| Worker(self.clone()))
+        taken.then(|| WorkGuard(self.clone()))
     }
 
-    /// Seals the attempt if it is over and has no worker. Returns whether it is sealed.
-    pub fn seal(&self) -> bool {
-        let mut sealed = false;
+    /// Refuses further workers if the attempt is over and has none. Returns whether it refuses them.
+    pub fn try_refuse_workers(&self) -> bool {
+        let mut refuses = false;
         self.status.send_if_modified(|status| {
-            let was = status.sealed;
-            status.sealed |= status.state.is_terminal() && status.workers == 0;
-            sealed = status.sealed;
-            sealed != was
+            let was = status.refuses_workers;
+            status.refuses_workers |= status.state.is_terminal() && status.workers == 0;
+            refuses = status.refuses_workers;
+            refuses != was
         });
-        sealed
+        refuses
     }
 
     /// Everything is over and cleaned up.
     pub fn close(&self) {
-        drop(critical::lock(&self.recorder).take());
+        drop(fail_fast::lock(&self.recorder).take());
         self.status.send_modify(|status| status.closed = true);
     }
 
@@ -226,39 +226,39 @@ impl Attempt {
 
     /// The operator has asked about the attempt.
     pub fn renew(&self) {
-        *critical::lock(&self.renewed) = Instant::now();
+        *fail_fast::lock(&self.renewed) = Instant::now();
     }
 
     /// Time since the operator last asked about it.
     #[must_use]
     pub fn idle(&self) -> Duration {
-        critical::lock(&self.renewed).elapsed()
+        fail_fast::lock(&self.renewed).elapsed()
     }
 
-    /// Adds a connection's record.
+    /// Adds a peer.
     pub fn add_peer(&self, peer: Arc<Peer>) {
-        critical::lock(&self.peers).push(peer);
+        fail_fast::lock(&self.peers).push(peer);
     }
 
-    /// The connections' records.
+    /// The peers.
     #[must_use]
     pub fn peers(&self) -> Vec<Arc<Peer>> {
-        critical::lock(&self.peers).clone()
+        fail_fast::lock(&self.peers).clone()
     }
 }
 
 /// A thread, task or command that works for an attempt; dropped at the end of that work.
 #[derive(Debug)]
-pub struct Worker(Arc<Attempt>);
+pub struct WorkGuard(Arc<Attempt>);
 
-impl Worker {
+impl WorkGuard {
     /// Runs `work` on a thread of that name, which counts as this worker until it ends.
     pub(crate) fn spawn(
         self,
         name: &'static str,
         work: impl FnOnce() + Send + 'static,
     ) -> Result<(), Fault> {
-        let spawned = critical::thread(name, move || {
+        let spawned = fail_fast::thread(name, move || {
             let _worker = self;
             work();
         });
@@ -271,15 +271,15 @@ impl Worker {
     }
 }
 
-impl Clone for Worker {
+impl Clone for WorkGuard {
     fn clone(&self) -> Self {
-        // This worker exists, so the attempt is not sealed.
+        // This worker exists, so the attempt takes further ones.
         self.0.status.send_modify(|status| status.workers += 1);
         Self(self.0.clone())
     }
 }
 
-impl Drop for Worker {
+impl Drop for WorkGuard {
     fn drop(&mut self) {
         self.0.status.send_modify(|status| status.workers -= 1);
     }
@@ -295,22 +295,22 @@ mod tests {
         Attempt::new(AttemptRef {
             uid: "job".to_owned(),
             generation: 1,
-            attempt: 1,
+            number: 1,
         })
     }
 
     #[test]
-    fn a_sealed_attempt_takes_no_worker_and_an_attempt_with_workers_is_not_sealed() {
+    fn an_attempt_that_is_over_refuses_workers_once_it_has_none() {
         let attempt = attempt();
         let first = attempt.worker().unwrap();
-        assert!(!attempt.seal(), "the attempt goes on");
+        assert!(!attempt.try_refuse_workers(), "the attempt goes on");
         attempt.fail(Fault::Cancelled);
-        assert!(!attempt.seal(), "there is a worker");
+        assert!(!attempt.try_refuse_workers(), "there is a worker");
         let second = first.clone();
         drop(first);
-        assert!(!attempt.seal() && attempt.worker().is_some());
+        assert!(!attempt.try_refuse_workers() && attempt.worker().is_some());
         drop(second);
-        assert!(attempt.seal());
+        assert!(attempt.try_refuse_workers());
         assert!(attempt.worker().is_none());
         assert_eq!(attempt.status().workers, 0);
     }

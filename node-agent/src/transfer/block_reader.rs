@@ -10,13 +10,13 @@ use std::sync::atomic::Ordering;
 use crossbeam_channel::{Receiver, Sender, select_biased};
 
 use crate::fault::Fault;
-use crate::files::{Digest, FileTree, Shape, Source, SourceFile, directory_digest};
+use crate::files::{Digest, HashTree, Shape, Source, SourceFile, directory_digest};
 use crate::transfer::attempt::Attempt;
 use crate::transfer::buffers::Buffer;
-use crate::transfer::layout::{Item, Layout};
+use crate::transfer::frame::Frame;
+use crate::transfer::layout::{Item, MessageLayout};
 use crate::transfer::message::Builder;
 use crate::transfer::received_blocks::ReceivedBlocks;
-use crate::transfer::record::Record;
 use crate::transfer::sender_event::SenderEvent;
 
 /// Something that messages can be read from.
@@ -60,13 +60,13 @@ pub(crate) fn serve(
 /// Reads and hashes the source's files.
 pub(crate) struct SourceReader {
     source: Source,
-    layout: Arc<Layout>,
-    /// Counts the bytes and takes the digest. None where a placer does that.
+    layout: Arc<MessageLayout>,
+    /// Counts the bytes and takes the digest. None where a block writer does that.
     attempt: Option<Arc<Attempt>>,
     /// Open: the one being read, and one behind it for a child that lags.
     open: Vec<(u32, SourceFile)>,
     /// Files whose blocks are not all hashed.
-    trees: HashMap<u32, FileTree>,
+    trees: HashMap<u32, HashTree>,
     /// By entry.
     digests: Vec<Option<Digest>>,
     /// Messages below this were built once.
@@ -75,7 +75,11 @@ pub(crate) struct SourceReader {
 
 impl SourceReader {
     /// A reader of this source. `attempt` counts the bytes that are read.
-    pub(crate) fn new(source: Source, layout: Arc<Layout>, attempt: Option<Arc<Attempt>>) -> Self {
+    pub(crate) fn new(
+        source: Source,
+        layout: Arc<MessageLayout>,
+        attempt: Option<Arc<Attempt>>,
+    ) -> Self {
         let entries = source.manifest().len();
         Self {
             source,
@@ -120,7 +124,7 @@ impl SourceReader {
         if self.digests[index as usize].is_none() {
             self.trees
                 .entry(index)
-                .or_insert_with(|| FileTree::new(blocks))
+                .or_insert_with(|| HashTree::new(blocks))
                 .set(block, value);
         }
         Ok(())
@@ -135,7 +139,7 @@ impl SourceReader {
         self.source.entry_unchanged(index)?;
         let tree = match self.trees.remove(&index) {
             Some(tree) => tree,
-            None => FileTree::new(self.file(index)?.blocks(algorithm)),
+            None => HashTree::new(self.file(index)?.blocks(algorithm)),
         };
         let unordered = || format!("blocks of file {index} were asked for out of order");
         let digest = tree.root().ok_or_else(|| Fault::engine(unordered()))?;
@@ -176,11 +180,11 @@ impl BlockReader for SourceReader {
                 }
                 Item::FileDigest { file } => {
                     let value = padded_digest(&self.digest(file)?);
-                    builder.record(&Record::FileDigest { file, value });
+                    builder.frame(&Frame::FileDigest { file, value });
                 }
                 Item::End => {
                     self.end()?;
-                    builder.record(&Record::End);
+                    builder.frame(&Frame::End);
                 }
             }
         }
@@ -196,9 +200,9 @@ impl BlockReader for SourceReader {
 
 /// Reads blocks that this node has received back from its files. They are in the page cache unless a child is
 /// far behind.
-pub(crate) struct StagedReader(pub Arc<ReceivedBlocks>);
+pub(crate) struct ReceivedBlocksReader(pub Arc<ReceivedBlocks>);
 
-impl BlockReader for StagedReader {
+impl BlockReader for ReceivedBlocksReader {
     fn build(&mut self, number: u32, buffer: &mut [u8]) -> Result<usize, Fault> {
         let missing = |what: String| Fault::engine(format!("{what} is not here yet"));
         let mut builder = Builder::new(buffer);
@@ -215,16 +219,16 @@ impl BlockReader for StagedReader {
                     let digest = self.0.digest(file);
                     let digest = digest.ok_or_else(|| missing(format!("digest of file {file}")))?;
                     let value = padded_digest(&digest);
-                    builder.record(&Record::FileDigest { file, value });
+                    builder.frame(&Frame::FileDigest { file, value });
                 }
-                Item::End => builder.record(&Record::End),
+                Item::End => builder.frame(&Frame::End),
             }
         }
         Ok(builder.finish())
     }
 }
 
-/// A digest as records carry it.
+/// A digest as frames carry it.
 pub(crate) fn padded_digest(digest: &Digest) -> [u8; 32] {
     let mut value = [0; 32];
     let bytes = digest.as_bytes();

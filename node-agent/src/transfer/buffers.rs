@@ -1,4 +1,4 @@
-//! Buffers: the memory budget of all transfers, fixed shares of it, and pools that grow and shrink.
+//! Buffers: the memory budget of all transfers, reservations of it, and pools that grow and shrink.
 //!
 //! A transfer is promised the fewest buffers that it can move with, and is refused only where the budget has
 //! not even those left. The other buffers are shared evenly by the pools: one transfer alone has all that it
@@ -6,16 +6,16 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::critical;
+use crate::fail_fast;
 use crate::fault::Fault;
-use crate::transfer::record::SLOT_BYTES;
+use crate::transfer::frame::SLOT_BYTES;
 
 /// A buffer of [`SLOT_BYTES`].
 pub(crate) type Buffer = Box<[u8]>;
 
 /// Kept free for new transfers: the minimum of eight relays, each with two slots and a pool of two. Of a
 /// smaller budget, three quarters are kept free.
-const RESERVED_BUFFERS: usize = 8 * (2 + 2);
+const BUFFERS_KEPT_FREE: usize = 8 * (2 + 2);
 
 /// Buffers that a pool gives away at once: one that the block reader fills, and one that waits for it. Where the
 /// reader hangs on its file system, the others stay with transfers that move.
@@ -32,9 +32,9 @@ pub struct MemoryBudget {
 /// In buffers, unless said otherwise.
 #[derive(Debug, Default)]
 struct Counts {
-    /// Of shares, all that they have; of pools their least.
+    /// Of reservations, all that they have; of pools their least.
     promised: usize,
-    /// Of shares, what they have beyond their least.
+    /// Of reservations, what they have beyond their least.
     grown: usize,
     /// How many pools there are.
     pools: usize,
@@ -53,11 +53,11 @@ impl MemoryBudget {
     }
 
     /// Takes that many buffers, or says what is lacking.
-    pub(crate) fn share(self: &Arc<Self>, buffers: usize) -> Result<BufferShare, Fault> {
-        let mut counts = critical::lock(&self.counts);
+    pub(crate) fn reserve(self: &Arc<Self>, buffers: usize) -> Result<BufferReservation, Fault> {
+        let mut counts = fail_fast::lock(&self.counts);
         self.promise(&mut counts, buffers)?;
         counts.used += buffers;
-        Ok(BufferShare {
+        Ok(BufferReservation {
             budget: self.clone(),
             least: buffers,
             buffers,
@@ -66,7 +66,7 @@ impl MemoryBudget {
 
     /// Makes a pool that always has `least` buffers, and never more than `most`.
     pub(crate) fn pool(self: &Arc<Self>, least: usize, most: usize) -> Result<BufferPool, Fault> {
-        let mut counts = critical::lock(&self.counts);
+        let mut counts = fail_fast::lock(&self.counts);
         self.promise(&mut counts, least)?;
         counts.pools += 1;
         Ok(BufferPool {
@@ -81,7 +81,7 @@ impl MemoryBudget {
     /// Bytes of the buffers that there are.
     #[must_use]
     pub fn used(&self) -> u64 {
-        (critical::lock(&self.counts).used * SLOT_BYTES) as u64
+        (fail_fast::lock(&self.counts).used * SLOT_BYTES) as u64
     }
 
     fn promise(&self, counts: &mut Counts, buffers: usize) -> Result<(), Fault> {
@@ -99,13 +99,13 @@ impl MemoryBudget {
 
 /// Buffers that an owner keeps until it drops this.
 #[derive(Debug)]
-pub(crate) struct BufferShare {
+pub(crate) struct BufferReservation {
     budget: Arc<MemoryBudget>,
     least: usize,
     buffers: usize,
 }
 
-impl BufferShare {
+impl BufferReservation {
     /// Buffers that it has.
     pub(crate) fn buffers(&self) -> usize {
         self.buffers
@@ -113,9 +113,9 @@ impl BufferShare {
 
     /// Takes more buffers, up to `most`, as far as transfers to come do not need them.
     pub(crate) fn grow(&mut self, most: usize) {
-        let mut counts = critical::lock(&self.budget.counts);
+        let mut counts = fail_fast::lock(&self.budget.counts);
         let limit = self.budget.limit;
-        let for_growth = limit - RESERVED_BUFFERS.min(limit / 4 * 3);
+        let for_growth = limit - BUFFERS_KEPT_FREE.min(limit / 4 * 3);
         let more = most
             .saturating_sub(self.buffers)
             .min(for_growth.saturating_sub(counts.grown))
@@ -127,9 +127,9 @@ impl BufferShare {
     }
 }
 
-impl Drop for BufferShare {
+impl Drop for BufferReservation {
     fn drop(&mut self) {
-        let mut counts = critical::lock(&self.budget.counts);
+        let mut counts = fail_fast::lock(&self.budget.counts);
         counts.promised -= self.buffers;
         counts.grown -= self.buffers - self.least;
         counts.used -= self.buffers;
@@ -151,7 +151,7 @@ pub(crate) struct BufferPool {
 impl BufferPool {
     /// Drops free buffers that the pool may not keep any longer. Returns how many it may have.
     pub(crate) fn shrink(&mut self) -> usize {
-        let mut counts = critical::lock(&self.budget.counts);
+        let mut counts = fail_fast::lock(&self.budget.counts);
         let allowed = self.allowed(&counts);
         let mut surplus = self.made().saturating_sub(allowed);
         self.shared.retain(|buffer| {
@@ -176,7 +176,7 @@ impl BufferPool {
             self.taken += 1;
             return Arc::into_inner(self.shared.swap_remove(free));
         }
-        let mut counts = critical::lock(&self.budget.counts);
+        let mut counts = fail_fast::lock(&self.budget.counts);
         if self.made() >= allowed || counts.used >= self.budget.limit {
             return None;
         }
@@ -216,7 +216,7 @@ fn is_free(buffer: &Arc<Buffer>) -> bool {
 
 impl Drop for BufferPool {
     fn drop(&mut self) {
-        let mut counts = critical::lock(&self.budget.counts);
+        let mut counts = fail_fast::lock(&self.budget.counts);
         counts.promised -= self.least;
         counts.pools -= 1;
         counts.used -= self.made();
@@ -255,10 +255,10 @@ mod tests {
     #[test]
     fn a_budget_refuses_what_it_does_not_have_and_takes_back_what_is_dropped() {
         let budget = budget(3);
-        let share = budget.share(2).unwrap();
-        assert_eq!(budget.share(2).unwrap_err().reason(), "MemoryLimit");
-        drop(share);
-        assert!(budget.share(3).is_ok());
+        let buffers = budget.reserve(2).unwrap();
+        assert_eq!(budget.reserve(2).unwrap_err().reason(), "MemoryLimit");
+        drop(buffers);
+        assert!(budget.reserve(3).is_ok());
         assert_eq!(budget.used(), 0);
     }
 
@@ -293,7 +293,7 @@ mod tests {
         let default = MemoryBudget::new(48 << 20);
         let mut relays = Vec::new();
         for _ in 0..8 {
-            let mut slots = default.share(2).unwrap();
+            let mut slots = default.reserve(2).unwrap();
             let pool = default.pool(2, 17).unwrap();
             slots.grow(8);
             relays.push((slots, pool));
@@ -301,12 +301,12 @@ mod tests {
         let slots: Vec<usize> = relays.iter().map(|(slots, _)| slots.buffers()).collect();
         assert_eq!(slots, [8, 8, 3, 2, 2, 2, 2, 2]);
         drop(relays);
-        assert!(default.share(45).is_ok());
+        assert!(default.reserve(45).is_ok());
         // 16 MiB, the least.
         let small = MemoryBudget::new(16 << 20);
-        let mut share = small.share(2).unwrap();
-        share.grow(8);
-        assert_eq!(share.buffers(), 8);
+        let mut buffers = small.reserve(2).unwrap();
+        buffers.grow(8);
+        assert_eq!(buffers.buffers(), 8);
     }
 
     #[test]

@@ -13,12 +13,12 @@ use crate::convert;
 use crate::fault::Fault;
 use crate::tls::Tls;
 use crate::transfer::agent_client::{CONTROL_BYTES_MAX, OtherAgent};
-use crate::transfer::arrivals::WINDOW_MESSAGES;
 use crate::transfer::attempt::Attempt;
 use crate::transfer::fanout::ChildIndex;
+use crate::transfer::frame::SLOT_BYTES;
 use crate::transfer::message::PresentBlocks;
 use crate::transfer::peer::Peer;
-use crate::transfer::record::SLOT_BYTES;
+use crate::transfer::receive_window::WINDOW_MESSAGES;
 use crate::transfer::sender_event::{ChildConnection, ConnectionGuard, SenderEvent};
 use crate::transfer::state::State;
 
@@ -94,7 +94,7 @@ impl Dialer {
         if !fits(&response.slots) {
             return Err(faulty("slots that are too many, too few or too small"));
         }
-        let held = PresentBlocks::new(response.have).map_err(faulty)?;
+        let present = PresentBlocks::new(response.have).map_err(faulty)?;
         self.engine
             .connect(local.id, remote, self.events.clone())
             .map_err(|error| Fault::engine(error.to_string()))?;
@@ -105,7 +105,11 @@ impl Dialer {
             .take(self.slots)
             .map(|slot| Key(slot.key))
             .collect();
-        Ok(ChildConnection { guard, slots, held })
+        Ok(ChildConnection {
+            guard,
+            slots,
+            present,
+        })
     }
 
     async fn call(&self, request: ConnectRequest) -> Result<ConnectResponse, Fault> {

@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use crate::transfer::arrivals::WINDOW_MESSAGES;
 use crate::transfer::message::{Message, PresentBlocks, data_bytes};
+use crate::transfer::receive_window::WINDOW_MESSAGES;
 
 /// Messages kept because some child still needs them: a round trip's worth beyond the slots.
 pub(crate) const CACHE_MESSAGES: usize = 8;
@@ -19,12 +19,12 @@ pub(crate) struct SendLimits {
     /// Messages that are kept because some child still needs them.
     cache: usize,
     /// Messages under way to each child: a child that stands still must not take all buffers.
-    under_way: usize,
+    in_flight: usize,
 }
 
 impl SendLimits {
-    /// Buffers with which nothing waits for one: the cache, and for each child all its slots and a message
-    /// that is read for it.
+    /// Enough buffers that nothing waits for one: the cache, and for each child all its slots and one message
+    /// that is being read.
     pub(crate) const fn buffers_most(children: usize, slots: usize) -> usize {
         CACHE_MESSAGES + children * (slots + 1)
     }
@@ -41,7 +41,7 @@ impl SendLimits {
         let left = buffers.saturating_sub(cache);
         Self {
             cache,
-            under_way: (left / children.max(1)).max(1),
+            in_flight: (left / children.max(1)).max(1),
         }
     }
 }
@@ -80,17 +80,17 @@ enum Child {
 
 #[derive(Debug)]
 struct OpenChild {
-    held: PresentBlocks,
+    present: PresentBlocks,
     free: Vec<u16>,
     /// What is under way in each slot; none in a free one.
-    under_way: Vec<Option<UnderWay>>,
+    in_flight: Vec<Option<InFlight>>,
     /// The next message it gets.
     next: u32,
 }
 
 /// A message whose credit has not come back.
 #[derive(Debug, Clone, Copy)]
-struct UnderWay {
+struct InFlight {
     number: u32,
     /// Of data.
     bytes: u64,
@@ -100,12 +100,12 @@ impl OpenChild {
     /// Whether the next message may go to it: there is a slot and room for one more, and the message is
     /// near enough to the first that is not acknowledged.
     fn may_go_on(&self, limits: SendLimits) -> bool {
-        let under_way = self.under_way.len() - self.free.len();
-        if self.free.is_empty() || under_way >= limits.under_way {
+        let in_flight = self.in_flight.len() - self.free.len();
+        if self.free.is_empty() || in_flight >= limits.in_flight {
             return false;
         }
         let first = self
-            .under_way
+            .in_flight
             .iter()
             .flatten()
             .map(|under| under.number)
@@ -146,25 +146,25 @@ impl Fanout {
     pub(crate) fn set_limits(&mut self, limits: SendLimits) {
         if limits != self.limits {
             self.limits = limits;
-            self.turn();
+            self.advance();
         }
     }
 
     /// A child has connected, with so many slots, and holds some blocks.
-    pub(crate) fn connected(&mut self, child: ChildIndex, slots: u16, held: PresentBlocks) {
+    pub(crate) fn connected(&mut self, child: ChildIndex, slots: u16, present: PresentBlocks) {
         self.children[child] = Child::Open(OpenChild {
-            held,
+            present,
             free: (0..slots).rev().collect(),
-            under_way: vec![None; usize::from(slots)],
+            in_flight: vec![None; usize::from(slots)],
             next: 0,
         });
-        self.turn();
+        self.advance();
     }
 
     /// Messages below `ready` can be read from now on.
     pub(crate) fn ready(&mut self, ready: u32) {
         self.ready = self.ready.max(ready);
-        self.turn();
+        self.advance();
     }
 
     /// A message that was asked for is here.
@@ -173,7 +173,7 @@ impl Fanout {
         if is_needed(&self.children, number) {
             self.cache.insert(number, message);
         }
-        self.turn();
+        self.advance();
     }
 
     /// A child has emptied a slot. Returns the data bytes that were in it, or what is wrong with the credit.
@@ -184,16 +184,16 @@ impl Fanout {
         };
         let bytes = usize::try_from(slot)
             .ok()
-            .and_then(|index| open.under_way.get_mut(index))
+            .and_then(|index| open.in_flight.get_mut(index))
             .and_then(Option::take)
             .ok_or_else(wrong)?
             .bytes;
-        // Fits: it is an index of `under_way`.
+        // Fits: it is an index of `in_flight`.
         open.free.push(slot as u16);
-        if open.next == self.messages && open.free.len() == open.under_way.len() {
+        if open.next == self.messages && open.free.len() == open.in_flight.len() {
             self.children[child] = Child::Done;
         }
-        self.turn();
+        self.advance();
         Ok(bytes)
     }
 
@@ -202,7 +202,7 @@ impl Fanout {
         if !matches!(self.children[child], Child::Done) {
             self.children[child] = Child::Failed;
         }
-        self.turn();
+        self.advance();
     }
 
     /// What to do next, if anything.
@@ -228,7 +228,7 @@ impl Fanout {
     }
 
     /// Sends the messages that can be sent, drops those that no child needs, and asks for the next ones.
-    fn turn(&mut self) {
+    fn advance(&mut self) {
         for child in 0..self.children.len() {
             self.send(child);
         }
@@ -248,14 +248,14 @@ impl Fanout {
             let Some(slot) = open.free.pop() else {
                 return;
             };
-            let message = match open.held.shorten(&message.buffer[..message.bytes]) {
+            let message = match open.present.shorten(&message.buffer[..message.bytes]) {
                 Some(short) => Message {
                     bytes: short.len(),
                     buffer: Arc::new(short),
                 },
                 None => message.clone(),
             };
-            open.under_way[usize::from(slot)] = Some(UnderWay {
+            open.in_flight[usize::from(slot)] = Some(InFlight {
                 number: open.next,
                 bytes: data_bytes(&message),
             });

@@ -6,13 +6,13 @@
 
 use std::sync::Arc;
 
-use crate::files::{Algorithm, Blocks, EntryKind, Manifest};
-use crate::transfer::record::{HEADER_BYTES, SLOT_BYTES, padded};
+use crate::files::{Algorithm, BlockLayout, EntryKind, Manifest};
+use crate::transfer::frame::{HEADER_BYTES, SLOT_BYTES, padded};
 
 /// Bytes of a message, at most: a slot less the header of zeros that ends the message.
 const CAPACITY_BYTES: usize = SLOT_BYTES - HEADER_BYTES;
 
-/// One record's place in a message.
+/// What one frame of a message holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Item {
     /// A block of an entry.
@@ -42,18 +42,18 @@ impl Item {
     }
 }
 
-/// A place between two items. Ordered as the items are.
+/// A position between two items. Ordered as the items are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Cursor {
-    /// Index into `Layout::files`; their number for the end.
-    file: u32,
+    /// Index into `MessageLayout::files`; their number for the end.
+    file_index: u32,
     /// Block, or the number of blocks for the digest.
     item: u32,
 }
 
 /// The messages of one transfer.
 #[derive(Debug, Clone)]
-pub(crate) struct Layout {
+pub(crate) struct MessageLayout {
     /// What is cut.
     pub manifest: Arc<Manifest>,
     /// How blocks are hashed.
@@ -66,11 +66,11 @@ pub(crate) struct Layout {
     pub blocks: u64,
 }
 
-impl Layout {
+impl MessageLayout {
     /// Cuts a manifest.
     pub(crate) fn new(manifest: &Arc<Manifest>, algorithm: Algorithm) -> Self {
         let files = manifest.files();
-        let blocks = files.map(|(.., bytes)| u64::from(Blocks::new(algorithm, bytes).count()));
+        let blocks = files.map(|(.., bytes)| u64::from(BlockLayout::new(algorithm, bytes).count()));
         let mut layout = Self {
             algorithm,
             files: manifest.files().map(|(entry, ..)| entry).collect(),
@@ -78,7 +78,10 @@ impl Layout {
             blocks: blocks.sum(),
             manifest: manifest.clone(),
         };
-        let mut cursor = Cursor { file: 0, item: 0 };
+        let mut cursor = Cursor {
+            file_index: 0,
+            item: 0,
+        };
         let mut used = CAPACITY_BYTES;
         while let Some((item, next)) = layout.step(cursor) {
             if item == Item::End || used + item.bytes() > CAPACITY_BYTES {
@@ -98,9 +101,9 @@ impl Layout {
     }
 
     /// How an entry is cut, if it is a file.
-    pub(crate) fn file(&self, entry: u32) -> Option<Blocks> {
+    pub(crate) fn file(&self, entry: u32) -> Option<BlockLayout> {
         match self.manifest.entry(entry as usize)?.kind {
-            EntryKind::File { bytes } => Some(Blocks::new(self.algorithm, bytes)),
+            EntryKind::File { bytes } => Some(BlockLayout::new(self.algorithm, bytes)),
             EntryKind::Directory => None,
         }
     }
@@ -109,7 +112,7 @@ impl Layout {
     pub(crate) fn items(&self, message: u32) -> impl Iterator<Item = Item> + '_ {
         let message = message as usize;
         let beyond = Cursor {
-            file: u32::MAX,
+            file_index: u32::MAX,
             item: 0,
         };
         let start = self.starts.get(message).copied().unwrap_or(beyond);
@@ -134,12 +137,12 @@ impl Layout {
                     return None;
                 }
                 Cursor {
-                    file: self.place(file)?,
+                    file_index: self.file_index(file)?,
                     item: block,
                 }
             }
             Item::FileDigest { file } => Cursor {
-                file: self.place(file)?,
+                file_index: self.file_index(file)?,
                 item: self.file(file)?.count(),
             },
         };
@@ -147,16 +150,16 @@ impl Layout {
         Some(behind as u32 - 1)
     }
 
-    fn place(&self, entry: u32) -> Option<u32> {
-        let place = self.files.binary_search(&entry).ok()?;
-        Some(place as u32)
+    fn file_index(&self, entry: u32) -> Option<u32> {
+        let index = self.files.binary_search(&entry).ok()?;
+        Some(index as u32)
     }
 
     /// The item at a cursor, and the cursor behind it.
     fn step(&self, at: Cursor) -> Option<(Item, Cursor)> {
-        let Some(&file) = self.files.get(at.file as usize) else {
+        let Some(&file) = self.files.get(at.file_index as usize) else {
             let end = Cursor {
-                file: self.files.len() as u32,
+                file_index: self.files.len() as u32,
                 item: 0,
             };
             return (at == end).then_some((Item::End, Cursor { item: 1, ..end }));
@@ -178,7 +181,7 @@ impl Layout {
             ));
         }
         let next = Cursor {
-            file: at.file + 1,
+            file_index: at.file_index + 1,
             item: 0,
         };
         Some((Item::FileDigest { file }, next))
@@ -190,7 +193,7 @@ mod tests {
     use super::*;
     use crate::files::{Entry, ManifestBuilder, Shape};
 
-    fn layout(sizes: &[u64]) -> Layout {
+    fn layout(sizes: &[u64]) -> MessageLayout {
         let mut manifest = ManifestBuilder::new(Shape::Directory);
         for (index, bytes) in sizes.iter().enumerate() {
             let entry = Entry {
@@ -200,7 +203,7 @@ mod tests {
             };
             manifest.add(entry).unwrap();
         }
-        Layout::new(&Arc::new(manifest.finish().unwrap()), Algorithm::Blake3)
+        MessageLayout::new(&Arc::new(manifest.finish().unwrap()), Algorithm::Blake3)
     }
 
     #[test]

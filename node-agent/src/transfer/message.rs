@@ -1,11 +1,11 @@
-//! Messages: building one in a buffer, and leaving out the blocks that a child holds already.
+//! Messages: building one in a buffer, and leaving out the blocks that a child has already.
 
 use std::sync::Arc;
 
 use weft_proto::agent::v1::PresentRun;
 
 use crate::transfer::buffers::Buffer;
-use crate::transfer::record::{HEADER_BYTES, Record, Records, padded, write_header};
+use crate::transfer::frame::{Frame, Frames, HEADER_BYTES, padded, write_header};
 
 /// A built message, shared by the children it goes to.
 #[derive(Debug, Clone)]
@@ -16,7 +16,7 @@ pub(crate) struct Message {
     pub bytes: usize,
 }
 
-/// Writes records into a buffer one behind the other.
+/// Writes frames into a buffer one behind the other.
 #[derive(Debug)]
 pub(crate) struct Builder<'a> {
     buffer: &'a mut [u8],
@@ -29,7 +29,7 @@ impl<'a> Builder<'a> {
         Self { buffer, used: 0 }
     }
 
-    /// Where the data of the next record goes: to be filled before [`Builder::block`].
+    /// Where the data of the next frame goes: to be filled before [`Builder::block`].
     pub(crate) fn room(&mut self, bytes: usize) -> &mut [u8] {
         let at = self.used + HEADER_BYTES;
         &mut self.buffer[at..at + bytes]
@@ -38,39 +38,39 @@ impl<'a> Builder<'a> {
     /// Closes a block whose data was put into [`Builder::room`].
     pub(crate) fn block(&mut self, file: u32, block: u32, value: [u8; 32], bytes: usize) {
         let (header, data) = self.buffer[self.used..].split_at_mut(HEADER_BYTES);
-        let record = Record::Block {
+        let frame = Frame::Block {
             file,
             block,
             value,
             data: &data[..bytes],
         };
         let mut written = [0; HEADER_BYTES];
-        write_header(&mut written, &record);
+        write_header(&mut written, &frame);
         header.copy_from_slice(&written);
         data[bytes..padded(bytes)].fill(0);
         self.used += HEADER_BYTES + padded(bytes);
     }
 
-    /// Adds a record; a block with its data.
-    pub(crate) fn record(&mut self, record: &Record<'_>) {
-        if let Record::Block {
+    /// Adds a frame; a block with its data.
+    pub(crate) fn frame(&mut self, frame: &Frame<'_>) {
+        if let Frame::Block {
             file,
             block,
             value,
             data,
-        } = *record
+        } = *frame
         {
             self.room(data.len()).copy_from_slice(data);
             self.block(file, block, value, data.len());
             return;
         }
         let mut header = [0; HEADER_BYTES];
-        write_header(&mut header, record);
+        write_header(&mut header, frame);
         self.buffer[self.used..self.used + HEADER_BYTES].copy_from_slice(&header);
         self.used += HEADER_BYTES;
     }
 
-    /// Where the next record will begin.
+    /// Where the next frame will begin.
     pub(crate) fn used(&self) -> usize {
         self.used
     }
@@ -83,10 +83,10 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Puts a file's digest into the record at that place, which was written without.
+/// Puts a file's digest into the frame at that place, which was written without.
 pub(crate) fn set_digest(buffer: &mut [u8], at: usize, file: u32, value: [u8; 32]) {
     let mut header = [0; HEADER_BYTES];
-    write_header(&mut header, &Record::FileDigest { file, value });
+    write_header(&mut header, &Frame::FileDigest { file, value });
     buffer[at..at + HEADER_BYTES].copy_from_slice(&header);
 }
 
@@ -104,7 +104,7 @@ impl PresentBlocks {
             .iter()
             .any(|run| run.values.is_empty() || run.values.len() % 32 != 0)
         {
-            return Err("a list of held blocks whose hashes are not 32 bytes each");
+            return Err("a list of present blocks whose hashes are not 32 bytes each");
         }
         runs.sort_by_key(|run| (run.file, run.first_block));
         let overlaps = |pair: &[PresentRun]| {
@@ -112,7 +112,7 @@ impl PresentBlocks {
             pair[0].file == pair[1].file && end > u64::from(pair[1].first_block)
         };
         if runs.windows(2).any(overlaps) {
-            return Err("a list of held blocks that names one twice");
+            return Err("a list of present blocks that names one twice");
         }
         Ok(Self { runs })
     }
@@ -128,40 +128,40 @@ impl PresentBlocks {
         values.get(at).copied().filter(|_| run.file == file)
     }
 
-    fn holds(&self, record: &Record<'_>) -> bool {
-        match *record {
-            Record::Block {
+    fn holds(&self, frame: &Frame<'_>) -> bool {
+        match *frame {
+            Frame::Block {
                 file, block, value, ..
             } => self.get(file, block) == Some(value),
             _ => false,
         }
     }
 
-    /// The same message with `Present` records for the blocks that the child holds. None where it holds none of
+    /// The same message with `Present` frames for the blocks that the child holds. None where it holds none of
     /// them.
     #[must_use]
     pub(crate) fn shorten(&self, message: &[u8]) -> Option<Buffer> {
         if self.runs.is_empty() {
             return None;
         }
-        let records = Records::new(message);
-        let saved: usize = records
+        let frames = Frames::new(message);
+        let saved: usize = frames
             .clone()
             .flatten()
-            .filter(|record| self.holds(record))
-            .map(|record| padded(record.data_bytes()))
+            .filter(|frame| self.holds(frame))
+            .map(|frame| padded(frame.data_bytes()))
             .sum();
         if saved == 0 {
             return None;
         }
         let mut buffer = vec![0; message.len() - saved].into_boxed_slice();
         let mut builder = Builder::new(&mut buffer);
-        for record in records.flatten() {
-            match record {
-                Record::Block {
+        for frame in frames.flatten() {
+            match frame {
+                Frame::Block {
                     file, block, value, ..
-                } if self.holds(&record) => builder.record(&Record::Present { file, block, value }),
-                other => builder.record(&other),
+                } if self.holds(&frame) => builder.frame(&Frame::Present { file, block, value }),
+                other => builder.frame(&other),
             }
         }
         builder.finish();
@@ -171,35 +171,35 @@ impl PresentBlocks {
 
 /// Bytes of file data in a message.
 pub(crate) fn data_bytes(message: &Message) -> u64 {
-    let records = Records::new(&message.buffer[..message.bytes]).flatten();
-    records.map(|record| record.data_bytes() as u64).sum()
+    let frames = Frames::new(&message.buffer[..message.bytes]).flatten();
+    frames.map(|frame| frame.data_bytes() as u64).sum()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transfer::record::SLOT_BYTES;
+    use crate::transfer::frame::SLOT_BYTES;
 
     fn message() -> Message {
         let mut buffer = vec![0xAA; SLOT_BYTES].into_boxed_slice();
         let mut builder = Builder::new(&mut buffer);
-        builder.record(&Record::Block {
+        builder.frame(&Frame::Block {
             file: 1,
             block: 0,
             value: [1; 32],
             data: b"hello",
         });
-        builder.record(&Record::FileDigest {
+        builder.frame(&Frame::FileDigest {
             file: 1,
             value: [9; 32],
         });
-        builder.record(&Record::Block {
+        builder.frame(&Frame::Block {
             file: 2,
             block: 7,
             value: [2; 32],
             data: &[3; 1000],
         });
-        builder.record(&Record::End);
+        builder.frame(&Frame::End);
         let bytes = builder.finish();
         Message {
             buffer: Arc::new(buffer),
@@ -219,27 +219,27 @@ mod tests {
     #[test]
     fn what_is_built_is_read_back() {
         let message = message();
-        let read: Result<Vec<_>, _> = Records::new(&message.buffer).collect();
+        let read: Result<Vec<_>, _> = Frames::new(&message.buffer).collect();
         assert_eq!(
             read.unwrap(),
             [
-                Record::Block {
+                Frame::Block {
                     file: 1,
                     block: 0,
                     value: [1; 32],
                     data: b"hello"
                 },
-                Record::FileDigest {
+                Frame::FileDigest {
                     file: 1,
                     value: [9; 32]
                 },
-                Record::Block {
+                Frame::Block {
                     file: 2,
                     block: 7,
                     value: [2; 32],
                     data: &[3; 1000]
                 },
-                Record::End,
+                Frame::End,
             ]
         );
         assert_eq!(data_bytes(&message), 1005);
@@ -247,30 +247,30 @@ mod tests {
 
     #[test]
     fn a_child_that_holds_a_block_is_told_its_hash_instead() {
-        let held = PresentBlocks::new(vec![run(2, 6, &[8, 2, 8]), run(1, 0, &[7])]).unwrap();
+        let present = PresentBlocks::new(vec![run(2, 6, &[8, 2, 8]), run(1, 0, &[7])]).unwrap();
         let message = message();
-        let short = held.shorten(&message.buffer[..message.bytes]).unwrap();
-        let read: Result<Vec<_>, _> = Records::new(&short).collect();
+        let short = present.shorten(&message.buffer[..message.bytes]).unwrap();
+        let read: Result<Vec<_>, _> = Frames::new(&short).collect();
         assert_eq!(
             read.unwrap(),
             [
                 // Held with another hash: sent.
-                Record::Block {
+                Frame::Block {
                     file: 1,
                     block: 0,
                     value: [1; 32],
                     data: b"hello"
                 },
-                Record::FileDigest {
+                Frame::FileDigest {
                     file: 1,
                     value: [9; 32]
                 },
-                Record::Present {
+                Frame::Present {
                     file: 2,
                     block: 7,
                     value: [2; 32]
                 },
-                Record::End,
+                Frame::End,
             ]
         );
         assert!(short.len() < 500);
@@ -298,7 +298,7 @@ mod tests {
             for value in [0, 1, 0x7F, 0xFF] {
                 let before = std::mem::replace(&mut bytes[at], value);
                 for cut in [bytes.len(), at] {
-                    let _ = Records::new(&bytes[..cut]).count();
+                    let _ = Frames::new(&bytes[..cut]).count();
                 }
                 bytes[at] = before;
             }

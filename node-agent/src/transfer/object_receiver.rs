@@ -16,17 +16,17 @@ use tokio::task::JoinHandle;
 
 use crate::fault::Fault;
 use crate::files::{
-    BlockDigest, Digest, FileTree, ObjectReadLog, Shape, VersionId, directory_digest,
+    BlockDigest, Digest, HashTree, ObjectReadLog, Shape, VersionId, directory_digest,
 };
 use crate::object::{Store, Version, WholeReader};
 use crate::transfer::attempt::Attempt;
 use crate::transfer::block_reader::padded_digest;
-use crate::transfer::buffers::{Buffer, BufferShare};
-use crate::transfer::layout::{Item, Layout};
+use crate::transfer::block_writer::BlockWriter;
+use crate::transfer::buffers::{Buffer, BufferReservation};
+use crate::transfer::frame::{Frame, Frames, SLOT_BYTES};
+use crate::transfer::layout::{Item, MessageLayout};
 use crate::transfer::message::{Builder, set_digest};
-use crate::transfer::placer::BlockWriter;
 use crate::transfer::received_blocks::ReceivedBlocks;
-use crate::transfer::record::{Record, Records, SLOT_BYTES};
 use crate::transfer::state::State;
 
 /// Buffers: one that is being written, and one for each message of 1 MiB that is read at a time. A store far
@@ -35,12 +35,12 @@ pub(crate) const BUFFERS: usize = 8 + 1;
 
 /// The thread's state.
 pub(crate) struct ObjectReceiver {
-    placer: BlockWriter,
+    block_writer: BlockWriter,
     object: Arc<ObjectBlocks>,
-    record: ObjectReadLog,
-    share: BufferShare,
+    read_log: ObjectReadLog,
+    buffers: BufferReservation,
     /// Files whose blocks were not all read or found on disk yet.
-    trees: HashMap<u32, FileTree>,
+    trees: HashMap<u32, HashTree>,
 }
 
 /// The blocks of the objects, and how to read them.
@@ -48,14 +48,14 @@ struct ObjectBlocks {
     attempt: Arc<Attempt>,
     /// Where requests run.
     runtime: Handle,
-    layout: Arc<Layout>,
+    layout: Arc<MessageLayout>,
     store: Arc<Store>,
     /// By the manifest's entries.
     versions: Vec<Option<Version>>,
     /// What names the versions, where they can be known again.
     ids: Vec<Option<VersionId>>,
     /// Blocks that are on disk as they were read.
-    held: HashMap<(u32, u32), BlockDigest>,
+    present: HashMap<(u32, u32), BlockDigest>,
 }
 
 /// A task that ends with its last user.
@@ -76,16 +76,18 @@ struct ReadMessage {
 
 impl ObjectReceiver {
     /// For an attempt with these versions of objects, by the manifest's entries. Finds out which blocks are on
-    /// disk already. `share` has two to [`BUFFERS`] buffers; requests run on `runtime`.
+    /// disk already. `buffers` has two to [`BUFFERS`] buffers; requests run on `runtime`.
     pub(crate) fn new(
         attempt: &Arc<Attempt>,
-        staged: Arc<ReceivedBlocks>,
+        received: Arc<ReceivedBlocks>,
         store: Arc<Store>,
         versions: Vec<Option<Version>>,
-        share: BufferShare,
+        buffers: BufferReservation,
         runtime: Handle,
     ) -> Result<Self, Fault> {
-        let mut record = staged.destination.read_record(staged.layout.blocks)?;
+        let mut read_log = received
+            .destination
+            .object_read_log(received.layout.blocks)?;
         let url = store.url().to_owned();
         let ids: Vec<Option<VersionId>> = versions
             .iter()
@@ -94,17 +96,17 @@ impl ObjectReceiver {
         let object = ObjectBlocks {
             attempt: attempt.clone(),
             runtime,
-            layout: staged.layout.clone(),
-            held: held(&staged, &ids, &mut record)?,
+            layout: received.layout.clone(),
+            present: present(&received, &ids, &mut read_log)?,
             store,
             versions,
             ids,
         };
         Ok(Self {
-            placer: BlockWriter::new(attempt.clone(), staged, url),
+            block_writer: BlockWriter::new(attempt.clone(), received, url),
             object: Arc::new(object),
-            record,
-            share,
+            read_log,
+            buffers,
             trees: HashMap::new(),
         })
     }
@@ -138,7 +140,7 @@ impl ObjectReceiver {
     fn receive_parts(&mut self) -> Result<Option<u32>, Fault> {
         let object = self.object.clone();
         let reads = (0..object.layout.messages()).map(|number| object.clone().spawn_read(number));
-        let mut reads = pin!(stream::iter(reads).buffered(self.share.buffers() - 1));
+        let mut reads = pin!(stream::iter(reads).buffered(self.buffers.buffers() - 1));
         let mut number = 0;
         while let Some(read) = object.wait(reads.next()) {
             match read? {
@@ -170,18 +172,18 @@ impl ObjectReceiver {
             digests,
         } = message;
         let mut fresh = Vec::new();
-        for record in Records::new(&buffer).flatten() {
-            match record {
-                Record::Block {
+        for frame in Frames::new(&buffer).flatten() {
+            match frame {
+                Frame::Block {
                     file, block, value, ..
                 } => {
                     fresh.push((file, block, BlockDigest(value)));
                     self.tree(file)?.set(block, BlockDigest(value));
                 }
-                Record::Present { file, block, value } => {
+                Frame::Present { file, block, value } => {
                     self.tree(file)?.set(block, BlockDigest(value));
                 }
-                Record::FileDigest { .. } | Record::End => {}
+                Frame::FileDigest { .. } | Frame::End => {}
             }
         }
         for (file, at) in digests {
@@ -191,23 +193,23 @@ impl ObjectReceiver {
             self.trees.remove(&file);
             set_digest(&mut buffer, at, file, padded_digest(&digest));
         }
-        let contents = self.placer.place(&buffer)?;
+        let contents = self.block_writer.place(&buffer)?;
         for (file, block, digest) in fresh {
             if let Some(Some(id)) = self.object.ids.get(file as usize) {
-                self.record.add(id, block, &digest)?;
+                self.read_log.add(id, block, &digest)?;
             }
         }
         if contents.is_all {
-            self.placer.publish()?;
+            self.block_writer.publish()?;
         }
         Ok(())
     }
 
-    fn tree(&mut self, file: u32) -> Result<&mut FileTree, Fault> {
+    fn tree(&mut self, file: u32) -> Result<&mut HashTree, Fault> {
         let blocks = self.object.layout.file(file);
         let blocks = blocks.ok_or_else(|| Fault::engine(format!("entry {file} is no file")))?;
         let tree = self.trees.entry(file);
-        Ok(tree.or_insert_with(|| FileTree::new(blocks)))
+        Ok(tree.or_insert_with(|| HashTree::new(blocks)))
     }
 }
 
@@ -245,9 +247,9 @@ impl ObjectBlocks {
         for item in self.layout.items(number) {
             match item {
                 Item::Block { file, block, bytes } => {
-                    if let Some(digest) = self.held.get(&(file, block)) {
+                    if let Some(digest) = self.present.get(&(file, block)) {
                         let value = digest.0;
-                        builder.record(&Record::Present { file, block, value });
+                        builder.frame(&Frame::Present { file, block, value });
                         continue;
                     }
                     let version = self.versions.get(file as usize).and_then(Option::as_ref);
@@ -266,9 +268,9 @@ impl ObjectBlocks {
                 Item::FileDigest { file } => {
                     digests.push((file, builder.used()));
                     let value = [0; 32];
-                    builder.record(&Record::FileDigest { file, value });
+                    builder.frame(&Frame::FileDigest { file, value });
                 }
-                Item::End => builder.record(&Record::End),
+                Item::End => builder.frame(&Frame::End),
             }
         }
         builder.finish();
@@ -278,19 +280,19 @@ impl ObjectBlocks {
 
 /// The blocks on disk that are as they were read. All blocks, where they make up the digest that the job
 /// expects.
-fn held(
-    staged: &ReceivedBlocks,
+fn present(
+    received: &ReceivedBlocks,
     ids: &[Option<VersionId>],
-    record: &mut ObjectReadLog,
+    read_log: &mut ObjectReadLog,
 ) -> Result<HashMap<(u32, u32), BlockDigest>, Fault> {
     let mut all = HashMap::new();
-    for run in &staged.have {
+    for run in &received.have {
         for (block, value) in (run.first_block..).zip(run.values.as_chunks::<32>().0) {
             all.insert((run.file, block), BlockDigest(*value));
         }
     }
-    let expected = staged.destination.expect();
-    if expected.is_some() && expected == whole(staged, &all) {
+    let expected = received.destination.expected_digest();
+    if expected.is_some() && expected == whole(received, &all) {
         return Ok(all);
     }
     let files: HashMap<VersionId, u32> = ids
@@ -298,28 +300,28 @@ fn held(
         .zip(0..)
         .filter_map(|(id, file)| Some(((*id)?, file)))
         .collect();
-    let mut held = HashMap::new();
-    record.read(|id, block, digest| {
+    let mut present = HashMap::new();
+    read_log.read(|id, block, digest| {
         let Some(file) = files.get(id) else {
             return false;
         };
         let at = (*file, block);
         if all.get(&at) == Some(&digest) {
-            held.insert(at, digest);
+            present.insert(at, digest);
         }
         true
     })?;
-    Ok(held)
+    Ok(present)
 }
 
 /// The digest of all that is on disk, if that is everything.
-fn whole(staged: &ReceivedBlocks, blocks: &HashMap<(u32, u32), BlockDigest>) -> Option<Digest> {
-    let manifest = &staged.layout.manifest;
+fn whole(received: &ReceivedBlocks, blocks: &HashMap<(u32, u32), BlockDigest>) -> Option<Digest> {
+    let manifest = &received.layout.manifest;
     let mut digests = Vec::new();
     for (file, entry, _) in manifest.files() {
-        let cut = staged.layout.file(file)?;
-        let mut tree = FileTree::new(cut);
-        for block in 0..cut.count() {
+        let layout = received.layout.file(file)?;
+        let mut tree = HashTree::new(layout);
+        for block in 0..layout.count() {
             tree.set(block, *blocks.get(&(file, block))?);
         }
         digests.push((entry.path, tree.root()?));
@@ -327,7 +329,7 @@ fn whole(staged: &ReceivedBlocks, blocks: &HashMap<(u32, u32), BlockDigest>) -> 
     match (manifest.shape(), digests.as_slice()) {
         (Shape::File, [(_, digest)]) => Some(*digest),
         _ => Some(directory_digest(
-            staged.layout.algorithm,
+            received.layout.algorithm,
             digests.into_iter(),
         )),
     }

@@ -9,7 +9,7 @@ use weft_engine::Snapshot;
 use weft_proto::agent::v1::{PeerProgress, Role};
 
 use crate::config::ConfigSource;
-use crate::critical;
+use crate::fail_fast;
 use crate::fault::Fault;
 
 /// One connection of an attempt. Written by the thread that holds the connection.
@@ -46,24 +46,24 @@ impl Peer {
 
     /// It is in the engine.
     pub fn opened(&self, id: ConnectionId) {
-        critical::lock(&self.state).connection = Some(id);
+        fail_fast::lock(&self.state).connection = Some(id);
     }
 
     /// It is about to leave the engine.
     pub fn closed(&self, snapshot: &Snapshot) {
         let last = self.stats(snapshot);
-        critical::lock(&self.state).last = Some(last);
+        fail_fast::lock(&self.state).last = Some(last);
     }
 
     /// It failed; the first reason stays.
     pub fn failed(&self, fault: Fault) {
-        critical::lock(&self.state).fault.get_or_insert(fault);
+        fail_fast::lock(&self.state).fault.get_or_insert(fault);
     }
 
     /// Why it failed, if it has.
     #[must_use]
     pub fn fault(&self) -> Option<Fault> {
-        critical::lock(&self.state).fault.clone()
+        fail_fast::lock(&self.state).fault.clone()
     }
 
     /// Data bytes that reached the other end.
@@ -72,7 +72,7 @@ impl Peer {
     }
 
     fn stats(&self, snapshot: &Snapshot) -> Stats {
-        let state = critical::lock(&self.state);
+        let state = fail_fast::lock(&self.state);
         let mut connections = snapshot.connections.iter();
         let open = connections.find(|open| Some(open.id) == state.connection);
         let stats = state.last.or(open.map(|open| open.stats));
@@ -81,7 +81,12 @@ impl Peer {
 
     /// For a progress stream.
     #[must_use]
-    pub fn to_proto(&self, node: &str, author: ConfigSource, snapshot: &Snapshot) -> PeerProgress {
+    pub fn to_proto(
+        &self,
+        node: &str,
+        config_source: ConfigSource,
+        snapshot: &Snapshot,
+    ) -> PeerProgress {
         let stats = self.stats(snapshot);
         let fault = self.fault();
         let said = |text: &dyn Fn(&Fault) -> String| fault.as_ref().map(text).unwrap_or_default();
@@ -94,7 +99,9 @@ impl Peer {
             failed: fault.is_some(),
             reason: said(&|fault| fault.reason().to_owned()),
             message: said(&|fault| format!("node {node}: {fault}")),
-            retriable: fault.as_ref().is_some_and(|fault| fault.retriable(author)),
+            retriable: fault
+                .as_ref()
+                .is_some_and(|fault| fault.retriable(config_source)),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Staged blocks: what a destination has of a transfer. The receiver fills them, and the sender passes them on.
+//! `ReceivedBlocks`: what a destination has of a transfer, found on disk or received. A relay's sender reads them.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 use crossbeam_channel::Sender;
 use weft_proto::agent::v1::PresentRun;
 
-use crate::critical;
+use crate::fail_fast;
 use crate::fault::Fault;
 use crate::files::{BLOCK_BYTES, Destination, DestinationFile, Digest};
-use crate::transfer::layout::Layout;
+use crate::transfer::layout::MessageLayout;
 use crate::transfer::sender_event::SenderEvent;
 
 /// Files that stay open though nobody reads them now: opening a finished one again hashes it again.
@@ -19,13 +19,13 @@ const OPEN_FILES: usize = 64;
 /// in a message. Blocks beyond that are sent again.
 const HAVE_BLOCKS_MAX: u64 = 1 << 20;
 
-/// A prepared destination.
+/// What a prepared destination has.
 #[derive(Debug)]
 pub(crate) struct ReceivedBlocks {
     /// Its files.
     pub destination: Arc<Destination>,
     /// How the manifest is cut.
-    pub layout: Arc<Layout>,
+    pub layout: Arc<MessageLayout>,
     /// The blocks that were found on disk.
     pub have: Vec<PresentRun>,
     /// How many blocks those are.
@@ -48,9 +48,9 @@ struct Inner {
 
 impl ReceivedBlocks {
     /// Hashes what is on disk. Calls `check_stop` between files.
-    pub(crate) fn fill(
+    pub(crate) fn scan_disk(
         destination: Arc<Destination>,
-        layout: Layout,
+        layout: MessageLayout,
         check_stop: impl Fn() -> Result<(), Fault>,
     ) -> Result<Self, Fault> {
         let files: Vec<u32> = destination
@@ -58,7 +58,7 @@ impl ReceivedBlocks {
             .files()
             .map(|(index, ..)| index)
             .collect();
-        let mut staged = Self {
+        let mut received = Self {
             destination,
             layout: Arc::new(layout),
             have: Vec::new(),
@@ -69,19 +69,19 @@ impl ReceivedBlocks {
         let mut buffer = vec![0; BLOCK_BYTES];
         for index in files {
             check_stop()?;
-            let file = staged.destination.open(index)?;
+            let file = received.destination.open(index)?;
             let found = file.rehash(&mut buffer)?;
             let blocks = file.blocks();
             if !found.is_empty() {
-                staged.keep(index, file);
+                received.keep(index, file);
             }
             for (block, digest) in found {
-                if staged.have_blocks == HAVE_BLOCKS_MAX {
+                if received.have_blocks == HAVE_BLOCKS_MAX {
                     break;
                 }
-                staged.have_blocks += 1;
-                staged.have_bytes += blocks.len(block) as u64;
-                match staged.have.last_mut() {
+                received.have_blocks += 1;
+                received.have_bytes += blocks.len(block) as u64;
+                match received.have.last_mut() {
                     Some(run)
                         if run.file == index
                             && run.first_block as usize + run.values.len() / 32
@@ -89,7 +89,7 @@ impl ReceivedBlocks {
                     {
                         run.values.extend_from_slice(&digest.0);
                     }
-                    _ => staged.have.push(PresentRun {
+                    _ => received.have.push(PresentRun {
                         file: index,
                         first_block: block,
                         values: digest.0.to_vec(),
@@ -97,13 +97,13 @@ impl ReceivedBlocks {
                 }
             }
         }
-        Ok(staged)
+        Ok(received)
     }
 
     /// An open file. One that was used a short time ago is still open.
     pub(crate) fn file(&self, index: u32) -> Result<Arc<DestinationFile>, Fault> {
         let kept = {
-            let inner = &mut *critical::lock(&self.inner);
+            let inner = &mut *fail_fast::lock(&self.inner);
             let at = inner.open.iter().position(|(kept, _)| *kept == index);
             at.and_then(|at| inner.open.remove(at))
         };
@@ -117,7 +117,7 @@ impl ReceivedBlocks {
 
     fn keep(&self, index: u32, file: Arc<DestinationFile>) {
         let dropped = {
-            let mut inner = critical::lock(&self.inner);
+            let mut inner = fail_fast::lock(&self.inner);
             inner.open.push_back((index, file));
             if inner.open.len() > OPEN_FILES {
                 inner.open.pop_front()
@@ -130,32 +130,32 @@ impl ReceivedBlocks {
     }
 
     /// Closes all files.
-    pub(crate) fn clear(&self) {
-        let open = std::mem::take(&mut critical::lock(&self.inner).open);
+    pub(crate) fn close_files(&self) {
+        let open = std::mem::take(&mut fail_fast::lock(&self.inner).open);
         drop(open);
     }
 
     /// The digest of a file, if the source has sent it.
     pub(crate) fn digest(&self, index: u32) -> Option<Digest> {
-        let sent = critical::lock(&self.inner).digests.get(&index).copied();
+        let sent = fail_fast::lock(&self.inner).digests.get(&index).copied();
         sent.or_else(|| self.destination.digest_of_file(index))
     }
 
     /// Keeps the digest that the source has sent.
     pub(crate) fn set_digest(&self, index: u32, digest: Digest) {
-        critical::lock(&self.inner).digests.insert(index, digest);
+        fail_fast::lock(&self.inner).digests.insert(index, digest);
     }
 
     /// Takes a file as whole, if it has the digest that the source sent.
     pub(crate) fn finish(&self, file: &DestinationFile, digest: &Digest) -> Result<(), Fault> {
         self.destination.finish(file, digest)?;
-        critical::lock(&self.inner).digests.remove(&file.index());
+        fail_fast::lock(&self.inner).digests.remove(&file.index());
         Ok(())
     }
 
     /// Raises the number of messages, from the first, that are complete here.
     pub(crate) fn set_ready(&self, ready: u32) {
-        let mut inner = critical::lock(&self.inner);
+        let mut inner = fail_fast::lock(&self.inner);
         inner.ready = ready;
         if let Some(sender) = &inner.sender {
             // A sender that has ended needs no event.
@@ -165,7 +165,7 @@ impl ReceivedBlocks {
 
     /// From now on this sender gets an event when that number rises. Returns the number now.
     pub(crate) fn set_sender(&self, sender: Sender<SenderEvent>) -> u32 {
-        let mut inner = critical::lock(&self.inner);
+        let mut inner = fail_fast::lock(&self.inner);
         inner.sender = Some(sender);
         inner.ready
     }

@@ -11,9 +11,9 @@ use weft_engine::{Engine, Event, Region};
 
 use crate::fault::Fault;
 use crate::transfer::attempt::Attempt;
-use crate::transfer::buffers::{Buffer, BufferShare};
+use crate::transfer::block_writer::BlockWriter;
+use crate::transfer::buffers::{Buffer, BufferReservation};
 use crate::transfer::peer::Peer;
-use crate::transfer::placer::BlockWriter;
 use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::signal::{self, ABORT_NOTICE_TIMEOUT, ABORTED, PING, PING_INTERVAL};
 
@@ -31,9 +31,9 @@ pub(crate) struct ReceiverConfig {
     /// Where it receives; a slot's number is its index.
     pub slots: Vec<Key>,
     /// The slots' part of the memory budget.
-    pub share: BufferShare,
+    pub buffers: BufferReservation,
     /// What it fills.
-    pub staged: Arc<ReceivedBlocks>,
+    pub received: Arc<ReceivedBlocks>,
     /// From the engine.
     pub events: crossbeam_channel::Receiver<Event>,
 }
@@ -42,7 +42,7 @@ pub(crate) struct ReceiverConfig {
 #[derive(Debug)]
 pub(crate) struct Receiver {
     config: ReceiverConfig,
-    placer: BlockWriter,
+    block_writer: BlockWriter,
     /// The slot of the last message. Its credit says that all is published here.
     end: Option<u32>,
     /// Writes whose end was not reported.
@@ -53,14 +53,14 @@ pub(crate) struct Receiver {
 impl Receiver {
     /// For a connection that is in the engine.
     pub(crate) fn new(config: ReceiverConfig) -> Self {
-        let placer = BlockWriter::new(
+        let block_writer = BlockWriter::new(
             config.attempt.clone(),
-            config.staged.clone(),
+            config.received.clone(),
             config.peer.node.clone(),
         );
         Self {
             config,
-            placer,
+            block_writer,
             end: None,
             under_way: 0,
             over: false,
@@ -136,16 +136,16 @@ impl Receiver {
             return Err(self.faulty(format!("a message for slot {slot} in another")));
         }
         let buffer = self.take(key)?;
-        let contents = self.placer.place(&buffer)?;
+        let contents = self.block_writer.place(&buffer)?;
         self.config.peer.moved(contents.data);
         self.config.engine.arm(key, Region::share(buffer));
-        if contents.number + 1 == self.config.staged.layout.messages() {
+        if contents.number + 1 == self.config.received.layout.messages() {
             self.end = Some(slot);
         } else {
-            self.credit(slot);
+            self.send_signal(slot);
         }
         if contents.is_all {
-            self.over = self.placer.publish()?;
+            self.over = self.block_writer.publish()?;
         }
         Ok(())
     }
@@ -158,16 +158,16 @@ impl Receiver {
             .ok_or_else(|| Fault::engine("a slot's buffer is not there"))
     }
 
-    fn credit(&mut self, slot: u32) {
+    fn send_signal(&mut self, signal: u32) {
         // A connection that is over refuses the write, and its own event says why.
-        if signal::send(&self.config.engine, self.config.connection, slot) {
+        if signal::send(&self.config.engine, self.config.connection, signal) {
             self.under_way += 1;
         }
     }
 
     fn ping(&mut self) {
         if self.under_way == 0 {
-            self.credit(PING);
+            self.send_signal(PING);
         }
     }
 
@@ -178,14 +178,14 @@ impl Receiver {
     /// Tells the parent that all is published.
     fn last_credit(&mut self) {
         if let Some(slot) = self.end.take() {
-            self.credit(slot);
+            self.send_signal(slot);
         }
         self.wait_for_writes(None);
     }
 
     /// Tells the parent that nothing more is wanted, and waits a moment until it knows.
     fn give_up(&mut self) {
-        self.credit(ABORTED);
+        self.send_signal(ABORTED);
         self.wait_for_writes(Some(Instant::now() + ABORT_NOTICE_TIMEOUT));
     }
 
@@ -220,6 +220,6 @@ impl Receiver {
         for key in &self.config.slots {
             engine.deregister(*key);
         }
-        drop(self.config.share);
+        drop(self.config.buffers);
     }
 }

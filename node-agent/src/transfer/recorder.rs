@@ -12,7 +12,7 @@ use crate::files::{Destination, Digest, Source};
 pub(crate) struct Recorder {
     pub files: RecordedFiles,
     /// Counts the changes of records, for the copy watcher.
-    pub records: Arc<watch::Sender<u64>>,
+    pub copies_changed: Arc<watch::Sender<u64>>,
 }
 
 /// What is recorded.
@@ -38,6 +38,6 @@ impl Recorder {
                 "the verified copy is not recorded, and so gets no label: {error}"
             );
         }
-        self.records.send_modify(|count| *count += 1);
+        self.copies_changed.send_modify(|count| *count += 1);
     }
 }

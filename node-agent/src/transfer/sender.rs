@@ -151,7 +151,7 @@ impl Sender {
                     under_way: 0,
                     failed: false,
                 });
-                self.fanout.connected(child, slots, agreed.held);
+                self.fanout.connected(child, slots, agreed.present);
             }
             SenderEvent::Refused(child, fault) => self.fail(child, fault),
         }
@@ -273,7 +273,7 @@ impl Sender {
         let peer = &self.config.peers[child];
         tracing::warn!(
             job = self.config.attempt.job.uid,
-            attempt = self.config.attempt.job.attempt,
+            attempt = self.config.attempt.job.number,
             child = peer.node,
             reason = fault.reason(),
             "{fault}"
@@ -342,8 +342,8 @@ mod tests {
 
     use super::*;
     use crate::transfer::buffers::MemoryBudget;
+    use crate::transfer::frame::SLOT_BYTES;
     use crate::transfer::message::PresentBlocks;
-    use crate::transfer::record::SLOT_BYTES;
     use crate::transfer::sender_event::{ChildConnection, ConnectionGuard};
     use crate::transfer::state::State;
 
@@ -409,7 +409,7 @@ mod tests {
         let agreed = ChildConnection {
             guard: ConnectionGuard::new(engine.clone(), connection),
             slots: vec![Key(1)],
-            held: PresentBlocks::new(Vec::new()).unwrap(),
+            present: PresentBlocks::new(Vec::new()).unwrap(),
         };
         let running = std::thread::spawn(move || sender.run());
         feed.send(SenderEvent::Connected(0, agreed)).unwrap();

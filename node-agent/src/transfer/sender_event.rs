@@ -31,7 +31,7 @@ pub(crate) struct ChildConnection {
     /// Where the child receives.
     pub slots: Vec<Key>,
     /// What the child has.
-    pub held: PresentBlocks,
+    pub present: PresentBlocks,
 }
 
 /// Closes an allocated connection when it is dropped, unless [`keep`](Self::keep) was called: also where a call

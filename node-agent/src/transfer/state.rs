@@ -39,7 +39,7 @@ pub enum Event {
     StartDestination,
     /// The parent connected.
     Connect,
-    /// The last block is here, or at the source: acknowledged.
+    /// The last block is here; at the source: everything is read.
     AllBlocks,
     /// Everything is checked and published.
     Published,

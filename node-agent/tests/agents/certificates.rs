@@ -23,10 +23,10 @@ async fn a_new_authority_and_new_certificates_are_taken_up_while_a_call_goes_on(
     // Agents show theirs to each other, too.
     write(&lab.root(0).join("model"), &noise(3 << 20, 2));
     let cancel = CancelRequest {
-        job: Some(waiting),
+        attempt: Some(waiting),
         leader_epoch: 1,
-        discard: true,
-        release: false,
+        remove_partials: true,
+        release_copies: false,
     };
     lab.operator(1).await.cancel(cancel).await.unwrap();
     for end in lab.run(&job("after", 1), &[(0, 1)]).await {

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use weft_proto::agent::v1::start_request::Part;
+use weft_proto::agent::v1::start_request::Task;
 use weft_proto::agent::v1::{Algorithm, AttemptRef, JobName, PrepareRequest, State};
 use weft_proto::operator::v1::{Copy, CopyJob, NodeReport};
 
 use crate::eventually::eventually;
 use crate::operator::{Member, Operator};
-use crate::support::{Lab, job, name_of, noise, reason, release, start_source, stat, write};
+use crate::support::{Lab, job, name_of, noise, reason, release_copies, start_source, stat, write};
 
 fn copy_job(job: &AttemptRef) -> CopyJob {
     let name = name_of(job).unwrap();
@@ -98,7 +98,7 @@ async fn a_copy_is_reported_after_a_restart_of_the_agent_until_its_last_job_is_r
     }
     let members = joined(&operator).await;
     reported(&operator, 1, &[&first, &second], "it survives").await;
-    release(&lab, 1, &first).await;
+    release_copies(&lab, 1, &first).await;
     reported(&operator, 1, &[&second], "a job less").await;
     assert!(lab.root(1).join("model/weights").exists());
     // Somebody is at work there: it goes after that, and is none any more at once.
@@ -106,10 +106,10 @@ async fn a_copy_is_reported_after_a_restart_of_the_agent_until_its_last_job_is_r
     let manifest = stat(&mut lab.operator(0).await).await.unwrap();
     let request: PrepareRequest = lab.prepare(&other, 1, &manifest);
     lab.operator(1).await.prepare(request).await.unwrap();
-    release(&lab, 1, &second).await;
+    release_copies(&lab, 1, &second).await;
     reported(&operator, 1, &[], "no job needs it").await;
     assert!(lab.root(1).join("model/weights").exists());
-    release(&lab, 1, &other).await;
+    release_copies(&lab, 1, &other).await;
     eventually("the files go", || async {
         (!lab.root(1).join("model").exists()).then_some(())
     })
@@ -167,7 +167,7 @@ async fn a_job_without_a_name_is_not_recorded_and_a_bad_name_is_refused() {
         });
         let children = vec![lab.child(&first, 0, 1)];
         let mut start = start_source(&first, &manifest, children, Algorithm::Blake3);
-        if let Some(Part::Source(part)) = &mut start.part {
+        if let Some(Task::Source(part)) = &mut start.task {
             part.job_name.clone_from(&name);
         }
         let request = PrepareRequest {

@@ -12,10 +12,10 @@ use weft_proto::agent::v1::*;
 
 fn discard(job: &AttemptRef) -> CancelRequest {
     CancelRequest {
-        job: Some(job.clone()),
+        attempt: Some(job.clone()),
         leader_epoch: 1,
-        discard: true,
-        release: false,
+        remove_partials: true,
+        release_copies: false,
     }
 }
 
@@ -29,7 +29,7 @@ async fn a_discard_of_an_attempt_that_came_too_late_removes_what_the_earlier_one
         .await
         .unwrap();
     let keep = CancelRequest {
-        discard: false,
+        remove_partials: false,
         ..discard(&first)
     };
     lab.operator(1).await.cancel(keep).await.unwrap();
@@ -92,7 +92,7 @@ async fn a_discard_that_fails_is_owed_until_one_succeeds() {
         .await
         .unwrap();
     let keep = CancelRequest {
-        discard: false,
+        remove_partials: false,
         ..discard(&first)
     };
     let mut operator = lab.operator(1).await;
@@ -116,7 +116,7 @@ async fn what_is_looked_for_is_looked_for_in_all_roots_until_it_is_gone() {
     write(&other.join("d").join(left("sought")), b"2");
     let mut operator = lab.operator(1).await;
     let keep = CancelRequest {
-        discard: false,
+        remove_partials: false,
         ..discard(&first)
     };
     // Makes the attempt known; what is there stays.

@@ -273,10 +273,10 @@ async fn a_running_agent_takes_over_roots_while_a_job_runs_and_keeps_its_engine(
     assert!(report.findings.is_empty(), "{report:?}");
     assert_eq!(prepare().await.unwrap().into_inner(), prepared);
     let cancel = CancelRequest {
-        job: Some(waiting.clone()),
+        attempt: Some(waiting.clone()),
         leader_epoch: 1,
-        discard: true,
-        release: false,
+        remove_partials: true,
+        release_copies: false,
     };
     lab.operator(1).await.cancel(cancel).await.unwrap();
     let left = std::fs::read_dir(lab.root(1)).unwrap().count();

@@ -1,9 +1,9 @@
 //! A released copy stays while an attempt at its node has its place open.
 
-use weft_proto::agent::v1::start_request::Part;
+use weft_proto::agent::v1::start_request::Task;
 use weft_proto::agent::v1::*;
 
-use crate::support::{Lab, job, model, name_of, noise, release, start_source, stat, write};
+use crate::support::{Lab, job, model, name_of, noise, release_copies, start_source, stat, write};
 
 const PLACE: &str = "shelf/model";
 /// Node 2 has no agent: it is called for as long as a test takes.
@@ -32,16 +32,16 @@ async fn copied(lab: &Lab) -> StatResponse {
 
 /// Releases the copy at node 1; whether it is gone.
 async fn is_removed(lab: &Lab) -> bool {
-    release(lab, 1, &job("first", 1)).await;
+    release_copies(lab, 1, &job("first", 1)).await;
     !lab.root(1).join(PLACE).join("weights").exists()
 }
 
 async fn cancel(lab: &Lab, job: &AttemptRef) {
     let request = CancelRequest {
-        job: Some(job.clone()),
+        attempt: Some(job.clone()),
         leader_epoch: 1,
-        discard: true,
-        release: false,
+        remove_partials: true,
+        release_copies: false,
     };
     lab.operator(1).await.cancel(request).await.unwrap();
 }
@@ -92,7 +92,7 @@ async fn a_copy_stays_while_a_source_sends_it() {
     let listed = operator.stat(listing).await.unwrap().into_inner();
     let children = vec![lab.child(&source, 1, 2)];
     let mut start = start_source(&source, &listed, children, Algorithm::Blake3);
-    if let Some(Part::Source(part)) = &mut start.part {
+    if let Some(Task::Source(part)) = &mut start.task {
         part.location = location;
     }
     operator.start(start).await.unwrap();
@@ -118,10 +118,10 @@ async fn a_copy_stays_while_a_relay_that_is_verified_passes_it_on() {
     let mut operator = lab.operator(1).await;
     operator.prepare(prepare).await.unwrap();
     let start = StartRequest {
-        job: Some(relay.clone()),
+        attempt: Some(relay.clone()),
         leader_epoch: 1,
         job_name: name_of(&relay),
-        part: Some(Part::Destination(DestinationPart { object: None })),
+        task: Some(Task::Destination(DestinationTask { object: None })),
         sends_to: vec![lab.child(&relay, 1, 2)],
     };
     operator.start(start).await.unwrap();

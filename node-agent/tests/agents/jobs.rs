@@ -10,8 +10,8 @@ use weft_identity::authority::Authority;
 use weft_planner::{Node, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, Overwrite};
 use weft_transfer::{
-    AgentEndpoint, ConnectionPool, DestinationPhase, Failure, Job, LeaderContext, Place,
-    ReadSecret, Runner, Secret, Spec, StoreObject, Timing,
+    AgentEndpoint, ConnectionPool, DestinationPhase, Failure, LeaderContext, NodeLocation,
+    ReadSecret, Runner, Secret, Spec, StoreObject, Timing, Transfer,
 };
 
 use crate::objects::{INSECURE, PASSWORD, s3};
@@ -44,7 +44,7 @@ impl ReadSecret for Store {
 
 /// To all nodes; the first is to read.
 fn spec(nodes: usize, object: StoreObject) -> Spec {
-    let place = |node: usize| Place {
+    let place = |node: usize| NodeLocation {
         node: format!("n{node}"),
         root: "data".to_owned(),
         path: "model".to_owned(),
@@ -93,7 +93,7 @@ fn object(nodes: usize, url: &str, secret: Option<Secret>) -> StoreObject {
 
 fn begin(lab: &Lab, authority: &Arc<Authority>, spec: Spec) -> Runner {
     let nodes = spec.destinations.iter().enumerate();
-    let contact = |(node, place): (usize, &Place)| AgentEndpoint {
+    let contact = |(node, place): (usize, &NodeLocation)| AgentEndpoint {
         node: place.node.clone(),
         address: lab.control(node),
     };
@@ -101,13 +101,13 @@ fn begin(lab: &Lab, authority: &Arc<Authority>, spec: Spec) -> Runner {
     Runner::begin(spec, ConnectionPool::new(Arc::clone(authority)), &contacts)
 }
 
-fn verified(job: &Job) -> usize {
+fn verified(job: &Transfer) -> usize {
     let verified =
         |standing: &DestinationPhase| matches!(standing, DestinationPhase::Verified { .. });
     job.destinations().filter(|it| verified(&it.phase)).count()
 }
 
-fn said(job: &Job) -> Vec<String> {
+fn said(job: &Transfer) -> Vec<String> {
     let standing = job.destinations().map(|it| format!("{:?}", it.phase));
     standing.collect()
 }
@@ -132,10 +132,10 @@ async fn a_job_of_an_object_ends_with_a_verified_copy_at_every_destination() {
     };
     let object = object(3, "s3://models/minilm/", Some(secret));
     let mut runner = begin(&lab, &authority, spec(3, object));
-    while !runner.job().is_over() {
-        runner.turn().await;
+    while !runner.transfer().is_over() {
+        runner.run_once().await;
     }
-    let job = runner.job();
+    let job = runner.transfer();
     assert!(job.is_complete(), "{:?}", said(job));
     assert_eq!((job.attempt(), verified(job)), (1, 3));
     assert_eq!(job.digest().len(), 64);
@@ -161,16 +161,20 @@ async fn a_destination_that_comes_late_gets_it_from_a_verified_copy_and_not_from
     }
     let object = object(3, &server.url("m.bin"), None);
     let mut runner = begin(&lab, &authority, spec(3, object));
-    while verified(runner.job()) < 2 {
-        assert!(!runner.job().is_over(), "{:?}", said(runner.job()));
-        runner.turn().await;
+    while verified(runner.transfer()) < 2 {
+        assert!(
+            !runner.transfer().is_over(),
+            "{:?}",
+            said(runner.transfer())
+        );
+        runner.run_once().await;
     }
     let asked = server.change(|contents| contents.asked.len());
     agents.push(lab.agent_of(&authority, 2, INSECURE).await);
-    while !runner.job().is_over() {
-        runner.turn().await;
+    while !runner.transfer().is_over() {
+        runner.run_once().await;
     }
-    let job = runner.job();
+    let job = runner.transfer();
     assert!(job.is_complete(), "{:?}", said(job));
     assert!(job.attempt() > 1);
     assert_eq!(server.change(|contents| contents.asked.len()), asked);

@@ -125,7 +125,7 @@ async fn whoever_follows_all_that_memory_holds_can_still_cancel() {
             operator.prepare(request).await.unwrap();
             for _ in 0..2 {
                 let request = ProgressRequest {
-                    job: Some(job.clone()),
+                    attempt: Some(job.clone()),
                     leader_epoch: 1,
                     interval_ms: 60_000,
                 };
@@ -133,10 +133,10 @@ async fn whoever_follows_all_that_memory_holds_can_still_cancel() {
             }
         }
         let cancel = CancelRequest {
-            job: Some(job("many-99", 1)),
+            attempt: Some(job("many-99", 1)),
             leader_epoch: 1,
-            discard: true,
-            release: false,
+            remove_partials: true,
+            release_copies: false,
         };
         operator.cancel(cancel).await.unwrap();
     };

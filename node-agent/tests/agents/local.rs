@@ -3,10 +3,10 @@
 use std::os::unix::fs::PermissionsExt as _;
 
 use tonic::Status;
-use weft_proto::agent::v1::start_request::Part;
+use weft_proto::agent::v1::start_request::Task;
 use weft_proto::agent::v1::*;
 
-use crate::support::{Lab, job, model, name_of, noise, release, stat, write};
+use crate::support::{Lab, job, model, name_of, noise, release_copies, stat, write};
 use crate::transfer::names;
 
 fn copy() -> Option<Location> {
@@ -23,15 +23,15 @@ async fn begin(lab: &Lab, job: &AttemptRef, manifest: &StatResponse) -> Result<(
         ..lab.prepare(job, 0, manifest)
     };
     operator.prepare(request).await?;
-    let part = LocalPart {
+    let part = LocalCopyTask {
         source: model(),
-        state: manifest.state.clone(),
+        fingerprint: manifest.fingerprint.clone(),
     };
     let request = StartRequest {
-        job: Some(job.clone()),
+        attempt: Some(job.clone()),
         leader_epoch: 1,
         job_name: name_of(job),
-        part: Some(Part::Local(part)),
+        task: Some(Task::Local(part)),
         sends_to: Vec::new(),
     };
     operator.start(request).await.map(drop)
@@ -59,7 +59,7 @@ async fn a_directory_is_copied_beside_itself_and_checked() {
     let all = names(&lab, 0);
     assert!(all.iter().all(|name| !name.contains("weft")), "{all:?}");
     // What is there already is read and not written.
-    let again = AttemptRef { attempt: 2, ..job };
+    let again = AttemptRef { number: 2, ..job };
     begin(&lab, &again, &manifest).await.unwrap();
     let end = lab.finish(0, &again).await;
     assert_eq!(end.state(), State::Verified, "{}", end.message);
@@ -101,18 +101,18 @@ async fn a_released_copy_is_removed_unless_something_of_it_has_changed() {
     write(&lab.root(1).join("model/sub/notes"), b"mine");
     for _ in 0..2 {
         // Repeated, it is gone already.
-        release(&lab, 1, &job("first", 1)).await;
+        release_copies(&lab, 1, &job("first", 1)).await;
         let left = |name: &str| lab.root(1).join("model").join(name).exists();
         assert!(left("mine") && left("sub/notes"));
         assert!(!left("weights") && !left("sub/config"));
     }
     // The source's own files stay.
-    release(&lab, 0, &job("first", 1)).await;
+    release_copies(&lab, 0, &job("first", 1)).await;
     assert!(lab.root(0).join("model/weights").exists());
     // Another copy, of which something is changed.
     lab.run(&job("second", 1), &[(0, 1)]).await;
     write(&lab.root(1).join("model/weights"), b"mine");
-    release(&lab, 1, &job("second", 1)).await;
+    release_copies(&lab, 1, &job("second", 1)).await;
     assert!(lab.root(1).join("model/sub/config").exists());
     for agent in agents {
         agent.stop().await;
@@ -133,10 +133,10 @@ async fn a_copy_beside_its_source_goes_with_its_job_also_after_a_restart_of_the_
     }
     agent.stop().await;
     let agent = lab.agent(0, "").await;
-    release(&lab, 0, &first).await;
+    release_copies(&lab, 0, &first).await;
     assert!(lab.root(0).join("copy/weights").exists());
     // The last one takes it.
-    release(&lab, 0, &second).await;
+    release_copies(&lab, 0, &second).await;
     assert_eq!(names(&lab, 0), ["model"]);
     agent.stop().await;
 }

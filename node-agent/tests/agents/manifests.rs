@@ -1,7 +1,7 @@
 //! The list of a source's files: who keeps it, who may have it, and what it is checked against.
 
 use weft_proto::Message as _;
-use weft_proto::agent::v1::start_request::Part;
+use weft_proto::agent::v1::start_request::Task;
 use weft_proto::agent::v1::*;
 
 use crate::support::{Lab, job, model, name_of, noise, reason, start_source, stat, write};
@@ -169,7 +169,7 @@ async fn a_source_that_was_written_to_has_another_state_and_one_that_was_read_ha
         .unwrap();
     let after = stat(&mut lab.operator(0).await).await.unwrap();
     assert_eq!(after.manifest_digest, before.manifest_digest);
-    assert_ne!(after.state, before.state);
+    assert_ne!(after.fingerprint, before.fingerprint);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -213,10 +213,10 @@ async fn of_a_copy_only_what_its_manifest_names_is_listed_and_sent() {
     };
     lab.operator(2).await.prepare(prepare).await.unwrap();
     let start = StartRequest {
-        job: Some(attempt.clone()),
+        attempt: Some(attempt.clone()),
         leader_epoch: 1,
         job_name: name_of(&attempt),
-        part: Some(Part::Destination(DestinationPart { object: None })),
+        task: Some(Task::Destination(DestinationTask { object: None })),
         sends_to: Vec::new(),
     };
     lab.operator(2).await.start(start).await.unwrap();

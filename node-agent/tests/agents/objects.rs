@@ -8,7 +8,7 @@ use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
 use tokio::net::TcpListener;
 use tonic::Status;
-use weft_proto::agent::v1::start_request::Part;
+use weft_proto::agent::v1::start_request::Task;
 use weft_proto::agent::v1::*;
 
 use crate::kept::Kept;
@@ -63,24 +63,24 @@ async fn read(
         lab.operator(node).await.prepare(request).await.unwrap();
     }
     for node in others {
-        let part = DestinationPart { object: None };
+        let part = DestinationTask { object: None };
         let request = StartRequest {
-            job: Some(job.clone()),
+            attempt: Some(job.clone()),
             leader_epoch: 1,
             job_name: name_of(job),
-            part: Some(Part::Destination(part)),
+            task: Some(Task::Destination(part)),
             sends_to: Vec::new(),
         };
         lab.operator(*node).await.start(request).await.unwrap();
     }
-    let part = DestinationPart {
+    let part = DestinationTask {
         object: Some(source.clone()),
     };
     let request = StartRequest {
-        job: Some(job.clone()),
+        attempt: Some(job.clone()),
         leader_epoch: 1,
         job_name: name_of(job),
-        part: Some(Part::Destination(part)),
+        task: Some(Task::Destination(part)),
         sends_to: others.iter().map(|node| lab.child(job, 0, *node)).collect(),
     };
     lab.operator(0).await.start(request).await.unwrap();

@@ -149,7 +149,7 @@ async fn a_ticket_holds_for_its_nodes_its_time_and_its_transfer() {
             t.destination.as_mut().unwrap().path = "else".to_owned();
         }),
         ("UnknownAttempt", |t| {
-            t.job.as_mut().unwrap().uid = "unknown".to_owned();
+            t.attempt.as_mut().unwrap().uid = "unknown".to_owned();
         }),
         ("TicketOtherTransfer", |t| t.direction = 0),
     ];
@@ -293,7 +293,7 @@ async fn an_operator_that_vanishes_without_a_word_renews_nothing_any_more() {
     let pair = lab.issue("weft://lab/operator", "operator.lab.weft");
     let mut operator = lab.client_by(&wire.address, 1, &pair).await.unwrap();
     let request = ProgressRequest {
-        job: Some(job.clone()),
+        attempt: Some(job.clone()),
         leader_epoch: 1,
         interval_ms: 500,
     };
@@ -326,12 +326,12 @@ async fn bad_requests_name_the_field() {
     let good = lab.prepare(&job("other", 1), 1, manifest);
     type Change = fn(&mut PrepareRequest);
     let table: [(&str, &str, Change); 10] = [
-        ("BadRequest", "job", |r| r.job = None),
+        ("BadRequest", "job", |r| r.attempt = None),
         ("BadRequest", "job.uid", |r| {
-            r.job.as_mut().unwrap().uid = "../x".to_owned();
+            r.attempt.as_mut().unwrap().uid = "../x".to_owned();
         }),
         ("BadRequest", "job.attempt", |r| {
-            r.job.as_mut().unwrap().attempt = 0;
+            r.attempt.as_mut().unwrap().number = 0;
         }),
         ("BadRequest", "location", |r| r.location = None),
         ("UnknownRoot", "nowhere", |r| {

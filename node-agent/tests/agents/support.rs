@@ -25,7 +25,7 @@ use weft_agent::config;
 use weft_identity::authority::Authority;
 use weft_proto::Message as _;
 use weft_proto::agent::v1::agent_client::AgentClient;
-use weft_proto::agent::v1::start_request::Part;
+use weft_proto::agent::v1::start_request::Task;
 use weft_proto::agent::v1::*;
 
 pub(crate) use crate::eventually::{DEADLINE, eventually};
@@ -265,7 +265,7 @@ impl Lab {
             .unwrap();
         let mut ticket = Ticket {
             fabric: "lab".to_owned(),
-            job: Some(job.clone()),
+            attempt: Some(job.clone()),
             from_node: format!("n{from}"),
             to_node: format!("n{to}"),
             source: Some(location.clone()),
@@ -299,7 +299,7 @@ impl Lab {
         listed: &StatResponse,
     ) -> PrepareRequest {
         PrepareRequest {
-            job: Some(job.clone()),
+            attempt: Some(job.clone()),
             leader_epoch: 1,
             location: model(),
             manifest_digest: listed.manifest_digest.clone(),
@@ -311,7 +311,7 @@ impl Lab {
                 ticket: Some(self.fetching(job, node, listed)),
             }),
             job_name: name_of(job),
-            state: listed.state.clone(),
+            fingerprint: listed.fingerprint.clone(),
         }
     }
 
@@ -396,16 +396,16 @@ impl Lab {
         };
         for (_, node) in edges {
             let request = StartRequest {
-                job: Some(job.clone()),
+                attempt: Some(job.clone()),
                 leader_epoch: 1,
                 job_name: name_of(job),
-                part: Some(Part::Destination(DestinationPart { object: None })),
+                task: Some(Task::Destination(DestinationTask { object: None })),
                 sends_to: children(*node),
             };
             self.operator(*node).await.start(request).await?;
         }
         let mut request = start_source(job, &manifest, children(0), algorithm);
-        if let Some(Part::Source(part)) = &mut request.part {
+        if let Some(Task::Source(part)) = &mut request.task {
             // The source has the files where the destinations have them.
             part.job_name = name_of(job).filter(|_| location == model());
         }
@@ -434,7 +434,7 @@ impl Lab {
         job: &AttemptRef,
     ) -> tonic::Streaming<ProgressResponse> {
         let request = ProgressRequest {
-            job: Some(job.clone()),
+            attempt: Some(job.clone()),
             leader_epoch: 1,
             interval_ms: 50,
         };
@@ -499,7 +499,7 @@ pub(crate) fn job(uid: &str, attempt: u32) -> AttemptRef {
     AttemptRef {
         uid: uid.to_owned(),
         generation: 1,
-        attempt,
+        number: attempt,
     }
 }
 
@@ -518,18 +518,18 @@ pub(crate) fn start_source(
     sends_to: Vec<Child>,
     algorithm: Algorithm,
 ) -> StartRequest {
-    let source = SourcePart {
+    let source = SourceTask {
         location: model(),
         manifest_digest: manifest.manifest_digest.clone(),
-        state: manifest.state.clone(),
+        fingerprint: manifest.fingerprint.clone(),
         verification: verify(algorithm),
         job_name: None,
     };
     StartRequest {
-        job: Some(job.clone()),
+        attempt: Some(job.clone()),
         leader_epoch: 1,
         job_name: name_of(job),
-        part: Some(Part::Source(source)),
+        task: Some(Task::Source(source)),
         sends_to,
     }
 }
@@ -544,12 +544,12 @@ pub(crate) fn name_of(job: &AttemptRef) -> Option<JobName> {
 }
 
 /// Ends the job at a node and takes it out of the records there.
-pub(crate) async fn release(lab: &Lab, node: usize, job: &AttemptRef) {
+pub(crate) async fn release_copies(lab: &Lab, node: usize, job: &AttemptRef) {
     let request = CancelRequest {
-        job: Some(job.clone()),
+        attempt: Some(job.clone()),
         leader_epoch: 1,
-        discard: true,
-        release: true,
+        remove_partials: true,
+        release_copies: true,
     };
     lab.operator(node).await.cancel(request).await.unwrap();
 }

@@ -196,11 +196,11 @@ async fn after_a_cancel_nothing_lands_and_what_is_discarded_is_gone() {
         .unwrap();
     let mut stream = lab.follow(1, &first).await;
     while stream.message().await.unwrap().unwrap().bytes < 2 << 20 {}
-    let cancel = |discard| CancelRequest {
-        job: Some(first.clone()),
+    let cancel = |remove_partials| CancelRequest {
+        attempt: Some(first.clone()),
         leader_epoch: 1,
-        discard,
-        release: false,
+        remove_partials,
+        release_copies: false,
     };
     lab.operator(1).await.cancel(cancel(false)).await.unwrap();
     let end = lab.finish(1, &first).await;

@@ -17,7 +17,7 @@ use weft_crds::{FabricNode, RdmaFabric, TransferJob};
 
 use super::{cluster_node::ClusterNode, fabric::agents::FABRIC_LABEL};
 
-/// An object of its kind; the namespace of a cluster's object is "".
+/// Namespace and name of an object. The namespace is empty for a cluster-scoped object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) struct Key {
     /// Its namespace.
@@ -36,7 +36,7 @@ impl Key {
     }
 
     /// Of a cluster's object.
-    pub(crate) fn cluster(name: &str) -> Self {
+    pub(crate) fn cluster_scoped(name: &str) -> Self {
         Self {
             namespace: String::new(),
             name: name.to_owned(),
@@ -258,7 +258,7 @@ impl<K: Cached> Store<K> {
 
     /// The cluster's object of that name.
     pub(crate) fn named(&self, name: &str) -> Option<&K> {
-        self.get(&Key::cluster(name))
+        self.get(&Key::cluster_scoped(name))
     }
 
     /// All of them, by their keys.
@@ -348,7 +348,7 @@ mod tests {
         assert!(store.revision() > before);
         assert_eq!(store.changed().len(), 1);
         store.clear_changed();
-        store.forget(&Key::cluster("a"));
+        store.forget(&Key::cluster_scoped("a"));
         assert_eq!(store.changed().len(), 1);
     }
 

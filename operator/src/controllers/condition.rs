@@ -34,12 +34,12 @@ impl ConditionUpdate {
 /// False.
 pub(crate) fn set(
     conditions: &mut Vec<Condition>,
-    verdict: ConditionUpdate,
+    update: ConditionUpdate,
     generation: i64,
     now: Timestamp,
 ) {
-    let status = if verdict.holds { "True" } else { "False" };
-    let at = conditions.iter().position(|c| c.type_ == verdict.kind);
+    let status = if update.holds { "True" } else { "False" };
+    let at = conditions.iter().position(|c| c.type_ == update.kind);
     let since = at
         .map(|at| &conditions[at])
         .filter(|condition| condition.status == status)
@@ -48,10 +48,10 @@ pub(crate) fn set(
             |condition| condition.last_transition_time.clone(),
         );
     let condition = Condition {
-        type_: verdict.kind.to_owned(),
+        type_: update.kind.to_owned(),
         status: status.to_owned(),
-        reason: verdict.reason,
-        message: verdict.message,
+        reason: update.reason,
+        message: update.message,
         observed_generation: Some(generation),
         last_transition_time: since,
     };
@@ -77,7 +77,7 @@ pub(crate) fn moment(now: Timestamp) -> Time {
 mod tests {
     use super::*;
 
-    fn verdict(holds: bool, reason: &str) -> ConditionUpdate {
+    fn update(holds: bool, reason: &str) -> ConditionUpdate {
         ConditionUpdate::new("Ready", holds, reason, "")
     }
 
@@ -85,8 +85,8 @@ mod tests {
     fn a_condition_keeps_its_time_until_it_turns() {
         let at = |second| Timestamp::from_second(second).unwrap();
         let mut conditions = Vec::new();
-        set(&mut conditions, verdict(false, "A"), 1, at(10));
-        set(&mut conditions, verdict(false, "B"), 2, at(20));
+        set(&mut conditions, update(false, "A"), 1, at(10));
+        set(&mut conditions, update(false, "B"), 2, at(20));
         assert_eq!(conditions[0].last_transition_time, moment(at(10)));
         assert_eq!(
             (
@@ -95,7 +95,7 @@ mod tests {
             ),
             ("B", Some(2))
         );
-        set(&mut conditions, verdict(true, "C"), 2, at(30));
+        set(&mut conditions, update(true, "C"), 2, at(30));
         assert_eq!(conditions.len(), 1);
         assert_eq!(conditions[0].last_transition_time, moment(at(30)));
         assert!(is_true(&conditions, "Ready"));

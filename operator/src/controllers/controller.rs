@@ -13,15 +13,15 @@ use weft_transfer::ConnectionPool;
 
 use crate::{
     controllers::{
+        api_writer::WriteError,
         cache::Key,
-        cluster::ClusterError,
         fabric::agents::AgentTemplate,
         job::{query::Query, secret::Secrets},
         kinds::Cache,
         membership::Membership,
         metrics::Metrics,
         request::{Event, ObjectId, Request},
-        writer::{Owner, Writer},
+        writer::{Requester, Writer},
     },
     reports::{Fabrics, NodeState},
     web::Heartbeat,
@@ -37,7 +37,7 @@ pub struct Context {
     pub client: Client,
     /// Of this leader.
     pub epoch: u64,
-    /// When the last request was sent by which its Lease was renewed.
+    /// When the last successful renewal of its Lease was sent.
     pub renewals: watch::Receiver<Instant>,
     /// That the controllers go on.
     pub heartbeat: Heartbeat,
@@ -85,7 +85,7 @@ pub(crate) trait Controller: Send {
         &mut self,
         _key: &Key,
         _request: &Request,
-        _result: Result<(), &ClusterError>,
+        _result: Result<(), &WriteError>,
     ) {
     }
 
@@ -99,7 +99,7 @@ pub(crate) trait Controller: Send {
 pub(crate) struct ReconcileContext<'a> {
     /// The objects of the API.
     pub(crate) cache: &'a Cache,
-    /// Whose the nodes are.
+    /// Which fabric each node belongs to.
     pub(crate) membership: &'a Membership,
     /// Now, by this machine's clock.
     pub(crate) now: Timestamp,
@@ -115,11 +115,11 @@ impl ReconcileContext<'_> {
     /// Replaces what is to be written for this key. What was submitted for it before and has not been sent
     /// is dropped.
     pub(crate) fn submit(&mut self, key: &Key, requests: Vec<Request>) {
-        let owner = Owner {
+        let requester = Requester {
             controller: self.controller,
             key: key.clone(),
         };
-        self.writer.submit(&owner, requests);
+        self.writer.submit(&requester, requests);
     }
 
     /// Publishes an Event of an object.

@@ -5,13 +5,13 @@
 //! come: the work queue has these. A request that failed is made again, from what is true by then.
 
 pub(crate) mod decide;
+pub(crate) mod job_side;
 pub(crate) mod network;
+pub(crate) mod object_source;
 pub(crate) mod obstacle;
 pub(crate) mod origin;
-pub(crate) mod place;
 pub(crate) mod query;
 pub(crate) mod queue;
-pub(crate) mod reading;
 pub(crate) mod resolve;
 pub(crate) mod secret;
 mod secret_probes;
@@ -35,9 +35,9 @@ use self::{
     transfer_task::TransferTask,
 };
 use super::{
+    api_writer::WriteError,
     backoff::Backoff,
     cache::{Key, uid},
-    cluster::ClusterError,
     controller::{Controller, ReconcileContext, Setup, TICK},
     kinds::Cache,
     request::{Change, Event, ObjectId, Request},
@@ -113,14 +113,14 @@ impl JobController {
             }
         }
         let elapsed = round.elapsed;
-        for (uid, work) in self.tasks.extract_if(.., |_, work| work.is_lost()) {
+        for (uid, task) in self.tasks.extract_if(.., |_, task| task.is_lost()) {
             let wait = self.crashes.failed(uid.clone(), elapsed);
             tracing::error!(
                 uid,
                 "a transfer's task ended without an outcome; it begins again in {wait:?}"
             );
-            self.work_queue.add_at(work.key(), elapsed + wait);
-            if let Some(job) = round.cache.jobs.get(work.key()) {
+            self.work_queue.add_at(task.key(), elapsed + wait);
+            if let Some(job) = round.cache.jobs.get(task.key()) {
                 let object = job.object_ref(&());
                 round.publish(&object, interrupted(wait));
             }
@@ -163,9 +163,9 @@ impl JobController {
             Effect::CancelOrphan { transfer, cleanup } => {
                 TransferTask::new(object.key, *transfer, Some(cleanup), pool, wake)
             }
-            Effect::UpdateMembers { revision, members } => {
+            Effect::UpdateDestinations { revision, update } => {
                 if let Some(task) = self.tasks.get_mut(&uid) {
-                    task.update_members(revision, members);
+                    task.update_destinations(revision, update);
                 }
                 // An attempt may wait until its number is recorded.
                 self.work_queue.add(object.key);
@@ -185,7 +185,7 @@ impl JobController {
                 }
                 return;
             }
-            Effect::Forget => {
+            Effect::DropTask => {
                 self.tasks.remove(&uid);
                 // What follows from that is decided at once.
                 self.work_queue.add(object.key);
@@ -206,7 +206,7 @@ impl Controller for JobController {
     fn prepare(&mut self, cache: &mut Cache) {
         for secret in self.probes.update(&mut cache.secrets) {
             for (key, job) in cache.jobs.iter() {
-                if reading::secret(job).as_ref() == Some(&secret) {
+                if object_source::secret(job).as_ref() == Some(&secret) {
                     self.work_queue.add(key.clone());
                 }
             }
@@ -224,14 +224,14 @@ impl Controller for JobController {
                 continue;
             };
             let uid = uid(job);
-            let work = self.tasks.get_mut(&uid);
-            let seen_revision = work.as_ref().and_then(|work| work.seen_revision());
-            let work = work.map(TransferTask::snapshot);
+            let task = self.tasks.get_mut(&uid);
+            let seen_revision = task.as_ref().and_then(|task| task.seen_revision());
+            let snapshot = task.map(TransferTask::snapshot);
             let decision = decide::decide(&decide::View {
                 job,
                 cache: round.cache,
                 membership: round.membership,
-                work: work.as_deref(),
+                snapshot: snapshot.as_deref(),
                 seen_revision,
                 reports: &reports,
                 queue: &self.queue,
@@ -239,7 +239,7 @@ impl Controller for JobController {
                 written: self.written.get(&uid).copied(),
                 now,
             });
-            self.queue.see(&uid, decision.entry);
+            self.queue.update_entry(&uid, decision.entry);
             if let Some(due) = decide::due(job).filter(|due| *due > now) {
                 let left = due.duration_since(now).unsigned_abs();
                 self.work_queue.add_at(&key, round.elapsed + left);
@@ -262,7 +262,7 @@ impl Controller for JobController {
         }
     }
 
-    fn on_write_result(&mut self, key: &Key, request: &Request, result: Result<(), &ClusterError>) {
+    fn on_write_result(&mut self, key: &Key, request: &Request, result: Result<(), &WriteError>) {
         let is_status = matches!(request.change, Change::ApplyStatus(_));
         if is_status && result.is_ok() {
             self.written.insert(request.uid.clone(), Timestamp::now());
@@ -273,7 +273,7 @@ impl Controller for JobController {
     fn handle_query(&self, query: Query, cache: &Cache, now: Timestamp) -> Option<Query> {
         let tasks = self.tasks.iter();
         let snapshots = tasks.map(|(uid, task)| (uid.clone(), task.peek()));
-        query(&query::Known {
+        query(&query::QueryView {
             cache,
             snapshots: &snapshots.collect(),
             queue: &self.queue,

@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_job_is_due_once_when_something_happened_and_once_when_its_time_has_come() {
-        let (a, b) = (Key::cluster("a"), Key::cluster("b"));
+        let (a, b) = (Key::cluster_scoped("a"), Key::cluster_scoped("b"));
         let mut queue = WorkQueue::default();
         queue.add(a.clone());
         queue.add_at(&b, 5 * SECOND);
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_job_that_is_gone_is_not_decided() {
-        let (gone, there) = (Key::cluster("gone"), Key::cluster("there"));
+        let (gone, there) = (Key::cluster_scoped("gone"), Key::cluster_scoped("there"));
         let mut queue = WorkQueue::default();
         for key in [&gone, &there] {
             queue.add(key.clone());

@@ -19,10 +19,10 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::DynamicObject;
 use tokio::{task::JoinSet, time::Instant};
 
-pub(crate) use self::queue::Owner;
+pub(crate) use self::queue::Requester;
 use self::queue::{Next, Write, WriteOutcome, WriteQueue};
 use crate::controllers::{
-    cluster::{Cluster, ClusterError},
+    api_writer::{ApiWriter, WriteError},
     metrics::Metrics,
     request::{Event, ObjectId, Request},
 };
@@ -46,11 +46,11 @@ impl Clock for RuntimeClock {
 #[derive(Debug)]
 pub(crate) struct WriteResult {
     /// Who wanted it.
-    pub(crate) owner: Owner,
+    pub(crate) requester: Requester,
     /// What was sent.
     pub(crate) request: Request,
     /// The object as it is from then on; `None` once it is gone.
-    pub(crate) result: Result<Option<DynamicObject>, ClusterError>,
+    pub(crate) result: Result<Option<DynamicObject>, WriteError>,
 }
 
 /// What has ended.
@@ -61,7 +61,7 @@ enum Done {
 
 /// Sends requests. Dropping it drops what is waiting and what is under way.
 pub(crate) struct Writer {
-    cluster: Arc<Cluster>,
+    writer: Arc<ApiWriter>,
     queue: WriteQueue,
     rate: RateLimiter<NotKeyed, InMemoryState, RuntimeClock, NoOpMiddleware<Nanos>>,
     /// When the rate allows the next request, if it did not allow the last.
@@ -73,10 +73,10 @@ pub(crate) struct Writer {
 
 impl Writer {
     /// Sends at most `per_second` requests a second, Events included.
-    pub(crate) fn new(cluster: Arc<Cluster>, per_second: NonZeroU32, metrics: Metrics) -> Self {
+    pub(crate) fn new(writer: Arc<ApiWriter>, per_second: NonZeroU32, metrics: Metrics) -> Self {
         let start = Instant::now();
         Self {
-            cluster,
+            writer,
             queue: WriteQueue::default(),
             rate: RateLimiter::direct_with_clock(
                 Quota::per_second(per_second).allow_burst(BURST.min(per_second)),
@@ -89,11 +89,11 @@ impl Writer {
         }
     }
 
-    /// Replaces what this owner wants to have written. What it wanted before and has not been sent is
-    /// dropped. A request for an object that another request of the owner is under way for is dropped, too:
-    /// the owner decides again once that is answered.
-    pub(crate) fn submit(&mut self, owner: &Owner, requests: Vec<Request>) {
-        let dropped = self.queue.submit(owner, requests);
+    /// Replaces what this requester wants to have written. What it wanted before and has not been sent is
+    /// dropped. A request for an object that another request of the requester is under way for is dropped, too:
+    /// the requester decides again once that is answered.
+    pub(crate) fn submit(&mut self, requester: &Requester, requests: Vec<Request>) {
+        let dropped = self.queue.submit(requester, requests);
         self.metrics.dropped.inc_by(dropped);
     }
 
@@ -135,18 +135,18 @@ impl Writer {
 
     fn send(&mut self, next: Next) {
         self.metrics.writes.inc();
-        let cluster = Arc::clone(&self.cluster);
+        let writer = Arc::clone(&self.writer);
         match self.queue.take(next) {
-            Some(Write::Request(owner, request)) => drop(self.in_flight.spawn(async move {
-                let result = cluster.send(&request).await;
+            Some(Write::Request(requester, request)) => drop(self.in_flight.spawn(async move {
+                let result = writer.send(&request).await;
                 Done::WriteResult(Box::new(WriteResult {
-                    owner,
+                    requester,
                     request,
                     result,
                 }))
             })),
             Some(Write::Event(object, event)) => drop(self.in_flight.spawn(async move {
-                cluster.publish(&object, &event).await;
+                writer.publish(&object, &event).await;
                 Done::Event
             })),
             None => {}

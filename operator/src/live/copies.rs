@@ -121,7 +121,7 @@ async fn release(reported: ReportedCopy, pool: &ConnectionPool, epoch: u64) -> R
     } = reported;
     let pool = pool.of_fabric(&fabric);
     for job in &copy.jobs {
-        let released = weft_transfer::release(&job.uid, epoch, &pool, &endpoint);
+        let released = weft_transfer::release_copies(&job.uid, epoch, &pool, &endpoint);
         released.await.map_err(|refusal| refusal.message)?;
     }
     Ok(())

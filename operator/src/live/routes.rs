@@ -32,7 +32,7 @@ use super::{
     front::Headers,
     leader::Leader,
 };
-use crate::controllers::{Known, Preflight, Query, query};
+use crate::controllers::{Preflight, Query, QueryView, query};
 
 /// The controllers answer between two decisions, which take milliseconds; before they have listed
 /// everything, they do not.
@@ -339,7 +339,7 @@ impl Leader {
     /// Asks the controllers.
     async fn ask<T: Send + 'static>(
         &self,
-        query: impl FnOnce(&Known<'_>) -> T + Send + 'static,
+        query: impl FnOnce(&QueryView<'_>) -> T + Send + 'static,
     ) -> Result<T, Refused> {
         let (sender, receiver) = oneshot::channel();
         // A caller that has gone needs no answer.

@@ -13,7 +13,7 @@ use weft_cli::stage::{
 use weft_identity::authority;
 use weft_planner::Strategy;
 use weft_proto::agent::v1::{Algorithm, Overwrite};
-use weft_transfer::{DestinationPhase, Job, LeaderContext, Spec, Timing};
+use weft_transfer::{DestinationPhase, LeaderContext, Spec, Timing};
 
 use super::BenchError;
 
@@ -108,10 +108,10 @@ impl Stage {
         let begun = Instant::now();
         let transfer = async {
             let mut runner = self.stage.begin(spec);
-            while !runner.job().is_over() {
-                runner.turn().await;
+            while !runner.transfer().is_over() {
+                runner.run_once().await;
             }
-            Ok::<_, BenchError>((begun.elapsed(), complaint(runner.job())))
+            Ok::<_, BenchError>((begun.elapsed(), complaint(runner.transfer())))
         };
         let within = async { timeout(OVER_WITHIN, transfer).await };
         let over = self.runtime.block_on(within);
@@ -154,18 +154,20 @@ impl Stage {
 }
 
 /// Why the job is not complete.
-fn complaint(job: &Job) -> Option<String> {
-    if job.is_complete() {
+fn complaint(transfer: &weft_transfer::Transfer) -> Option<String> {
+    if transfer.is_complete() {
         return None;
     }
-    let at_source = job.source_fault().map(|fault| fault.message);
-    let at_destinations = job.destinations().filter_map(|view| match &view.phase {
-        DestinationPhase::Verified { .. } => None,
-        DestinationPhase::Failed(failure) | DestinationPhase::Retrying(failure) => {
-            Some(failure.message.clone())
-        }
-        DestinationPhase::Pending => Some(format!("{} was not started", view.place.node)),
-    });
+    let at_source = transfer.source_fault().map(|fault| fault.message);
+    let at_destinations = transfer
+        .destinations()
+        .filter_map(|view| match &view.phase {
+            DestinationPhase::Verified { .. } => None,
+            DestinationPhase::Failed(failure) | DestinationPhase::Retrying(failure) => {
+                Some(failure.message.clone())
+            }
+            DestinationPhase::Pending => Some(format!("{} was not started", view.location.node)),
+        });
     Some(
         at_source
             .into_iter()

@@ -12,7 +12,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use weft_proto::agent::v1::agent_server::Agent;
-use weft_proto::agent::v1::start_request::Part;
+use weft_proto::agent::v1::start_request::Task;
 use weft_proto::agent::v1::{
     AttemptRef, CancelRequest, CancelResponse, ConnectRequest, ConnectResponse, DiagnoseRequest,
     DiagnoseResponse, FetchManifestRequest, ManifestPart, PrepareRequest, PrepareResponse,
@@ -59,7 +59,7 @@ impl StandIn {
         let share = (elapsed.as_secs_f64() / self.transfer.as_secs_f64()).min(1.0);
         let over = share >= 1.0;
         ProgressResponse {
-            job: Some(job.clone()),
+            attempt: Some(job.clone()),
             node: self.node.to_string(),
             state: if over {
                 State::Verified
@@ -79,7 +79,7 @@ impl StandIn {
 
 fn attempt(job: Option<AttemptRef>) -> Result<(AttemptRef, Attempt), Status> {
     let job = job.ok_or_else(|| Status::invalid_argument("job: missing"))?;
-    let attempt = (job.uid.clone(), job.generation, job.attempt);
+    let attempt = (job.uid.clone(), job.generation, job.number);
     Ok((job, attempt))
 }
 
@@ -90,7 +90,7 @@ impl Agent for StandIn {
             manifest_digest: vec![1; 32],
             files: 1,
             bytes: BYTES,
-            state: vec![1; 32],
+            fingerprint: vec![1; 32],
         }))
     }
 
@@ -98,7 +98,7 @@ impl Agent for StandIn {
         &self,
         request: Request<PrepareRequest>,
     ) -> Result<Response<PrepareResponse>, Status> {
-        attempt(request.into_inner().job)?;
+        attempt(request.into_inner().attempt)?;
         Ok(Response::new(PrepareResponse {
             blocks_have: 0,
             blocks_total: BYTES / BLOCK_BYTES,
@@ -111,8 +111,8 @@ impl Agent for StandIn {
         request: Request<StartRequest>,
     ) -> Result<Response<StartResponse>, Status> {
         let request = request.into_inner();
-        let (_, attempt) = attempt(request.job)?;
-        if let Some(Part::Source(_) | Part::Destination(_)) = request.part {
+        let (_, attempt) = attempt(request.attempt)?;
+        if let Some(Task::Source(_) | Task::Destination(_)) = request.task {
             self.begun().entry(attempt).or_insert_with(Instant::now);
             return Ok(Response::new(StartResponse {}));
         }
@@ -126,7 +126,7 @@ impl Agent for StandIn {
         request: Request<ProgressRequest>,
     ) -> Result<Response<Self::ProgressStream>, Status> {
         let request = request.into_inner();
-        let (job, attempt) = attempt(request.job)?;
+        let (job, attempt) = attempt(request.attempt)?;
         let begun = self.begun().get(&attempt).copied();
         let begun = begun.ok_or_else(|| Status::not_found("this attempt was not started here"))?;
         let every = Duration::from_millis(request.interval_ms.into()).max(INTERVAL_LEAST);
@@ -151,7 +151,7 @@ impl Agent for StandIn {
         &self,
         request: Request<CancelRequest>,
     ) -> Result<Response<CancelResponse>, Status> {
-        let (_, attempt) = attempt(request.into_inner().job)?;
+        let (_, attempt) = attempt(request.into_inner().attempt)?;
         self.begun().remove(&attempt);
         Ok(Response::new(CancelResponse {}))
     }

@@ -72,7 +72,7 @@ pub(crate) fn a_plan_says_who_would_send_or_what_is_in_the_way_and_makes_nothing
     let good: Value = serde_json::from_slice(&good.stdout).unwrap();
     assert_eq!(good["manifest"]["files"], files.files());
     assert_eq!(good["plan"]["bytes"], files.bytes());
-    assert_eq!(good["plan"]["parts"].as_array().unwrap().len(), 3);
+    assert_eq!(good["plan"]["assignments"].as_array().unwrap().len(), 3);
 
     let bad = plan("absent", "nothing/");
     assert_eq!(bad.status.code(), Some(1), "{}", said(&bad));

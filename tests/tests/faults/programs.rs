@@ -107,10 +107,10 @@ pub(crate) async fn a_destination_with_another_content(stage: &mut Stage, seed: 
         Ok(_) => panic!("Never overwrote"),
     }
     let cancel = CancelRequest {
-        job: Some(job),
+        attempt: Some(job),
         leader_epoch: 1,
-        discard: true,
-        release: false,
+        remove_partials: true,
+        release_copies: false,
     };
     agent.cancel(cancel).await.unwrap();
     assert!(fs::read(&there).unwrap() == other);

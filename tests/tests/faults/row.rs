@@ -28,7 +28,7 @@ use weft_proto::{
     },
 };
 use weft_sim::draw::Draw;
-use weft_transfer::{Destination, Failure, Job, LeaderContext, Runner, Spec, Timing};
+use weft_transfer::{Destination, Failure, LeaderContext, Runner, Spec, Timing, Transfer};
 
 use crate::{
     TooLate,
@@ -295,7 +295,7 @@ impl Play<'_> {
             let percent = self.draw.within(MOMENT_PERCENT.0, MOMENT_PERCENT.1);
             let due = (self.tree.bytes() * percent / 100).max(1);
             drive(&mut runner, |job| bytes_at(job, node) >= due).await;
-            let job = runner.job();
+            let job = runner.transfer();
             assert!(
                 !job.is_over() || job.is_complete(),
                 "it fails without any fault: {}",
@@ -307,7 +307,7 @@ impl Play<'_> {
             self.strike(&mut runner, node, strike).await;
         }
         drive(&mut runner, |_| false).await;
-        self.judge(runner.job());
+        self.judge(runner.transfer());
     }
 
     /// Does it; where that was not done while bytes moved, the seed is played again.
@@ -343,7 +343,7 @@ impl Play<'_> {
             Strike::RemoveSource => fs::remove_file(self.file()).unwrap(),
             Strike::Rival => {
                 let manifest = runner
-                    .job()
+                    .transfer()
                     .listing()
                     .unwrap()
                     .found
@@ -444,10 +444,10 @@ impl Play<'_> {
         );
         assert!(failure.retriable);
         let cancel = CancelRequest {
-            job: Some(job),
+            attempt: Some(job),
             leader_epoch: 1,
-            discard: true,
-            release: false,
+            remove_partials: true,
+            release_copies: false,
         };
         agent.cancel(cancel).await.unwrap();
     }
@@ -462,27 +462,27 @@ fn in_time(holds: bool, why: impl FnOnce() -> String) {
 }
 
 /// Plays the operator until the job is over or this holds.
-async fn drive(runner: &mut Runner, until: impl Fn(&Job) -> bool) {
-    while !runner.job().is_over() && !until(runner.job()) {
-        runner.turn().await;
+async fn drive(runner: &mut Runner, until: impl Fn(&Transfer) -> bool) {
+    while !runner.transfer().is_over() && !until(runner.transfer()) {
+        runner.run_once().await;
     }
 }
 
 /// Bytes that are known to be at a node; at the source, bytes that it has read.
-fn bytes_at(job: &Job, node: usize) -> u64 {
+fn bytes_at(job: &Transfer, node: usize) -> u64 {
     if node == 0 {
         return job.source_report().bytes;
     }
     let at = name(node);
-    let mut views = job.destinations().filter(|view| view.place.node == at);
+    let mut views = job.destinations().filter(|view| view.location.node == at);
     views.next().map_or(0, |view| view.report.bytes)
 }
 
-fn standings(job: &Job) -> String {
+fn standings(job: &Transfer) -> String {
     let text = |view: &Destination| {
         format!(
             "{}: {:?} with {} bytes",
-            view.place.node, view.phase, view.bytes
+            view.location.node, view.phase, view.bytes
         )
     };
     let all: Vec<String> = job.destinations().map(text).collect();
@@ -500,7 +500,7 @@ pub(crate) fn job(uid: &str) -> AttemptRef {
     AttemptRef {
         uid: uid.to_owned(),
         generation: 1,
-        attempt: 1,
+        number: 1,
     }
 }
 
@@ -511,7 +511,7 @@ pub(crate) fn prepare(
     overwrite: Overwrite,
 ) -> PrepareRequest {
     PrepareRequest {
-        job: Some(job.clone()),
+        attempt: Some(job.clone()),
         leader_epoch: 1,
         location: Some(Location {
             root: ROOT.to_owned(),
@@ -524,7 +524,7 @@ pub(crate) fn prepare(
         }),
         overwrite: overwrite.into(),
         job_name: None,
-        state: Vec::new(),
+        fingerprint: Vec::new(),
         // The node has it, or is told where it is.
         manifest_from: None,
     }

@@ -202,7 +202,7 @@ impl Stage {
         let expires = in_ten_minutes.duration_since(UNIX_EPOCH).unwrap();
         let ticket = Ticket {
             fabric: FABRIC.to_owned(),
-            job: Some(job.clone()),
+            attempt: Some(job.clone()),
             from_node: name(to),
             to_node: name(from),
             direction: Direction::FetchManifest.into(),

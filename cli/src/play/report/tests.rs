@@ -1,6 +1,6 @@
 use weft_planner::{Node, Strategy, Topology};
 use weft_proto::agent::v1::{Algorithm, Overwrite, ProgressResponse, StatResponse, State};
-use weft_transfer::{Call, Cleanup, Failure, Input, LeaderContext, Place, Spec, Timing};
+use weft_transfer::{Call, Cleanup, Failure, Input, LeaderContext, NodeLocation, Spec, Timing};
 
 use super::*;
 use crate::play::arguments::FaultKind;
@@ -12,8 +12,8 @@ fn node(i: u32) -> String {
 }
 
 /// node0 → node1 → node2, all started; nothing reported yet.
-fn running() -> Job {
-    let place = |i| Place {
+fn running() -> Transfer {
+    let place = |i| NodeLocation {
         node: node(i),
         root: "data".into(),
         path: "model".into(),
@@ -49,12 +49,12 @@ fn running() -> Job {
         ..StatResponse::default()
     };
     let ok = |node: String| called(node, Call::Prepare);
-    let mut job = Job::begin(spec).0;
+    let mut transfer = Transfer::begin(spec).0;
     let recorded = Input::AttemptRecorded { attempt: 1 };
     for answer in [Input::Stat(Ok(found)), recorded, ok(node(1)), ok(node(2))] {
-        job = job.step(Duration::from_millis(100), answer).0;
+        transfer = transfer.step(Duration::from_millis(100), answer).0;
     }
-    job
+    transfer
 }
 
 fn called(node: String, call: Call) -> Input {
@@ -73,18 +73,18 @@ fn cancel() -> Call {
     }
 }
 
-fn report(job: Job, at_ms: u64, i: u32, report: ProgressResponse) -> Job {
+fn report(transfer: Transfer, at_ms: u64, i: u32, report: ProgressResponse) -> Transfer {
     let answer = Input::Progress {
         node: node(i),
         attempt: 1,
         report: Box::new(report),
     };
-    job.step(Duration::from_millis(at_ms), answer).0
+    transfer.step(Duration::from_millis(at_ms), answer).0
 }
 
-fn ended(job: Job, i: u32) -> Job {
+fn ended(transfer: Transfer, i: u32) -> Transfer {
     let answer = called(node(i), Call::WatchProgress);
-    job.step(Duration::from_millis(700), answer).0
+    transfer.step(Duration::from_millis(700), answer).0
 }
 
 fn verified(chunks_sent: u64) -> ProgressResponse {
@@ -100,11 +100,11 @@ fn verified(chunks_sent: u64) -> ProgressResponse {
     }
 }
 
-fn summary(job: &Job, faults: &[(Fault, Happened)]) -> Summary {
+fn summary(transfer: &Transfer, faults: &[(Fault, Happened)]) -> Summary {
     let spines = vec![50_000_000, 40_000_000, 0, 10_000_000];
     let ended = Duration::from_millis(750);
     Summary::new(
-        job,
+        transfer,
         ended,
         "model".into(),
         |name| Some(format!("/roots/{name}")),
@@ -124,17 +124,20 @@ fn fault(kind: FaultKind, index: usize, ms: u64) -> Fault {
 
 #[test]
 fn a_transfer_that_worked() {
-    let mut job = running();
-    job = report(job, 450, 1, verified(1_500));
-    job = report(job, 600, 2, verified(0));
-    job = report(job, 650, 0, verified(1_500));
-    job = (0..3).fold(job, ended);
-    assert!(job.is_complete());
+    let mut transfer = running();
+    transfer = report(transfer, 450, 1, verified(1_500));
+    transfer = report(transfer, 600, 2, verified(0));
+    transfer = report(transfer, 650, 0, verified(1_500));
+    transfer = (0..3).fold(transfer, ended);
+    assert!(transfer.is_complete());
     let happened = Happened::At {
         after: Duration::from_millis(201),
         bytes: 45_000_000,
     };
-    let summary = summary(&job, &[(fault(FaultKind::FailSpine, 2, 200), happened)]);
+    let summary = summary(
+        &transfer,
+        &[(fault(FaultKind::FailSpine, 2, 200), happened)],
+    );
     assert!(summary.missed().is_empty());
     insta::assert_snapshot!("worked", summary);
     insta::assert_snapshot!(
@@ -145,8 +148,8 @@ fn a_transfer_that_worked() {
 
 #[test]
 fn a_transfer_that_failed_at_one_node_and_was_over_before_a_fault() {
-    let mut job = running();
-    job = report(job, 450, 1, verified(1_500));
+    let mut transfer = running();
+    transfer = report(transfer, 450, 1, verified(1_500));
     let full = Failure {
         node: node(2),
         reason: "DiskFull".into(),
@@ -160,17 +163,20 @@ fn a_transfer_that_failed_at_one_node_and_was_over_before_a_fault() {
         bytes: 1_000_000,
         ..ProgressResponse::default()
     };
-    job = report(job, 500, 2, failed);
+    transfer = report(transfer, 500, 2, failed);
     for i in 0..3 {
-        job = job
+        transfer = transfer
             .step(Duration::from_millis(700), called(node(i), cancel()))
             .0;
     }
-    job = job
+    transfer = transfer
         .step(Duration::from_millis(700), called(node(2), cancel()))
         .0;
-    assert!(job.is_over() && !job.is_complete());
-    let summary = summary(&job, &[(fault(FaultKind::KillNode, 1, 2000), Happened::No)]);
+    assert!(transfer.is_over() && !transfer.is_complete());
+    let summary = summary(
+        &transfer,
+        &[(fault(FaultKind::KillNode, 1, 2000), Happened::No)],
+    );
     insta::assert_snapshot!("failed", summary);
     insta::assert_snapshot!(
         "failed_json",

@@ -30,7 +30,7 @@ impl Calling {
     pub(super) async fn watch_progress(&self, node: &str, attempt: u32) -> Result<(), Failure> {
         let report = self.spec.timing.report;
         let request = ProgressRequest {
-            job: self.job(node, attempt),
+            attempt: self.job(node, attempt),
             leader_epoch: self.spec.leader.leader_epoch,
             interval_ms: u32::try_from(report.as_millis()).unwrap_or(u32::MAX),
         };
@@ -97,7 +97,7 @@ fn limit(report: &mut ProgressResponse) {
     cut(&mut report.link, NAME_BYTES_MAX);
     cut(&mut report.link_reason, MESSAGE_BYTES_MAX);
     // The call says which job it is.
-    report.job = None;
+    report.attempt = None;
     report.peers.truncate(PEERS_MAX);
     for peer in &mut report.peers {
         cut(&mut peer.node, NAME_BYTES_MAX);

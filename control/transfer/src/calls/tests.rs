@@ -194,5 +194,5 @@ async fn a_destination_is_told_who_has_the_manifest_with_a_ticket_for_that_one_o
     assert_eq!(ticket.direction(), Direction::FetchManifest);
     assert_eq!((&*ticket.from_node, &*ticket.to_node), ("n1", "n0"));
     assert_eq!(ticket.manifest_digest, [7; 32]);
-    assert_eq!(ticket.job, fetches.job);
+    assert_eq!(ticket.attempt, fetches.attempt);
 }

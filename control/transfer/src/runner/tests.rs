@@ -28,12 +28,18 @@ async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds()
         .collect();
     let pool = ConnectionPool::new(Arc::new(Authority::new("play").unwrap()));
     let mut runner = Runner::begin(spec, pool, &endpoints);
-    while !runner.job().is_over() {
-        runner.turn().await;
+    while !runner.transfer().is_over() {
+        runner.run_once().await;
     }
     // Stat alone would be waited for for 2 minutes.
     assert!(runner.now() < Duration::from_secs(10), "{:?}", runner.now());
-    let phase = runner.job().destinations().next().unwrap().phase.clone();
+    let phase = runner
+        .transfer()
+        .destinations()
+        .next()
+        .unwrap()
+        .phase
+        .clone();
     let DestinationPhase::Failed(failure) = phase else {
         panic!("{phase:?}");
     };

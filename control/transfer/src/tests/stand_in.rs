@@ -26,12 +26,12 @@ use weft_proto::agent::v1::{
 
 use crate::{
     endpoint::AgentEndpoint,
-    spec::{LeaderContext, Place, Spec, Timing},
+    spec::{LeaderContext, NodeLocation, Spec, Timing},
 };
 
 /// A transfer from n0 to n1.
 pub(crate) fn spec(topology: Topology, timing: Timing) -> Spec {
-    let place = |node: &str| Place {
+    let location = |node: &str| NodeLocation {
         node: node.into(),
         root: "data".into(),
         path: "x".into(),
@@ -39,9 +39,9 @@ pub(crate) fn spec(topology: Topology, timing: Timing) -> Spec {
     Spec {
         uid: "uid".into(),
         name: None,
-        source: place("n0"),
+        source: location("n0"),
         object: None,
-        destinations: vec![place("n1")],
+        destinations: vec![location("n1")],
         topology,
         strategy: Strategy::Direct,
         payload_share: 1.0,

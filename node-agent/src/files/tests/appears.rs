@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use super::*;
 use crate::files::EntryKind;
-use crate::files::copies::{CopyJob, check};
+use crate::files::copies::{CopyJob, reconcile};
 
 /// Two files in two directories, and how many blocks they have.
 fn model(seed: u64) -> (Node, Source, u32) {
@@ -48,7 +48,7 @@ fn nobody_sees_half_a_new_directory() {
         let file = destination.open(index).unwrap();
         assert!(file.read_block(1, &mut buffer).unwrap().is_some());
     }
-    destination.complete().unwrap();
+    destination.publish().unwrap();
     assert_eq!(
         node.names(),
         ["team/", "team/m/", "team/m/a", "team/m/d/", "team/m/d/b"]
@@ -85,7 +85,7 @@ fn a_crash_between_the_name_and_the_record_leaves_what_the_next_attempt_complete
     let node = Node::new();
     let destination = Destination::prepare(node.config("m", &source)).unwrap();
     send_some(&source, &destination, u32::MAX);
-    let digest = destination.complete().unwrap();
+    let digest = destination.publish().unwrap();
     // The agent dies before it records the copy.
     drop(destination);
     let node = reopened(node);
@@ -101,9 +101,9 @@ fn a_crash_between_the_name_and_the_record_leaves_what_the_next_attempt_complete
     let destination = Destination::prepare(config).unwrap();
     let counts = send_some(&source, &destination, 0);
     assert_eq!(counts.confirmed, blocks);
-    assert_eq!(destination.complete().unwrap(), digest);
+    assert_eq!(destination.publish().unwrap(), digest);
     destination.record(&digest).unwrap();
-    let copies = check(&node.root).unwrap();
+    let copies = reconcile(&node.root).unwrap();
     assert_eq!((copies.len(), copies[0].path.as_str()), (1, "m"));
 }
 
@@ -114,7 +114,7 @@ fn a_directory_that_somebody_makes_meanwhile_stays_and_the_next_attempt_fills_it
     let destination = Destination::prepare(node.config("m", &source)).unwrap();
     send_some(&source, &destination, u32::MAX);
     node.write("m/notes", b"mine");
-    let error = destination.complete().unwrap_err();
+    let error = destination.publish().unwrap_err();
     assert_fault(&error, "DestinationExists", "\"m\"");
     destination.abort();
     drop(destination);
@@ -132,7 +132,7 @@ fn a_destination_says_whether_files_were_replaced_one_after_the_other() {
     for (source, expected) in [(&source, false), (&source, false), (&newer, true)] {
         let destination = Destination::prepare(node.config("m", source)).unwrap();
         send_some(source, &destination, u32::MAX);
-        destination.complete().unwrap();
+        destination.publish().unwrap();
         assert_eq!(destination.is_file_by_file(), expected);
     }
 }
@@ -150,11 +150,11 @@ fn what_was_assembled_goes_when_its_job_is_given_up_and_when_nobody_takes_it_up_
     assert!(give_up(&begin()).is_empty());
     assert_eq!(node.names(), Vec::<String>::new(), "aborted");
     let mut known = Leftover::default();
-    known.expect(&config);
+    known.note_attempt(&config);
     let unknown = Leftover::anywhere(std::slice::from_ref(&node.root));
     for mut leftover in [known, unknown] {
         leftover.add(&begin());
-        assert!(leftover.discard(&config.job).is_empty());
+        assert!(leftover.remove_partials(&config.job).is_empty());
         assert!(!node.names().iter().any(|name| name.contains(".weft-")));
     }
     // A file that was written to lately keeps all of it, and a job that runs, too.

@@ -4,7 +4,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use super::alone::{Alone, alone, mount, peak_kib, reset_peak_kib, this_test};
 use super::*;
-use crate::files::copies::{CopyJob, CopyRecord, check, release};
+use crate::files::copies::{CopyHeader, CopyJob, reconcile, release};
 
 fn job(uid: &str) -> CopyJob {
     CopyJob {
@@ -26,7 +26,7 @@ fn complete(node: &Node, path: &str, source: &Source, uid: &str) -> Destination 
     for (index, _, _) in source.manifest().files() {
         send_file(source, &destination, index, u32::MAX, &mut Sent::default()).unwrap();
     }
-    let digest = destination.complete().unwrap();
+    let digest = destination.publish().unwrap();
     destination.record(&digest).unwrap();
     destination
 }
@@ -36,8 +36,8 @@ fn copy(node: &Node, path: &str, source: &Source, uid: &str) {
     complete(node, path, source, uid);
 }
 
-fn all(node: &Node) -> Vec<CopyRecord> {
-    check(&node.root).unwrap()
+fn all(node: &Node) -> Vec<CopyHeader> {
+    reconcile(&node.root).unwrap()
 }
 
 /// The paths of the copies that are as they were verified.
@@ -129,7 +129,7 @@ fn a_model_that_lay_where_another_job_put_its_files_stays() {
     adapter.write("m/adapter", b"a");
     copy(&node, "m", &base.source("m").unwrap(), "below");
     copy(&node, "m", &adapter.source("m").unwrap(), "above");
-    // A place has one record: the copy that came last.
+    // A path has one record: the copy that came last.
     assert_eq!(all(&node)[0].jobs, [job("above")]);
     released(&node, "below");
     assert_eq!(listed(&node), ["m"]);
@@ -445,7 +445,7 @@ fn a_copy_that_is_not_complete_or_was_written_to_is_not_recorded() {
         "DestinationChanged",
         "before it is complete"
     );
-    destination.complete().unwrap();
+    destination.publish().unwrap();
     node.write("m/weights", b"W");
     assert_fault(
         &destination.record(&digest).unwrap_err(),
@@ -502,7 +502,7 @@ fn a_file_is_put_into_a_directory_from_which_another_goes() {
     let other = another(&node, "m/", &two).unwrap();
     released(&node, "a");
     send_file(&two, &other, 0, u32::MAX, &mut Sent::default()).unwrap();
-    other.complete().unwrap();
+    other.publish().unwrap();
     assert_eq!(names(&node), ["m/", "m/two"]);
 }
 
@@ -514,7 +514,7 @@ fn a_complete_copy_is_in_use_until_its_attempt_is_over() {
     let passed_on = complete(&node, "m", &source, "a");
     released(&node, "a");
     assert!(node.path("m/weights").exists(), "it is passed on");
-    passed_on.leave();
+    passed_on.release_path();
     assert!(listed(&node).is_empty());
     assert_eq!(names(&node), Vec::<String>::new());
 }
@@ -547,7 +547,7 @@ fn nobody_begins_to_write_where_a_copy_is_being_removed() {
     let source = from.source("m").unwrap();
     copy(&node, "a/m", &source, "a");
     let path = RootPath::parse("a/m").unwrap();
-    let removal = node.root.occupancy().remove(&path).unwrap();
+    let removal = node.root.occupancy().begin_removal(&path).unwrap();
     for path in ["a/m", "a/m/sub", "a"] {
         let error = another(&node, path, &source).unwrap_err();
         assert_fault(&error, "DestinationBusy", path);
@@ -602,7 +602,7 @@ fn a_broken_record_is_skipped_and_left() {
         assert!(listed(&node).is_empty(), "{number}");
         assert_eq!(names(&node), ["m/", "m/config", "m/weights"], "{number}");
         assert_eq!(records(&node).len(), 1, "{number}");
-        // The next copy of that place has a good one.
+        // The next copy at that path has a good one.
         copy(&node, "m", &source, "a");
         assert_eq!(listed(&node), ["m"], "{number}");
     }
@@ -672,7 +672,7 @@ fn records_that_others_can_write_count_for_nothing() {
     let open = std::fs::Permissions::from_mode(0o777);
     std::fs::set_permissions(node.path(".weft-copies"), open).unwrap();
     for error in [
-        check(&node.root).unwrap_err(),
+        reconcile(&node.root).unwrap_err(),
         release(&node.root, "a").unwrap_err(),
     ] {
         assert_fault(&error, "DestinationExists", ".weft-copies");

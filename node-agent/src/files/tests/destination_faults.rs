@@ -139,7 +139,7 @@ fn a_full_disk_is_found_before_any_byte_and_nothing_stays() {
             for (index, _, _) in source.manifest().files() {
                 send_file(&source, &destination, index, u32::MAX, &mut Sent::default()).unwrap();
             }
-            destination.complete().unwrap();
+            destination.publish().unwrap();
             assert_eq!(node.read("m/a"), content(3 * BLOCK_BYTES + 1, 1));
         },
     );
@@ -350,7 +350,7 @@ fn another_content_under_overwrite_never_is_an_error_and_the_same_content_is_not
     }
     node.write("m/a", b"somebody else's");
     assert_fault(
-        &destination.complete().unwrap_err(),
+        &destination.publish().unwrap_err(),
         "DestinationExists",
         "\"m\"",
     );
@@ -393,7 +393,7 @@ fn a_file_is_not_finished_before_it_is_whole_and_has_the_right_digest() {
     let file = destination.open(0).unwrap();
     let error = destination.finish(&file, &digest).unwrap_err();
     assert_fault(&error, "DigestMismatch", &right.to_string());
-    assert_fault(&destination.complete().unwrap_err(), "BlocksMissing", "m");
+    assert_fault(&destination.publish().unwrap_err(), "BlocksMissing", "m");
 }
 
 #[test]
@@ -409,7 +409,7 @@ fn a_corrupt_block_never_reaches_the_disk() {
     let fault = file.blocks().verify(0, &damaged, &digest).unwrap_err();
     assert_eq!(fault, BlockFault::Corrupt { index: 0 });
     // Nor does one that was verified as a block of another file.
-    let elsewhere = Blocks::new(Algorithm::Blake3, BLOCK_BYTES as u64);
+    let elsewhere = BlockLayout::new(Algorithm::Blake3, BLOCK_BYTES as u64);
     let root = elsewhere.digest(0, &data[..BLOCK_BYTES]);
     let verified = elsewhere.verify(0, &data[..BLOCK_BYTES], &root).unwrap();
     let write = || file.write_block(&verified);
@@ -496,7 +496,7 @@ fn files_that_others_touch_while_they_are_written_are_not_verified() {
         let to = destination.open(0).unwrap();
         let mut buffer = vec![0; BLOCK_BYTES];
         to.rehash(&mut buffer).unwrap();
-        let mut tree = FileTree::new(to.blocks());
+        let mut tree = HashTree::new(to.blocks());
         for block in 0..4 {
             let len = from.read_block(block, &mut buffer).unwrap();
             let digest = to.blocks().digest(block, &buffer[..len]);
@@ -512,7 +512,7 @@ fn files_that_others_touch_while_they_are_written_are_not_verified() {
             send_file(&source, &destination, index, u32::MAX, &mut Sent::default()).unwrap();
         }
         let error = finished
-            .and_then(|()| destination.complete())
+            .and_then(|()| destination.publish())
             .expect_err(fault);
         assert_fault(&error, "DestinationChanged", "m/a");
     }
@@ -558,7 +558,7 @@ fn a_file_that_is_kept_and_changes_before_the_end_is_not_verified() {
                 assert_eq!(counts.sent, u32::from(index == 2), "{fault}: index {index}");
             }
             meddle(&node);
-            let error = destination.complete().expect_err(fault);
+            let error = destination.publish().expect_err(fault);
             assert_fault(&error, "DestinationChanged", "m/a");
         }
     }

@@ -208,14 +208,14 @@ fn after_the_end_no_byte_lands_and_another_attempt_may_begin() {
         destination.abort();
         let before = node.names();
         assert_fault(&file.write_block(&block).unwrap_err(), "JobEnded", "d/a");
-        assert_fault(&destination.complete().unwrap_err(), "JobEnded", "d");
+        assert_fault(&destination.publish().unwrap_err(), "JobEnded", "d");
         assert_eq!(node.names(), before);
         // While the old one is still held.
         Destination::prepare(config.clone()).unwrap();
     }
     let destination = Destination::prepare(config.clone()).unwrap();
     send_file(&source, &destination, 0, 9, &mut Sent::default()).unwrap();
-    destination.complete().unwrap();
+    destination.publish().unwrap();
     // Too late to be aborted.
     assert!(give_up(&destination).is_empty());
     assert_eq!(node.names(), ["d/", "d/a"]);
@@ -235,8 +235,8 @@ fn after_the_end_no_byte_lands_and_another_attempt_may_begin() {
 /// Discards what an attempt may have left that could not be prepared.
 fn discard(config: &DestinationConfig) {
     let mut leftover = Leftover::default();
-    leftover.expect(config);
-    assert!(leftover.discard(&config.job).is_empty());
+    leftover.note_attempt(config);
+    assert!(leftover.remove_partials(&config.job).is_empty());
 }
 
 #[test]
@@ -270,13 +270,13 @@ fn the_empty_directories_that_any_attempt_of_a_job_made_go_with_what_it_left() {
     let mut leftover = Leftover::default();
     for _ in 0..2 {
         let destination = Destination::prepare(config.clone()).unwrap();
-        leftover.expect(&config);
+        leftover.note_attempt(&config);
         leftover.add(&destination);
-        let busy = leftover.discard(&config.job);
+        let busy = leftover.remove_partials(&config.job);
         assert_eq!(busy[0].reason(), "DestinationBusy");
         destination.abort();
     }
-    assert!(leftover.discard(&config.job).is_empty());
+    assert!(leftover.remove_partials(&config.job).is_empty());
     assert_eq!(node.names(), ["users/", "users/m/", "users/m/d/"]);
 }
 
@@ -322,7 +322,7 @@ fn what_a_job_left_is_found_by_its_name_alone() {
     drop(Destination::prepare(other.clone()).unwrap());
     let anywhere = |job: &str| {
         let job: JobUid = job.parse().unwrap();
-        Leftover::anywhere(std::slice::from_ref(&node.root)).discard(&job)
+        Leftover::anywhere(std::slice::from_ref(&node.root)).remove_partials(&job)
     };
     assert!(anywhere("job-1").is_empty() && anywhere("job-1").is_empty());
     let names = node.names();
@@ -352,12 +352,12 @@ fn what_attempts_with_other_paths_and_manifests_left_goes_too() {
     for attempts in table {
         let mut leftover = Leftover::default();
         for config in &attempts {
-            leftover.expect(config);
+            leftover.note_attempt(config);
             let destination = Destination::prepare(config.clone()).unwrap();
             leftover.add(&destination);
             destination.abort();
         }
-        assert!(leftover.discard(&attempts[0].job).is_empty());
+        assert!(leftover.remove_partials(&attempts[0].job).is_empty());
         assert_eq!(node.names(), Vec::<String>::new());
     }
 }
@@ -387,20 +387,20 @@ fn what_cannot_be_removed_is_named_and_still_owed_and_the_rest_goes() {
                 std::fs::set_permissions(node.path("m/d"), mode).unwrap();
             };
             let mut known = Leftover::default();
-            known.expect(&config);
-            known.expect(&elsewhere);
+            known.note_attempt(&config);
+            known.note_attempt(&elsewhere);
             let unknown = Leftover::anywhere(&[node.root.clone(), other_root]);
             for mut leftover in [known, unknown] {
                 drop(Destination::prepare(config.clone()).unwrap());
                 drop(Destination::prepare(elsewhere.clone()).unwrap());
                 mode(0o555);
-                let faults = leftover.discard(&config.job);
+                let faults = leftover.remove_partials(&config.job);
                 assert_eq!(faults.len(), 1, "{faults:?}");
                 assert_fault(&faults[0], "DestinationDenied", "m/d/");
                 assert_eq!(node.names().len(), 3, "{:?}", node.names());
                 assert_eq!(other.names(), ["m/", "m/d/"]);
                 mode(0o755);
-                assert!(leftover.discard(&config.job).is_empty());
+                assert!(leftover.remove_partials(&config.job).is_empty());
                 assert_eq!(node.names(), ["m/", "m/d/"]);
             }
         },
@@ -416,7 +416,7 @@ fn an_empty_directory_that_another_job_needs_stays() {
     let node = Node::new();
     let config = node.config("m", &source);
     let mut leftover = Leftover::default();
-    leftover.expect(&config);
+    leftover.note_attempt(&config);
     let destination = Destination::prepare(config.clone()).unwrap();
     leftover.add(&destination);
     destination.abort();
@@ -425,7 +425,7 @@ fn an_empty_directory_that_another_job_needs_stays() {
         ..config.clone()
     };
     send(&source, other).unwrap();
-    assert!(leftover.discard(&config.job).is_empty());
+    assert!(leftover.remove_partials(&config.job).is_empty());
     assert_eq!(node.names(), ["m/", "m/a", "m/empty/"]);
 }
 
@@ -459,7 +459,7 @@ fn a_sweep_removes_what_is_old_and_nobodys_only() {
     for (index, _, _) in source.manifest().files() {
         send_file(&source, &running, index, 9, &mut Sent::default()).unwrap();
     }
-    running.complete().unwrap();
+    running.publish().unwrap();
     assert_eq!(node.names(), [".weft-notes", "m/", "m/a", "m/d/", "m/d/b"]);
 }
 
@@ -499,7 +499,7 @@ proptest! {
             total += counts.sent;
         }
         let (digest, counts) = send(&source, config).unwrap();
-        let blocks = source.manifest().files().map(|(_, _, bytes)| Blocks::new(algorithm, bytes).count());
+        let blocks = source.manifest().files().map(|(_, _, bytes)| BlockLayout::new(algorithm, bytes).count());
         // Nothing that arrived was sent twice.
         prop_assert_eq!(total + counts.sent, blocks.sum::<u32>());
         prop_assert_eq!(node.names(), from.names());

@@ -140,12 +140,12 @@ fn a_source_that_changes_is_noticed_at_the_latest_at_the_end() {
     let long_ago = || SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
     let table: &[(&str, Change, &str)] = &[
         (
-            "written in place",
+            "written in location",
             |path| open(path).write_all_at(b"x", 7).unwrap(),
             "SourceChanged",
         ),
         (
-            "written in place with its time set back",
+            "written in location with its time set back",
             |path| {
                 open(path).write_all_at(b"x", 7).unwrap();
                 let old = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);

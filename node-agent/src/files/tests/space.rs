@@ -26,7 +26,7 @@ fn copy(source: &Source, config: DestinationConfig) -> Result<(), FileError> {
     for (index, _, _) in source.manifest().files() {
         send_file(source, &destination, index, u32::MAX, &mut Sent::default())?;
     }
-    let digest = destination.complete()?;
+    let digest = destination.publish()?;
     destination.record(&digest)
 }
 
@@ -76,7 +76,7 @@ fn a_namespace_has_as_many_bytes_of_copies_and_transfers_as_the_root_allows() {
         "wide",
     );
     assert!(give_up(&others).is_empty());
-    others.leave();
+    others.release_path();
     Destination::prepare(wide).unwrap();
 }
 
@@ -89,7 +89,7 @@ fn an_attempt_counts_once_and_a_file_that_proves_to_differ_counts_from_then_on()
     for _ in 0..2 {
         let destination = Destination::prepare(config(&node, "n", &n, "a", "team")).unwrap();
         destination.abort();
-        destination.leave();
+        destination.release_path();
     }
     // Of the right size, and another file.
     node.write("m", &content(1 << 20, 2));

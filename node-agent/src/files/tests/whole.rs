@@ -153,7 +153,7 @@ fn a_relay_reads_the_blocks_that_are_there_before_and_after_they_are_published()
     let file = destination.open(0).unwrap();
     let mut buffer = vec![0; BLOCK_BYTES];
     let blocks = file.blocks();
-    let mut tree = FileTree::new(blocks);
+    let mut tree = HashTree::new(blocks);
     for block in [2u32, 0, 1] {
         assert_eq!(file.read_block(block, &mut buffer).unwrap(), None);
         let range = blocks.range(block);
@@ -171,7 +171,7 @@ fn a_relay_reads_the_blocks_that_are_there_before_and_after_they_are_published()
     }
     destination.finish(&file, &tree.root().unwrap()).unwrap();
     assert!(!node.path("a").exists());
-    destination.complete().unwrap();
+    destination.publish().unwrap();
     assert_eq!(file.read_block(1, &mut buffer).unwrap(), tree.get(1));
     drop(file);
     // Closed and opened again: hashed anew, then all of it is there.
@@ -209,7 +209,7 @@ fn several_threads_may_write_one_file() {
     });
     let digest: Digest = blake3::hash(&data).to_hex().parse().unwrap();
     destination.finish(&file, &digest).unwrap();
-    destination.complete().unwrap();
+    destination.publish().unwrap();
     assert_eq!(node.read("a"), data);
 }
 
@@ -246,7 +246,7 @@ fn each_of_50_000_files_takes_less_than_200_bytes_of_memory_at_source_and_destin
             for (index, _, _) in source.manifest().files() {
                 send_file(&source, &destination, index, u32::MAX, &mut Sent::default()).unwrap();
             }
-            let digest = destination.complete().unwrap();
+            let digest = destination.publish().unwrap();
             destination.record(&digest).unwrap();
             let bytes = (peak_kib() - before) * 1024 / 50_000;
             assert!(bytes < 200, "{bytes} bytes");

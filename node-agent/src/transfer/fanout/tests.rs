@@ -2,8 +2,8 @@ use std::collections::VecDeque;
 
 use super::*;
 use crate::transfer::buffers::Buffer;
+use crate::transfer::frame::Frame;
 use crate::transfer::message::Builder;
-use crate::transfer::record::Record;
 
 const SLOTS: u16 = 4;
 
@@ -11,7 +11,7 @@ const SLOTS: u16 = 4;
 fn message(number: u32) -> Message {
     let mut buffer = vec![0; 256].into_boxed_slice();
     let mut builder = Builder::new(&mut buffer);
-    builder.record(&Record::Block {
+    builder.frame(&Frame::Block {
         file: 0,
         block: number,
         value: [0; 32],
@@ -25,8 +25,8 @@ fn message(number: u32) -> Message {
 }
 
 fn number_of(message: &Message) -> u32 {
-    match crate::transfer::record::Records::new(&message.buffer).next() {
-        Some(Ok(Record::Block { block, .. })) => block,
+    match crate::transfer::frame::Frames::new(&message.buffer).next() {
+        Some(Ok(Frame::Block { block, .. })) => block,
         other => panic!("{other:?}"),
     }
 }
@@ -234,8 +234,8 @@ fn fewer_buffers_are_made_do_with_as_soon_as_they_are_fewer() {
     bench.fanout.set_limits(SendLimits::of(least, 2));
     bench.settle();
     while (0..2).any(|child| bench.credit(child)) {
-        let under_way: Vec<usize> = bench.slots.iter().map(VecDeque::len).collect();
-        assert!(under_way.iter().all(|count| *count <= usize::from(SLOTS)));
+        let in_flight: Vec<usize> = bench.slots.iter().map(VecDeque::len).collect();
+        assert!(in_flight.iter().all(|count| *count <= usize::from(SLOTS)));
     }
     let all: Vec<u32> = (0..60).collect();
     assert_eq!(bench.got, vec![all; 2]);

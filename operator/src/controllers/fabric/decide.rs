@@ -101,7 +101,7 @@ fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
                 ] },
                 "spec": { "fabric": fabric },
             });
-            let key = Key::cluster(node);
+            let key = Key::cluster_scoped(node);
             requests.push(Request::new::<FabricNode>(key, Change::Apply(manifest)));
             continue;
         };
@@ -151,7 +151,7 @@ fn node_status(
     if is_starting(node, state, view.now) {
         return None;
     }
-    let verdict = match state {
+    let update = match state {
         None if view.leading < SILENCE && readiness(node).is_some() => return None,
         None if !is_labelled(view, &name) => not_ready(
             "NodeNotLabelled",
@@ -171,10 +171,10 @@ fn node_status(
         Some(state) => {
             fill(&mut new, &state.report);
             match foreign_address(&name, &state.report, view) {
-                Some(verdict) => {
+                Some(update) => {
                     // Nothing is sent there.
                     new.control_address.clear();
-                    verdict
+                    update
                 }
                 None => judge(&name, state, configuration, view),
             }
@@ -182,7 +182,7 @@ fn node_status(
     };
     let generation = node.metadata.generation.unwrap_or_default();
     new.observed_generation = generation;
-    condition::set(&mut new.conditions, verdict, generation, view.now);
+    condition::set(&mut new.conditions, update, generation, view.now);
     (node.status.as_ref() != Some(&new)).then_some(new)
 }
 
@@ -366,8 +366,8 @@ fn fabric_status(fabric: &RdmaFabric, members: &Members, view: &View<'_>) -> Fab
         (false, "NodesNotReady", text)
     };
     let ready = ConditionUpdate::new("Ready", holds, reason, &message);
-    for verdict in [ready, conflict(members)] {
-        condition::set(&mut status.conditions, verdict, generation, view.now);
+    for update in [ready, conflict(members)] {
+        condition::set(&mut status.conditions, update, generation, view.now);
     }
     status
 }

@@ -14,7 +14,7 @@ use crate::{
 pub(crate) struct View<'a> {
     /// The objects.
     pub(crate) cache: &'a Cache,
-    /// Whose the nodes are.
+    /// Which fabric each node belongs to.
     pub(crate) membership: &'a Membership,
     /// What agents have said to this process.
     pub(crate) reports: &'a BTreeMap<String, NodeState>,

@@ -18,9 +18,9 @@ use weft_crds::{DeletionPolicy, Phase, TransferJob, TransferJobStatus};
 use crate::controllers::{
     cache::{Key, uid},
     job::{
+        object_source::{self, SecretUnavailable},
         obstacle::Obstacle,
-        queue::{self, AdmissionQueue, Demand, QueueEntry},
-        reading::{self, SecretUnavailable},
+        queue::{self, AdmissionQueue, QueueEntry, SlotRequest},
         resolve::{self, TransferRequest},
         snapshot::Snapshot,
         status,
@@ -30,7 +30,7 @@ use crate::controllers::{
     request::{Change, FINALIZER, Priority, Request},
 };
 use crate::reports::{NodeState, nodes_with_copy};
-use weft_transfer::{AgentEndpoint, Cleanup, End, MembershipUpdate};
+use weft_transfer::{AgentEndpoint, Cleanup, DestinationsUpdate, End};
 
 /// Progress is written when the written progress is so old …
 const PROGRESS_AGE: SignedDuration = SignedDuration::from_secs(5);
@@ -43,10 +43,10 @@ pub(crate) struct View<'a> {
     pub(crate) job: &'a TransferJob,
     /// The other objects.
     pub(crate) cache: &'a Cache,
-    /// Whose the nodes are.
+    /// Which fabric each node belongs to.
     pub(crate) membership: &'a Membership,
     /// The snapshot of the job's running transfer.
-    pub(crate) work: Option<&'a Snapshot>,
+    pub(crate) snapshot: Option<&'a Snapshot>,
     /// The node revision of the cache that the transfer has last been told of.
     pub(crate) seen_revision: Option<u64>,
     /// What agents say of their nodes.
@@ -72,22 +72,22 @@ pub(crate) enum Effect {
     CancelOrphan {
         /// The agents, and the transfer that is over.
         transfer: Box<TransferRequest>,
-        /// What goes there.
+        /// What the agents remove.
         cleanup: Cleanup,
     },
     /// The nodes have changed: the destinations as they are now, where that can be said.
-    UpdateMembers {
+    UpdateDestinations {
         /// The revision of the nodes that this is of.
         revision: u64,
         /// The destinations, and how they are reached.
-        members: Option<Box<(MembershipUpdate, Vec<AgentEndpoint>)>>,
+        update: Option<Box<(DestinationsUpdate, Vec<AgentEndpoint>)>>,
     },
     /// An attempt of this number may begin: it is written down.
     AttemptRecorded(u32),
     /// Cancel the transfer, and tell the agents.
     Cancel(Cleanup),
-    /// Its outcome is written down.
-    Forget,
+    /// Drop the task. The next step is decided anew.
+    DropTask,
 }
 
 /// What to do next.
@@ -127,7 +127,7 @@ enum StopReason {
 }
 
 impl StopReason {
-    /// What goes at the agents. Verified copies stay.
+    /// What the agents remove. Verified copies stay.
     fn cleanup(self) -> Cleanup {
         match self {
             Self::Suspend => Cleanup::Nothing,
@@ -139,17 +139,17 @@ impl StopReason {
 /// Decides the next step of a job.
 pub(crate) fn decide(view: &View<'_>) -> Decision {
     let decision = next(view);
-    let at_work = |fabric: &str, demand| QueueEntry::new(view.job, fabric, true, demand);
+    let running = |fabric: &str, slots| QueueEntry::new(view.job, fabric, true, slots);
     // It keeps its path and its places until agents have been told of its end.
-    let work = view.work.filter(|work| work.end.is_none());
-    let own = work.map(|work| {
-        let demand = Demand::of_work(view.job, work, view.cache);
-        at_work(&work.fabric, demand)
+    let snapshot = view.snapshot.filter(|snapshot| snapshot.end.is_none());
+    let own = snapshot.map(|snapshot| {
+        let slots = SlotRequest::of_transfer(view.job, snapshot, view.cache);
+        running(&snapshot.fabric, slots)
     });
     // A leader before this one had begun it, and its agents have not been told of an end yet.
-    let old = view.job.status.as_ref().filter(|_| view.work.is_none());
-    let begun = old.filter(|old| queue::is_at_work(old) && !old.fabric.is_empty());
-    let begun = begun.map(|old| at_work(&old.fabric, None));
+    let old = view.job.status.as_ref().filter(|_| view.snapshot.is_none());
+    let begun = old.filter(|old| queue::is_running(old) && !old.fabric.is_empty());
+    let begun = begun.map(|old| running(&old.fabric, None));
     Decision {
         entry: own.or(decision.entry).or(begun),
         ..decision
@@ -159,24 +159,26 @@ pub(crate) fn decide(view: &View<'_>) -> Decision {
 fn next(view: &View<'_>) -> Decision {
     let old = view.job.status.clone().unwrap_or_default();
     if view.job.metadata.deletion_timestamp.is_some() {
-        return leave(view, &old);
+        return finalize(view, &old);
     }
     if old.phase.is_over() {
         return finished(view);
     }
     let stop = stop(view.job, &old, view.now);
-    match (view.work, stop) {
-        (Some(work), stop) => match (&work.end, stop) {
+    match (view.snapshot, stop) {
+        (Some(snapshot), stop) => match (&snapshot.end, stop) {
             // Agents that were cancelled to suspend the job are cancelled again when its partial files are to be removed.
             (Some(End::Cancelled(done)), Some(stop)) if *done >= stop.cleanup() => {
                 stopped(view, &old, stop)
             }
-            (Some(End::Cancelled(_)), _) => Effect::Forget.into(),
-            (Some(End::Complete | End::Failed), _) => {
-                write(view, &old, &status::of_work(view.job, work, view.now))
-            }
+            (Some(End::Cancelled(_)), _) => Effect::DropTask.into(),
+            (Some(End::Complete | End::Failed), _) => write(
+                view,
+                &old,
+                &status::of_transfer(view.job, snapshot, view.now),
+            ),
             (None, Some(stop)) => Effect::Cancel(stop.cleanup()).into(),
-            (None, None) => go_on(view, &old, work),
+            (None, None) => go_on(view, &old, snapshot),
         },
         (None, Some(stop)) => match cancel_orphan(view, &old, stop.cleanup()) {
             Some(effect) => effect.into(),
@@ -228,7 +230,9 @@ fn set_finalizer(job: &TransferJob, present: bool) -> Request {
 
 /// It may go.
 fn remove_finalizer(view: &View<'_>) -> Request {
-    let unconfirmed = view.work.map_or(&[][..], |work| &work.unconfirmed);
+    let unconfirmed = view
+        .snapshot
+        .map_or(&[][..], |snapshot| &snapshot.unconfirmed);
     Request {
         events: status::left_behind(view.job, unconfirmed)
             .into_iter()
@@ -238,11 +242,11 @@ fn remove_finalizer(view: &View<'_>) -> Request {
 }
 
 /// It is being deleted: first nothing of it may be left at the agents.
-fn leave(view: &View<'_>, old: &TransferJobStatus) -> Decision {
+fn finalize(view: &View<'_>, old: &TransferJobStatus) -> Decision {
     if !has_finalizer(view.job) {
         // It ends without us; whatever was begun for it is dropped with it.
         return Decision {
-            effect: view.work.map(|_| Effect::Forget),
+            effect: view.snapshot.map(|_| Effect::DropTask),
             ..Decision::default()
         };
     }
@@ -250,11 +254,11 @@ fn leave(view: &View<'_>, old: &TransferJobStatus) -> Decision {
         DeletionPolicy::Retain => Cleanup::Partials,
         DeletionPolicy::Delete => Cleanup::Copies,
     };
-    let effect = match view.work.map(|work| work.end) {
+    let effect = match view.snapshot.map(|snapshot| snapshot.end) {
         Some(None) => Some(Effect::Cancel(cleanup)),
         Some(Some(End::Cancelled(done))) if done >= cleanup => None,
         Some(Some(End::Complete | End::Failed)) if cleanup == Cleanup::Partials => None,
-        Some(Some(_)) => Some(Effect::Forget),
+        Some(Some(_)) => Some(Effect::DropTask),
         None => cancel_orphan(view, old, cleanup),
     };
     effect.map_or_else(|| remove_finalizer(view).into(), Decision::from)
@@ -294,7 +298,7 @@ fn cancel_orphan(view: &View<'_>, old: &TransferJobStatus, cleanup: Cleanup) -> 
 
 /// Complete or Failed: that is written, so nothing of it is of use any more.
 fn finished(view: &View<'_>) -> Decision {
-    let effect = view.work.map(|_| Effect::Forget);
+    let effect = view.snapshot.map(|_| Effect::DropTask);
     // Its copies are removed before it is. A suspended job has no finalizer: an uninstall suspends
     // all jobs, and no operator remains to remove it.
     let verified = view
@@ -330,29 +334,38 @@ fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: StopReason) -> Decisi
         StopReason::Suspend => status::suspended(view.job, view.now),
         StopReason::Deadline => {
             let seconds = view.job.spec.deadline_seconds.unwrap_or_default();
-            let unconfirmed = view.work.map_or(&[][..], |work| &work.unconfirmed);
+            let unconfirmed = view
+                .snapshot
+                .map_or(&[][..], |snapshot| &snapshot.unconfirmed);
             let left = status::left_behind(view.job, unconfirmed);
             let left = left.map_or(String::new(), |left| format!("; {}", left.note));
-            status::overdue(view.job, view.work, seconds, &left, view.now)
+            status::overdue(view.job, view.snapshot, seconds, &left, view.now)
         }
     };
     let decision = write(view, old, &new);
-    if decision.request.is_none() && view.work.is_some() {
-        return Effect::Forget.into();
+    if decision.request.is_none() && view.snapshot.is_some() {
+        return Effect::DropTask.into();
     }
     decision
 }
 
-fn go_on(view: &View<'_>, old: &TransferJobStatus, work: &Snapshot) -> Decision {
-    let mut decision = write(view, old, &status::of_work(view.job, work, view.now));
+fn go_on(view: &View<'_>, old: &TransferJobStatus, snapshot: &Snapshot) -> Decision {
+    let mut decision = write(
+        view,
+        old,
+        &status::of_transfer(view.job, snapshot, view.now),
+    );
     let revision = view.cache.node_revision();
     if view.seen_revision != Some(revision) {
-        let nodes = work.destinations.iter().map(|there| there.node.as_str());
-        let has: BTreeSet<&str> = nodes.collect();
-        let members =
-            resolve::membership_update(view.job, view.cache, view.membership, &has).map(Box::new);
-        decision.effect = Some(Effect::UpdateMembers { revision, members });
-    } else if let Some(number) = work
+        let nodes = snapshot
+            .destinations
+            .iter()
+            .map(|there| there.node.as_str());
+        let existing: BTreeSet<&str> = nodes.collect();
+        let update = resolve::destinations_update(view.job, view.cache, view.membership, &existing)
+            .map(Box::new);
+        decision.effect = Some(Effect::UpdateDestinations { revision, update });
+    } else if let Some(number) = snapshot
         .unrecorded_attempt
         .filter(|number| *number <= old.attempt)
     {
@@ -367,15 +380,15 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
         write(view, old, &waiting)
     };
     match resolve::resolve(view.job, view.cache, view.membership, view.leader_epoch) {
-        Ok(transfer) => match reading::check_secret(view.job, view.cache) {
-            Ok(()) => in_turn(view, old, transfer),
+        Ok(transfer) => match object_source::check_secret(view.job, view.cache) {
+            Ok(()) => begin_if_admitted(view, old, transfer),
             Err(SecretUnavailable::NotProbed(secret)) => {
-                // What is at work keeps its path and its places while that is seen.
-                let is_at_work = queue::is_at_work(old);
+                // What is running keeps its path and its slots while that is seen.
+                let is_running = queue::is_running(old);
                 Decision {
-                    entry: is_at_work.then(|| {
-                        let demand = Demand::of(&transfer, view.cache);
-                        QueueEntry::new(view.job, &transfer.fabric, true, demand)
+                    entry: is_running.then(|| {
+                        let slots = SlotRequest::of(&transfer, view.cache);
+                        QueueEntry::new(view.job, &transfer.fabric, true, slots)
                     }),
                     ..Effect::ProbeSecret(secret).into()
                 }
@@ -394,10 +407,14 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
 }
 
 /// Nothing is in its way but other jobs.
-fn in_turn(view: &View<'_>, old: &TransferJobStatus, transfer: TransferRequest) -> Decision {
-    let demand = Demand::of(&transfer, view.cache);
-    let mut entry = QueueEntry::new(view.job, &transfer.fabric, queue::is_at_work(old), demand);
-    if !entry.is_at_work {
+fn begin_if_admitted(
+    view: &View<'_>,
+    old: &TransferJobStatus,
+    transfer: TransferRequest,
+) -> Decision {
+    let slots = SlotRequest::of(&transfer, view.cache);
+    let mut entry = QueueEntry::new(view.job, &transfer.fabric, queue::is_running(old), slots);
+    if !entry.is_running {
         let decision = match view.queue.admission(&uid(view.job), &entry) {
             // The queue has not heard of it, and decides once every job is known.
             None => Some(Decision::default()),
@@ -417,7 +434,7 @@ fn in_turn(view: &View<'_>, old: &TransferJobStatus, transfer: TransferRequest) 
         }
     }
     let begins = has_finalizer(view.job);
-    entry.is_at_work |= begins;
+    entry.is_running |= begins;
     Decision {
         entry: Some(entry),
         ..match begins {

@@ -3,7 +3,7 @@
 pub(crate) use weft_crds::Obstacle;
 
 /// An obstacle that may pass.
-pub(crate) fn wait(reason: &str, message: String) -> Obstacle {
+pub(crate) fn temporary(reason: &str, message: String) -> Obstacle {
     Obstacle {
         reason: reason.to_owned(),
         message,
@@ -12,9 +12,9 @@ pub(crate) fn wait(reason: &str, message: String) -> Obstacle {
 }
 
 /// One where nothing but another job helps.
-pub(crate) fn fail(reason: &str, message: String) -> Obstacle {
+pub(crate) fn permanent(reason: &str, message: String) -> Obstacle {
     Obstacle {
         is_final: true,
-        ..wait(reason, message)
+        ..temporary(reason, message)
     }
 }

@@ -7,7 +7,7 @@ use weft_crds::{FileSource, ObjectSource, RdmaFabric, TransferJob};
 
 use crate::controllers::{
     fabric::decide::listed,
-    job::obstacle::{Obstacle, fail, wait},
+    job::obstacle::{Obstacle, permanent, temporary},
     kinds::Cache,
     membership::{Membership, selector},
 };
@@ -27,7 +27,7 @@ pub(crate) fn origin(job: &TransferJob) -> Result<Origin<'_>, Obstacle> {
         (Some(file), None) => Ok(Origin::File(file)),
         (None, Some(object)) => Ok(Origin::Object(object)),
         // The definition refuses it, but it may have been changed since.
-        _ => Err(fail(
+        _ => Err(permanent(
             "SourceMissing",
             "spec.source: give exactly one of: file, object".to_owned(),
         )),
@@ -66,7 +66,7 @@ fn fabric_of<'a>(
             "no RdmaFabric selects it; label the node, or name one of: kubectl get fabricnodes"
                 .to_owned()
         };
-        wait(reason, format!("{field}: {node}: {what}"))
+        temporary(reason, format!("{field}: {node}: {what}"))
     })
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn selected<'a>(
     let wanted = job.spec.destinations.node_selector.clone();
     let wanted = selector(&wanted.unwrap_or_default()).map_err(|fault| {
         let text = format!("spec.destinations.nodeSelector: {fault}");
-        fail("SelectorInvalid", text)
+        permanent("SelectorInvalid", text)
     })?;
     let is_wanted = |node: &str| {
         let there = cache.nodes.named(node);
@@ -104,19 +104,19 @@ fn fabric_of_destinations<'a>(
     let fabrics: BTreeSet<&str> = selected.map(|(_, fabric)| fabric).collect();
     let fabrics: Vec<&str> = fabrics.into_iter().collect();
     match fabrics[..] {
-        [] => Err(wait(
+        [] => Err(temporary(
             "NoDestinations",
             "spec.destinations: no node of any fabric matches; it begins when one does: label a node"
                 .to_owned(),
         )),
         [name] => match cache.fabrics.named(name) {
             Some(fabric) => Ok((name, fabric)),
-            None => Err(wait(
+            None => Err(temporary(
                 "NodeNotInFabric",
                 format!("spec.destinations: RdmaFabric {name} is no more; make it again"),
             )),
         },
-        _ => Err(wait(
+        _ => Err(temporary(
             "FabricsDiffer",
             format!(
                 "spec.destinations.nodeSelector: the nodes are of several fabrics, {}; add a label \

@@ -17,8 +17,8 @@ use crate::controllers::{
     cache::{Key, uid},
     fabric::decide::is_ready,
     job::{
-        queue::{AdmissionQueue, Demand, QueueEntry},
-        reading::{self, SecretUnavailable},
+        object_source::{self, SecretUnavailable},
+        queue::{AdmissionQueue, QueueEntry, SlotRequest},
         resolve::{self, TransferRequest},
         snapshot::Snapshot,
         status,
@@ -29,11 +29,11 @@ use crate::controllers::{
 use crate::reports::NodeState;
 use weft_transfer::{AgentEndpoint, End};
 
-/// A query: reads what is known, and sends the answer to who has asked.
-pub type Query = Box<dyn FnOnce(&Known<'_>) + Send>;
+/// A query: reads what the operator knows, and sends the answer to the caller.
+pub type Query = Box<dyn FnOnce(&QueryView<'_>) + Send>;
 
 /// What answers are made from.
-pub struct Known<'a> {
+pub struct QueryView<'a> {
     /// The objects.
     pub(crate) cache: &'a Cache,
     /// What this process is doing, by the jobs' UIDs.
@@ -75,7 +75,7 @@ pub struct Neighbours {
 /// What a job would meet.
 #[derive(Debug, Clone)]
 pub struct Preflight {
-    /// Everything in its way that is known without asking an agent.
+    /// Everything in its way that the operator knows without a call to an agent.
     pub obstacles: Vec<Obstacle>,
     /// It says that a root is Shared: its author needs the right to use fabrics.
     pub is_shared: bool,
@@ -88,37 +88,36 @@ pub struct Preflight {
 /// Of one job every destination is told, of several only their counts: a thousand jobs with hundreds of
 /// destinations each are a hundred megabytes.
 pub(crate) fn progress(
-    known: &Known<'_>,
+    view: &QueryView<'_>,
     namespace: Option<&str>,
     name: Option<&str>,
 ) -> Vec<TransferProgress> {
-    let all = known.cache.jobs.iter();
+    let all = view.cache.jobs.iter();
     let chosen = all.filter(|(key, _)| {
         namespace.is_none_or(|wanted| key.namespace == wanted)
             && name.is_none_or(|wanted| key.name == wanted)
     });
     chosen
-        .map(|(_, job)| progress_of(known, job, name.is_some()))
+        .map(|(_, job)| progress_of(view, job, name.is_some()))
         .collect()
 }
 
-fn progress_of(known: &Known<'_>, job: &TransferJob, is_whole: bool) -> TransferProgress {
+fn progress_of(view: &QueryView<'_>, job: &TransferJob, is_whole: bool) -> TransferProgress {
     let uid = uid(job);
     let written = job.status.clone().unwrap_or_default();
-    let at_work = known
-        .snapshots
-        .get(&uid)
-        .filter(|work| !written.phase.is_over() && !matches!(work.end, Some(End::Cancelled(_))));
-    let mut status = match at_work {
+    let running = view.snapshots.get(&uid).filter(|snapshot| {
+        !written.phase.is_over() && !matches!(snapshot.end, Some(End::Cancelled(_)))
+    });
+    let mut status = match running {
         None => written,
-        Some(work) if is_whole => status::live(job, work, known.now),
-        Some(work) => status::of_work(job, work, known.now),
+        Some(snapshot) if is_whole => status::live(job, snapshot, view.now),
+        Some(snapshot) => status::of_transfer(job, snapshot, view.now),
     };
     if !is_whole {
         status.destinations.clear();
         status.destinations_truncated = status.counts.total > 0;
     }
-    let ahead = known.queue.ahead(&uid);
+    let ahead = view.queue.ahead(&uid);
     TransferProgress {
         api_version: live_api_version(),
         kind: TransferProgress::KIND.to_owned(),
@@ -135,13 +134,12 @@ fn progress_of(known: &Known<'_>, job: &TransferJob, is_whole: bool) -> Transfer
 }
 
 /// What a job would meet if it were made now. The API server need not know it.
-pub(crate) fn preflight(known: &Known<'_>, job: &TransferJob) -> Preflight {
-    let Known { cache, .. } = *known;
+pub(crate) fn preflight(view: &QueryView<'_>, job: &TransferJob) -> Preflight {
+    let QueryView { cache, .. } = *view;
     let membership = Membership::of(cache);
-    let (mut found, transfer) = match resolve::resolve(job, cache, &membership, known.leader_epoch)
-    {
+    let (mut found, transfer) = match resolve::resolve(job, cache, &membership, view.leader_epoch) {
         Ok(transfer) => {
-            let waits = queued(job, known, &transfer).into_iter();
+            let waits = queued(job, view, &transfer).into_iter();
             let late = resolve::late_destinations(&transfer, cache);
             (waits.chain(late).collect(), Some(transfer))
         }
@@ -149,7 +147,7 @@ pub(crate) fn preflight(known: &Known<'_>, job: &TransferJob) -> Preflight {
     };
     // Otherwise the store is asked, and the Secret read for that.
     if transfer.is_none()
-        && let Err(SecretUnavailable::Denied(obstacle)) = reading::check_secret(job, cache)
+        && let Err(SecretUnavailable::Denied(obstacle)) = object_source::check_secret(job, cache)
     {
         found.push(obstacle);
     }
@@ -161,18 +159,18 @@ pub(crate) fn preflight(known: &Known<'_>, job: &TransferJob) -> Preflight {
 }
 
 /// Why it would have to wait for other jobs: as the youngest.
-fn queued(job: &TransferJob, known: &Known<'_>, transfer: &TransferRequest) -> Option<Obstacle> {
-    let demand = Demand::of(transfer, known.cache);
-    let mut entry = QueueEntry::new(job, &transfer.fabric, false, demand);
+fn queued(job: &TransferJob, view: &QueryView<'_>, transfer: &TransferRequest) -> Option<Obstacle> {
+    let slots = SlotRequest::of(transfer, view.cache);
+    let mut entry = QueueEntry::new(job, &transfer.fabric, false, slots);
     entry.created_at = Some(Time(Timestamp::MAX));
-    known.queue.asked(&entry).obstacle(&entry)
+    view.queue.preview(&entry).obstacle(&entry)
 }
 
 /// A node's fabric, and the others that are ready in it.
 pub(crate) fn neighbours(cache: &Cache, node: &str) -> Option<Neighbours> {
-    let known = cache.fabric_nodes.named(node)?;
-    let status = known.status.as_ref()?;
-    let fabric = &known.spec.fabric;
+    let node_view = cache.fabric_nodes.named(node)?;
+    let status = node_view.status.as_ref()?;
+    let fabric = &node_view.spec.fabric;
     let others = cache.fabric_nodes.iter().map(|(_, node)| node);
     let peers = others.filter_map(|other| {
         let (name, status) = (other.name_any(), other.status.as_ref()?);
@@ -199,8 +197,8 @@ pub(crate) fn neighbours(cache: &Cache, node: &str) -> Option<Neighbours> {
 }
 
 /// The verified copies of the jobs of a namespace, or of all.
-pub(crate) fn copies(known: &Known<'_>, namespace: Option<&str>) -> Vec<ReportedCopy> {
-    let Known { cache, reports, .. } = *known;
+pub(crate) fn copies(view: &QueryView<'_>, namespace: Option<&str>) -> Vec<ReportedCopy> {
+    let QueryView { cache, reports, .. } = *view;
     let job = |job: &weft_proto::operator::v1::CopyJob| {
         let key = Key {
             namespace: job.namespace.clone(),
@@ -216,8 +214,9 @@ pub(crate) fn copies(known: &Known<'_>, namespace: Option<&str>) -> Vec<Reported
     };
     let mut copies = Vec::new();
     for (node, state) in reports {
-        let known = cache.fabric_nodes.named(node);
-        let address = known.and_then(|known| Some(known.status.as_ref()?.control_address.clone()));
+        let node_view = cache.fabric_nodes.named(node);
+        let address = node_view
+            .and_then(|node_view| Some(node_view.status.as_ref()?.control_address.clone()));
         let endpoint = AgentEndpoint {
             node: node.clone(),
             address: address.unwrap_or_default(),
@@ -300,14 +299,14 @@ mod tests {
     }
 
     /// What the controllers know.
-    struct Knowledge {
+    struct Fixture {
         cache: Cache,
         snapshots: BTreeMap<String, Arc<Snapshot>>,
         queue: AdmissionQueue,
         reports: BTreeMap<String, NodeState>,
     }
 
-    impl Knowledge {
+    impl Fixture {
         fn new(cache: Cache) -> Self {
             Self {
                 cache,
@@ -326,8 +325,8 @@ mod tests {
             }
         }
 
-        fn known(&self) -> Known<'_> {
-            Known {
+        fn view(&self) -> QueryView<'_> {
+            QueryView {
                 cache: &self.cache,
                 snapshots: &self.snapshots,
                 queue: &self.queue,
@@ -338,19 +337,19 @@ mod tests {
         }
 
         fn progress(&self, name: Option<&str>) -> TransferProgress {
-            let mut told = progress(&self.known(), Some("team-a"), name);
+            let mut told = progress(&self.view(), Some("team-a"), name);
             assert_eq!(told.len(), 1);
             told.remove(0)
         }
 
         fn copies(&self, namespace: Option<&str>) -> Vec<ReportedCopy> {
-            copies(&self.known(), namespace)
+            copies(&self.view(), namespace)
         }
     }
 
     #[test]
     fn live_progress_shows_every_destination_and_ends_with_what_is_written() {
-        let mut stage = Knowledge::moving(scenario::cache(2), 100);
+        let mut stage = Fixture::moving(scenario::cache(2), 100);
         let told = stage.progress(Some("minilm"));
         assert_eq!(told.status.phase, Phase::Transferring);
         assert_eq!(told.status.destinations.len(), 100);
@@ -377,7 +376,7 @@ mod tests {
 
     #[test]
     fn a_list_tells_how_many_destinations_there_are_and_one_job_which() {
-        let mut stage = Knowledge::moving(scenario::cache(2), 200);
+        let mut stage = Fixture::moving(scenario::cache(2), 200);
         let (one, listed) = (stage.progress(Some("minilm")), stage.progress(None));
         assert_eq!(one.status.destinations.len(), 200);
         assert_eq!(listed.status.destinations, []);
@@ -406,8 +405,8 @@ mod tests {
 
     #[test]
     fn a_question_about_a_namespace_shows_no_other() {
-        let stage = Knowledge::new(scenario::cache(2));
-        let count = |namespace, name| progress(&stage.known(), namespace, name).len();
+        let stage = Fixture::new(scenario::cache(2));
+        let count = |namespace, name| progress(&stage.view(), namespace, name).len();
         assert_eq!(count(Some("team-a"), None), 1);
         assert_eq!(count(Some("team-b"), None), 0);
         assert_eq!(count(None, Some("minilm")), 1);
@@ -416,7 +415,7 @@ mod tests {
 
     #[tokio::test]
     async fn copies_are_of_a_namespaces_jobs_and_tell_which_of_these_exist() {
-        let mut stage = Knowledge::new(scenario::cache(2));
+        let mut stage = Fixture::new(scenario::cache(2));
         let mut report = scenario::report("n2", "default");
         report.copies = vec![scenario::copy("d1")];
         let mut before = report.copies[0].jobs[0].clone();
@@ -434,8 +433,8 @@ mod tests {
     }
 
     fn reasons(job: &TransferJob, cache: &Cache) -> Vec<String> {
-        let stage = Knowledge::new(cache.clone());
-        let preflight = preflight(&stage.known(), job);
+        let stage = Fixture::new(cache.clone());
+        let preflight = preflight(&stage.view(), job);
         preflight.obstacles.into_iter().map(|o| o.reason).collect()
     }
 
@@ -473,35 +472,35 @@ mod tests {
         fabric.spec.transport.cap_mbps = Some(1000);
         fabric.metadata.resource_version = Some("2".into());
         cache.fabrics.learn(fabric);
-        let mut stage = Knowledge::new(cache.clone());
+        let mut stage = Fixture::new(cache.clone());
         let job = scenario::job("minilm");
-        let entry = |is_at_work| {
+        let entry = |is_running| {
             let resolved = resolve::resolve(&job, &cache, &Membership::of(&cache), 1);
-            let demand = Demand::of(&resolved.unwrap(), &cache);
-            QueueEntry::new(&job, "default", is_at_work, demand)
+            let slots = SlotRequest::of(&resolved.unwrap(), &cache);
+            QueueEntry::new(&job, "default", is_running, slots)
         };
         // Of another job, which writes elsewhere.
         let other = || QueueEntry {
-            key: Key::cluster("other"),
+            key: Key::cluster_scoped("other"),
             path: vec!["other".to_owned()],
             ..entry(true)
         };
-        let reasons = |stage: &Knowledge| {
-            let preflight = preflight(&stage.known(), &job);
+        let reasons = |stage: &Fixture| {
+            let preflight = preflight(&stage.view(), &job);
             // What it would do is told all the same.
             assert!(preflight.transfer.is_some());
             let reasons = preflight.obstacles.into_iter().map(|o| o.reason);
             reasons.collect::<Vec<_>>()
         };
-        stage.queue.see("first", Some(other()));
+        stage.queue.update_entry("first", Some(other()));
         assert_eq!(reasons(&stage), Vec::<String>::new());
-        stage.queue.see("second", Some(other()));
+        stage.queue.update_entry("second", Some(other()));
         assert_eq!(reasons(&stage), ["Queued"]);
 
-        stage.queue.see(&uid(&job), Some(entry(false)));
+        stage.queue.update_entry(&uid(&job), Some(entry(false)));
         stage.queue.recompute_admissions();
         assert_eq!(stage.progress(None).ahead, Some(0));
-        stage.queue.see("first", None);
+        stage.queue.update_entry("first", None);
         stage.queue.recompute_admissions();
         assert_eq!(stage.progress(None).ahead, None);
     }
@@ -517,8 +516,8 @@ mod tests {
             cache.fabric_nodes.learn(node);
         }
         let names = |cache: &Cache| {
-            let known = neighbours(cache, "n1").unwrap();
-            let peers = known.peers.into_iter().map(|(peer, _)| peer.node);
+            let view = neighbours(cache, "n1").unwrap();
+            let peers = view.peers.into_iter().map(|(peer, _)| peer.node);
             peers.collect::<Vec<_>>()
         };
         assert_eq!(names(&cache), ["n2", "n3"]);

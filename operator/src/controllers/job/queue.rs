@@ -1,14 +1,14 @@
-//! Which of the jobs that could begin may begin: a pure function of the jobs at work and of those that wait
+//! Which of the jobs that could begin may begin: a pure function of the jobs running and of those that wait
 //! for nothing but other jobs.
 //!
-//! One job at a time writes to a path of a root, and to those above and below it: a job that is at work
+//! One job at a time writes to a path of a root, and to those above and below it: a job that is running
 //! there, else the oldest. A job has one destination path, so two jobs never wait for each other.
 //!
 //! On a fabric with a cap, jobs also take turns at nodes. They share the cap evenly, so a hundred that begin
 //! at once all end at the end; in turn, most of them end long before. The rules, and why they are these, are
 //! in docs/decisions/0019:
 //!
-//! * a node takes part in at most [`JOBS_PER_NODE_MAX`] jobs, unless more were at work before there was a cap;
+//! * a node takes part in at most [`JOBS_PER_NODE_MAX`] jobs, unless more were running before there was a cap;
 //! * namespaces take turns: first the oldest job of each namespace, then the second oldest, and so on;
 //! * a job that is first in line at every full node that it waits for reserves a slot at all its nodes, so
 //!   that it cannot starve.
@@ -30,8 +30,8 @@ use crate::controllers::{
     cache::Key,
     fabric::decide::is_ready,
     job::{
-        obstacle::{Obstacle, wait},
-        place,
+        job_side,
+        obstacle::{Obstacle, temporary},
         resolve::TransferRequest,
         snapshot::Snapshot,
     },
@@ -44,14 +44,14 @@ pub(crate) const JOBS_PER_NODE_MAX: usize = 2;
 
 /// Where a job takes part, on a fabric with a cap.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Demand {
+pub(crate) struct SlotRequest {
     /// The node that has the bytes.
     pub(crate) source: String,
     /// The other nodes that bytes go to: those that are ready and have no verified copy yet.
     pub(crate) receivers: BTreeSet<String>,
 }
 
-impl Demand {
+impl SlotRequest {
     /// Of a job that could begin. Nothing where its jobs do not take turns: on a fabric without a cap,
     /// and where nothing is sent to another node.
     pub(crate) fn of(transfer: &TransferRequest, cache: &Cache) -> Option<Self> {
@@ -60,13 +60,17 @@ impl Demand {
     }
 
     /// Of a job that this process is at.
-    pub(crate) fn of_work(job: &TransferJob, work: &Snapshot, cache: &Cache) -> Option<Self> {
+    pub(crate) fn of_transfer(
+        job: &TransferJob,
+        snapshot: &Snapshot,
+        cache: &Cache,
+    ) -> Option<Self> {
         let file = job.spec.source.file.as_ref().map(|file| &file.node);
-        let source = file.or(work.reader.as_ref())?;
-        let left = work.destinations.iter();
+        let source = file.or(snapshot.reader.as_ref())?;
+        let left = snapshot.destinations.iter();
         let left = left.filter(|there| there.state != DestinationState::Verified);
         let names = left.map(|there| there.node.as_str());
-        Self::at(&work.fabric, source, names, cache)
+        Self::at(&snapshot.fabric, source, names, cache)
     }
 
     fn at<'a>(
@@ -93,22 +97,22 @@ impl Demand {
     }
 }
 
-/// A job that is at work, or waits for nothing but other jobs.
+/// A job that is running, or waits for nothing but other jobs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct QueueEntry {
     /// The job.
     pub(crate) key: Key,
     /// The oldest comes first.
     pub(crate) created_at: Option<Time>,
-    /// It has begun; it keeps its path and its places until its agents have been told of its end.
-    pub(crate) is_at_work: bool,
+    /// It has begun; it keeps its path and its slots until its agents have been told of its end.
+    pub(crate) is_running: bool,
     /// The fabric.
     pub(crate) fabric: String,
     /// The root that it writes to, and the names of the path below it.
     pub(crate) root: String,
     pub(crate) path: Vec<String>,
     /// Where it takes part, if its jobs take turns.
-    pub(crate) demand: Option<Demand>,
+    pub(crate) slots: Option<SlotRequest>,
 }
 
 impl QueueEntry {
@@ -116,29 +120,29 @@ impl QueueEntry {
     pub(crate) fn new(
         job: &TransferJob,
         fabric: &str,
-        is_at_work: bool,
-        demand: Option<Demand>,
+        is_running: bool,
+        slots: Option<SlotRequest>,
     ) -> Self {
-        let (root, path) = place::destination_path(job);
+        let (root, path) = job_side::destination_path(job);
         let names = path.split('/').filter(|name| !name.is_empty());
         Self {
             key: Key::of(&job.metadata),
             created_at: job.creation_timestamp(),
-            is_at_work,
+            is_running,
             fabric: fabric.to_owned(),
             root,
             path: names.map(str::to_owned).collect(),
-            demand,
+            slots,
         }
     }
 
     fn nodes(&self) -> impl Iterator<Item = &str> {
-        self.demand.iter().flat_map(Demand::nodes)
+        self.slots.iter().flat_map(SlotRequest::nodes)
     }
 }
 
 /// By what is written: a leader before this one had begun it, and nobody has ended it.
-pub(crate) fn is_at_work(status: &TransferJobStatus) -> bool {
+pub(crate) fn is_running(status: &TransferJobStatus) -> bool {
     matches!(
         status.phase,
         Phase::Planning | Phase::Preparing | Phase::Transferring
@@ -150,7 +154,7 @@ pub(crate) fn is_at_work(status: &TransferJobStatus) -> bool {
 pub(crate) enum Admission {
     /// Begin.
     Begins,
-    /// Wait for a job that is at work at a path of its root, or comes first there.
+    /// Wait for a job that is running at a path of its root, or comes first there.
     PathInUse {
         /// That job.
         holder: Key,
@@ -178,7 +182,7 @@ impl Admission {
                     "spec.destinations.path: TransferJob {namespace}/{name} comes first at {path} of root {root}; \
                      this job begins once that one is over",
                 );
-                Some(wait("PathInUse", text))
+                Some(temporary("PathInUse", text))
             }
             Self::Queued { node, .. } => {
                 let text = format!(
@@ -186,7 +190,7 @@ impl Admission {
                      spec.transport.capMbps, and others come first: namespaces take turns, each with its oldest \
                      job; it begins by itself; see how far the others are: kubectl weft status -A"
                 );
-                Some(wait("Queued", text))
+                Some(temporary("Queued", text))
             }
         }
     }
@@ -200,7 +204,7 @@ impl Admission {
     }
 }
 
-/// All jobs that are at work or could begin, by their UIDs.
+/// All jobs that are running or could begin, by their UIDs.
 #[derive(Debug, Default)]
 pub(crate) struct AdmissionQueue {
     entries: BTreeMap<String, QueueEntry>,
@@ -211,8 +215,8 @@ pub(crate) struct AdmissionQueue {
 }
 
 impl AdmissionQueue {
-    /// A job is this by now; `None` when it neither is at work nor could begin.
-    pub(crate) fn see(&mut self, uid: &str, entry: Option<QueueEntry>) {
+    /// A job is this by now; `None` when it neither is running nor could begin.
+    pub(crate) fn update_entry(&mut self, uid: &str, entry: Option<QueueEntry>) {
         if self.entries.get(uid) == entry.as_ref() {
             return;
         }
@@ -261,8 +265,8 @@ impl AdmissionQueue {
         }
     }
 
-    /// What a job could do that is not there yet.
-    pub(crate) fn asked(&self, entry: &QueueEntry) -> Admission {
+    /// The admission that this entry would get if it were in the queue.
+    pub(crate) fn preview(&self, entry: &QueueEntry) -> Admission {
         // No UID is empty.
         let uid = String::new();
         let others = self.entries.iter();
@@ -274,7 +278,7 @@ impl AdmissionQueue {
     }
 }
 
-/// The jobs of a root, by path, each with its place in the order. At each path the first.
+/// The jobs of a root, by path, each with its position in the order. At each path the first.
 type Paths<'a> = BTreeMap<&'a [String], (usize, &'a QueueEntry)>;
 
 /// The first of these jobs that writes to this path, or above or below it.
@@ -283,7 +287,7 @@ fn first_at<'a>(paths: &Paths<'a>, path: &[String]) -> Option<&'a QueueEntry> {
     let below = paths.range(path..);
     let below = below.take_while(|(below, _)| below.starts_with(path));
     let all = above.chain(below.map(|(_, there)| there));
-    let (_, first) = all.min_by_key(|(place, _)| *place)?;
+    let (_, first) = all.min_by_key(|(position, _)| *position)?;
     Some(first)
 }
 
@@ -295,26 +299,26 @@ fn admissions<'a>(
 ) -> BTreeMap<String, Admission> {
     let mut entries: Vec<_> = entries.collect();
     entries
-        .sort_by_cached_key(|(_, entry)| (!entry.is_at_work, entry.created_at.clone(), &entry.key));
+        .sort_by_cached_key(|(_, entry)| (!entry.is_running, entry.created_at.clone(), &entry.key));
     let mut admissions = BTreeMap::new();
     let mut roots: BTreeMap<(&str, &str), Paths<'_>> = BTreeMap::new();
     let mut queues: BTreeMap<&str, FabricQueue<'_>> = BTreeMap::new();
-    for (place, (uid, entry)) in entries.into_iter().enumerate() {
+    for (position, (uid, entry)) in entries.into_iter().enumerate() {
         let paths = roots.entry((&entry.fabric, &entry.root)).or_default();
         let first = first_at(paths, &entry.path);
-        paths.entry(&entry.path).or_insert((place, entry));
+        paths.entry(&entry.path).or_insert((position, entry));
         match first {
-            Some(first) if !entry.is_at_work => {
+            Some(first) if !entry.is_running => {
                 let admission = Admission::PathInUse {
                     holder: first.key.clone(),
                     path: first.path.join("/"),
                 };
                 admissions.insert(uid.clone(), admission);
             }
-            _ if entry.demand.is_some() => {
+            _ if entry.slots.is_some() => {
                 queues.entry(&entry.fabric).or_default().add(uid, entry);
             }
-            _ if entry.is_at_work => {}
+            _ if entry.is_running => {}
             _ => drop(admissions.insert(uid.clone(), Admission::Begins)),
         }
     }
@@ -329,10 +333,10 @@ fn admissions<'a>(
 /// The jobs of one fabric that take turns, and that no path keeps from beginning.
 #[derive(Default)]
 struct FabricQueue<'a> {
-    /// Places that are taken: by jobs at work, and by those that have had their turn already.
+    /// Slots that are taken: by jobs running, and by those that were admitted already.
     taken: HashMap<&'a str, usize>,
-    /// Those at work by namespace, the oldest first.
-    at_work: BTreeMap<&'a str, Vec<Age<'a>>>,
+    /// Those running by namespace, the oldest first.
+    running: BTreeMap<&'a str, Vec<Age<'a>>>,
     /// The oldest first.
     ready: Vec<(&'a String, &'a QueueEntry)>,
 }
@@ -346,8 +350,8 @@ fn age(entry: &QueueEntry) -> Age<'_> {
 
 impl<'a> FabricQueue<'a> {
     fn add(&mut self, uid: &'a String, entry: &'a QueueEntry) {
-        if entry.is_at_work {
-            let namespace = self.at_work.entry(&entry.key.namespace).or_default();
+        if entry.is_running {
+            let namespace = self.running.entry(&entry.key.namespace).or_default();
             namespace.push(age(entry));
             self.take_slots(entry);
         } else {
@@ -368,11 +372,11 @@ impl<'a> FabricQueue<'a> {
         let ready = std::mem::take(&mut self.ready).into_iter();
         let ranked = ready.map(|(uid, entry)| {
             let namespace = entry.key.namespace.as_str();
-            let at_work = self.at_work.get(namespace).map_or(&[][..], Vec::as_slice);
-            let at_work = at_work.partition_point(|older| *older < age(entry));
+            let running = self.running.get(namespace).map_or(&[][..], Vec::as_slice);
+            let running = running.partition_point(|older| *older < age(entry));
             let waiting = older.entry(namespace).or_default();
             *waiting += 1;
-            (at_work + *waiting, uid, entry)
+            (running + *waiting, uid, entry)
         });
         let mut ranked: Vec<_> = ranked.collect();
         // Of equal ranks the oldest stays first.

@@ -7,17 +7,17 @@ use weft_crds::{Algorithm, Overwrite, Strategy, TransferJob};
 use weft_planner::Topology;
 use weft_proto::agent::v1::{self as agent, JobName};
 use weft_transfer::{
-    AgentEndpoint, LeaderContext, MembershipUpdate, Place, Spec, Timing, local, node_of,
+    AgentEndpoint, DestinationsUpdate, LeaderContext, NodeLocation, Spec, Timing, local, node_of,
 };
 
 use crate::controllers::{
     fabric::decide::{is_configuration_pending, is_ready, listed},
     job::{
+        job_side::{JobSide, check_not_nested, locate},
         network::{endpoints, payload_share, topology},
-        obstacle::{Obstacle, fail, wait},
+        object_source,
+        obstacle::{Obstacle, permanent, temporary},
         origin::{Origin, fabric_of_job, origin, selected},
-        place::{JobEnd, check_not_nested, place},
-        reading,
     },
     kinds::Cache,
     membership::Membership,
@@ -67,14 +67,14 @@ fn unready(cache: &Cache, fabric: &str, source: Option<&str>, targets: &[&str]) 
     if let Some(source) = source.filter(is_not_ready) {
         let text =
             format!("spec.source.file.node: {source} is not ready; see: kubectl get fabricnodes");
-        found.push(wait("NodesNotReady", text));
+        found.push(temporary("NodesNotReady", text));
     } else if !targets.is_empty() && targets.iter().all(is_not_ready) {
         let text = format!(
             "spec.destinations: none of the nodes is ready: {}; it begins when one is; see: kubectl \
              get fabricnodes",
             listed(targets)
         );
-        found.push(wait("NodesNotReady", text));
+        found.push(temporary("NodesNotReady", text));
     }
     let nodes = targets.iter().copied().chain(source);
     found.extend(mixed_configurations(cache, fabric, nodes));
@@ -91,7 +91,7 @@ pub(crate) fn late_destinations(transfer: &TransferRequest, cache: &Cache) -> Op
         late.len(),
         listed(&late)
     );
-    (!late.is_empty()).then(|| wait("NodesNotReady", text))
+    (!late.is_empty()).then(|| temporary("NodesNotReady", text))
 }
 
 /// Agents of which some, and not all, work with an earlier configuration: they may refuse each other
@@ -107,7 +107,7 @@ fn mixed_configurations<'a>(
     if pending.is_empty() || pending.len() == ready.len() {
         return None;
     }
-    Some(wait(
+    Some(temporary(
         "ConfigurationPending",
         format!(
             "the agents of {} of its nodes work with an earlier configuration of fabric {fabric} than the others: \
@@ -120,26 +120,26 @@ fn mixed_configurations<'a>(
 
 /// Who is to have a copy by now, and how they are reached; `None` while that cannot be said. Those
 /// that the job has already stay in it.
-pub(crate) fn membership_update(
+pub(crate) fn destinations_update(
     job: &TransferJob,
     cache: &Cache,
     membership: &Membership,
-    has: &BTreeSet<&str>,
-) -> Option<(MembershipUpdate, Vec<AgentEndpoint>)> {
+    existing: &BTreeSet<&str>,
+) -> Option<(DestinationsUpdate, Vec<AgentEndpoint>)> {
     let TransferRequest {
         spec, endpoints, ..
-    } = build_transfer(job, cache, membership, 0, has).ok()?;
+    } = build_transfer(job, cache, membership, 0, existing).ok()?;
     let nodes = spec.destinations.iter().chain([&spec.source]);
-    let nodes = nodes.map(|place| node_of(&place.node));
+    let nodes = nodes.map(|location| node_of(&location.node));
     let pending = nodes.filter(|node| is_configuration_pending(cache, node));
     let configuration_pending = pending.map(str::to_owned).collect();
-    let membership_update = MembershipUpdate {
+    let destinations_update = DestinationsUpdate {
         configuration_pending,
         destinations: spec.destinations,
         topology: spec.topology,
         payload_share: spec.payload_share,
     };
-    Some((membership_update, endpoints))
+    Some((destinations_update, endpoints))
 }
 
 fn build_transfer(
@@ -147,7 +147,7 @@ fn build_transfer(
     cache: &Cache,
     membership: &Membership,
     leader_epoch: u64,
-    also: &BTreeSet<&str>,
+    existing: &BTreeSet<&str>,
 ) -> Result<TransferRequest, Vec<Obstacle>> {
     let one = |obstacle| vec![obstacle];
     let origin = origin(job).map_err(one)?;
@@ -155,20 +155,20 @@ fn build_transfer(
     let mut found = Vec::new();
     let (source, from) = match origin {
         Origin::File(file) => {
-            let from = place(job, fabric, cache, JobEnd::Source(file));
+            let from = locate(job, fabric, cache, JobSide::Source(file));
             (Some(file.node.as_str()), noted(from, &mut found))
         }
         Origin::Object(object) => {
-            found.extend(reading::allowed(object, fabric).err());
+            found.extend(object_source::allowed(object, fabric).err());
             (None, None)
         }
     };
     // The root and the path are the same on all nodes.
-    let to = place(
+    let to = locate(
         job,
         fabric,
         cache,
-        JobEnd::Destination(&job.spec.destinations),
+        JobSide::Destination(&job.spec.destinations),
     );
     let to = noted(to, &mut found);
     let nodes = destinations(job, fabric_name, cache, membership);
@@ -185,11 +185,11 @@ fn build_transfer(
         found.push(no_destinations(fabric_name, source, is_listed));
     }
     let readers = match origin {
-        Origin::Object(_) => reading::readers(job, &copies, cache, fabric),
+        Origin::Object(_) => object_source::readers(job, &copies, cache, fabric),
         // It has to look at all jobs for it.
         Origin::File(_) => Vec::new(),
     };
-    let is_reader = |copy: &&Place| readers.first() == Some(&copy.node);
+    let is_reader = |copy: &&NodeLocation| readers.first() == Some(&copy.node);
     let reader = || copies.iter().find(is_reader).or(copies.first()).cloned();
     let names: BTreeSet<&str> = source
         .into_iter()
@@ -201,7 +201,7 @@ fn build_transfer(
         found.extend(unready(cache, fabric_name, source, &others));
         return Err(found);
     };
-    let names: BTreeSet<&str> = names.union(also).copied().collect();
+    let names: BTreeSet<&str> = names.union(existing).copied().collect();
     Ok(TransferRequest {
         fabric: fabric_name.to_owned(),
         endpoints: endpoints(cache, fabric_name, &names),
@@ -210,7 +210,7 @@ fn build_transfer(
             payload_share: payload_share(cache, &names),
             object: match origin {
                 Origin::File(_) => None,
-                Origin::Object(object) => Some(reading::object(job, object, readers, cache)),
+                Origin::Object(object) => Some(object_source::object(job, object, readers, cache)),
             },
             ..spec(job, cache, from, copies, leader_epoch)
         },
@@ -223,10 +223,14 @@ fn noted<T>(result: Result<T, Obstacle>, found: &mut Vec<Obstacle>) -> Option<T>
 }
 
 /// Where copies shall be, without the one that is there already: the source, where that is a node.
-fn copies(nodes: &[String], to: &Place, from: Option<&Place>) -> Result<Vec<Place>, Obstacle> {
+fn copies(
+    nodes: &[String],
+    to: &NodeLocation,
+    from: Option<&NodeLocation>,
+) -> Result<Vec<NodeLocation>, Obstacle> {
     let mut copies = Vec::new();
     for node in nodes {
-        let copy = Place {
+        let copy = NodeLocation {
             node: node.clone(),
             ..to.clone()
         };
@@ -236,7 +240,7 @@ fn copies(nodes: &[String], to: &Place, from: Option<&Place>) -> Result<Vec<Plac
             Some(from) if copy.node == from.node => {
                 check_not_nested(&copy, from)?;
                 let node = local(node);
-                copies.push(Place { node, ..copy });
+                copies.push(NodeLocation { node, ..copy });
             }
             _ => copies.push(copy),
         }
@@ -257,7 +261,7 @@ pub(crate) fn to_cancel(
     let mut names: BTreeSet<String> = shown.map(|destination| destination.node.clone()).collect();
     let source = match origin(job).ok()? {
         Origin::File(file) => file.node.clone(),
-        // Whoever has not read knows of the job as a destination.
+        // The agent of a node that does not read knows the job as a destination.
         Origin::Object(_) => {
             let reader = job.status.as_ref().map(|status| status.reader.clone());
             let reader = reader.filter(|reader| !reader.is_empty());
@@ -280,16 +284,16 @@ pub(crate) fn to_cancel(
     if file.is_some() && names.remove(&source) && is_elsewhere {
         names.insert(local(&source));
     }
-    let place = |node: &str, root: &str, path: &str| Place {
+    let location = |node: &str, root: &str, path: &str| NodeLocation {
         node: node.to_owned(),
         root: root.to_owned(),
         path: path.to_owned(),
     };
     let copies = names
         .iter()
-        .map(|node| place(node, &to.root, &to.path))
+        .map(|node| location(node, &to.root, &to.path))
         .collect();
-    let from = place(&source, root, path);
+    let from = location(&source, root, path);
     let all: BTreeSet<&str> = names
         .iter()
         .map(|name| node_of(name))
@@ -305,8 +309,8 @@ pub(crate) fn to_cancel(
 fn spec(
     job: &TransferJob,
     cache: &Cache,
-    source: Place,
-    destinations: Vec<Place>,
+    source: NodeLocation,
+    destinations: Vec<NodeLocation>,
     leader_epoch: u64,
 ) -> Spec {
     let namespace = job.namespace().unwrap_or_default();
@@ -365,25 +369,25 @@ fn destinations(
 ) -> Result<Vec<String>, Obstacle> {
     let to = &job.spec.destinations;
     if let Some(nodes) = &to.nodes {
-        let strangers: Vec<&str> = nodes
+        let others: Vec<&str> = nodes
             .iter()
             .filter(|node| membership.fabric(node) != Some(fabric))
             .map(String::as_str)
             .collect();
-        if !strangers.is_empty() {
+        if !others.is_empty() {
             let text = format!(
                 "spec.destinations.nodes: {} not of fabric {fabric}, which the {} is of; label \
                  them so that it selects them, or name one of: kubectl get fabricnodes",
-                match strangers.len() {
-                    1 => format!("node {} is", strangers[0]),
-                    _ => format!("nodes {} are", listed(&strangers)),
+                match others.len() {
+                    1 => format!("node {} is", others[0]),
+                    _ => format!("nodes {} are", listed(&others)),
                 },
                 match job.spec.source.file {
                     Some(_) => "source",
                     None => "first node",
                 }
             );
-            return Err(wait("NodeNotInFabric", text));
+            return Err(temporary("NodeNotInFabric", text));
         }
         return Ok(nodes.clone());
     }
@@ -398,16 +402,16 @@ fn no_destinations(fabric: &str, source: Option<&str>, is_listed: bool) -> Obsta
             "spec.destinations: no node of fabric {fabric} matches; it begins when one does: label a \
              node"
         );
-        return wait("NoDestinations", text);
+        return temporary("NoDestinations", text);
     };
     if is_listed {
         let text = format!(
             "spec.destinations.nodes: names only {source}, which is the source and has it at \
                  that path: name another node, root or path"
         );
-        return fail("NoDestinations", text);
+        return permanent("NoDestinations", text);
     }
-    wait(
+    temporary(
         "NoDestinations",
         format!(
             "spec.destinations: no node of fabric {fabric} besides {source}, the source, matches; \

@@ -10,7 +10,7 @@ use weft_transfer::{Failure, ReadSecret};
 use crate::{
     NAME,
     api::call,
-    controllers::job::obstacle::{Obstacle, wait},
+    controllers::job::obstacle::{Obstacle, temporary},
 };
 
 /// The reason of a name that is none.
@@ -47,7 +47,7 @@ impl Secrets {
                 "secretRef.name: `{name}` is no name of a Secret: give one of at most 253 characters, of a-z, \
                  0-9, `-` and `.`, which begins and ends with a letter or digit (RFC 1123)"
             );
-            return Err(wait(BAD_NAME, message));
+            return Err(temporary(BAD_NAME, message));
         }
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
         let problem = match call(api.get_opt(name)).await {
@@ -59,7 +59,7 @@ impl Secrets {
                 let text = format!(
                     "there is no Secret {name} in namespace {namespace}: make it, or name another in another job"
                 );
-                return Err(wait("SecretMissing", text));
+                return Err(temporary("SecretMissing", text));
             }
             Err(error) if error.has_code(403) => {
                 return Err(forbidden(namespace, name, &self.account));
@@ -69,7 +69,7 @@ impl Secrets {
         let text = format!(
             "Secret {namespace}/{name} could not be read ({problem}): the operator retries; check the API server"
         );
-        Err(wait("SecretUnread", text))
+        Err(temporary("SecretUnread", text))
     }
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn forbidden(namespace: &str, name: &str, account: &str) -> Obstacle 
          --resource-name {name}; kubectl create rolebinding weft-read-{name} --namespace {namespace} \
          --role weft-read-{name} --serviceaccount {account}"
     );
-    wait("SecretForbidden", text)
+    temporary("SecretForbidden", text)
 }
 
 /// A DNS subdomain (RFC 1123), as Kubernetes has it.

@@ -24,22 +24,22 @@ pub(crate) struct SecretProbes {
     secrets: Secrets,
     /// When each was answered; `None` while it is under way.
     probes: BTreeMap<Key, Option<Instant>>,
-    places: Arc<Semaphore>,
-    report: mpsc::UnboundedSender<(Key, ProbeResult)>,
-    reported: mpsc::UnboundedReceiver<(Key, ProbeResult)>,
+    permits: Arc<Semaphore>,
+    results_sender: mpsc::UnboundedSender<(Key, ProbeResult)>,
+    results: mpsc::UnboundedReceiver<(Key, ProbeResult)>,
     wake: Arc<Notify>,
 }
 
 impl SecretProbes {
     /// Without a probe. Each result wakes the controllers.
     pub(crate) fn new(secrets: Secrets, wake: Arc<Notify>) -> Self {
-        let (report, reported) = mpsc::unbounded_channel();
+        let (results_sender, results) = mpsc::unbounded_channel();
         Self {
             secrets,
             probes: BTreeMap::new(),
-            places: Arc::new(Semaphore::new(CONCURRENCY_MAX)),
-            report,
-            reported,
+            permits: Arc::new(Semaphore::new(CONCURRENCY_MAX)),
+            results_sender,
+            results,
             wake,
         }
     }
@@ -50,14 +50,14 @@ impl SecretProbes {
             return;
         }
         self.probes.insert(secret.clone(), None);
-        let (places, wake) = (Arc::clone(&self.places), Arc::clone(&self.wake));
-        let (secrets, report) = (self.secrets.clone(), self.report.clone());
+        let (permits, wake) = (Arc::clone(&self.permits), Arc::clone(&self.wake));
+        let (secrets, results_sender) = (self.secrets.clone(), self.results_sender.clone());
         tokio::spawn(async move {
             // It is never closed.
-            let _place = places.acquire().await;
+            let _permit = permits.acquire().await;
             let outcome = secrets.read(&secret.namespace, &secret.name).await;
             // The controllers may be gone. What the Secret holds is read again when it is needed.
-            let _ = report.send((secret, outcome.map(drop)));
+            let _ = results_sender.send((secret, outcome.map(drop)));
             wake.notify_one();
         });
     }
@@ -69,7 +69,7 @@ impl SecretProbes {
             .retain(|_, at| at.is_none_or(|at| at.elapsed() < PROBE_AGAIN));
         results.retain(|secret, _| self.probes.contains_key(secret));
         let mut new = Vec::new();
-        while let Ok((secret, outcome)) = self.reported.try_recv() {
+        while let Ok((secret, outcome)) = self.results.try_recv() {
             self.probes.insert(secret.clone(), Some(Instant::now()));
             results.insert(secret.clone(), outcome);
             new.push(secret);

@@ -7,7 +7,7 @@ use weft_crds::{
 };
 use weft_proto::agent::v1::State;
 
-use weft_transfer::{Destination, DestinationPhase, End, Job, TransferPhase, node_of};
+use weft_transfer::{Destination, DestinationPhase, End, Transfer, TransferPhase, node_of};
 
 /// With a mark a second, the rate is that of the last ten: a person looks at it.
 const RATE_MARKS: usize = 11;
@@ -19,7 +19,7 @@ pub(crate) struct Snapshot {
     pub(crate) fabric: String,
     /// How far it is.
     pub(crate) phase: TransferPhase,
-    /// A part was started.
+    /// Start was sent at least once.
     pub(crate) started: bool,
     /// The newest attempt that has begun.
     pub(crate) attempt: u32,
@@ -48,27 +48,28 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Of a job.
-    pub(crate) fn of(job: &Job, fabric: &str, bytes_per_second: u64) -> Self {
-        let destinations: Vec<DestinationStatus> = job.destinations().map(destination).collect();
+    /// Of a transfer.
+    pub(crate) fn of(transfer: &Transfer, fabric: &str, bytes_per_second: u64) -> Self {
+        let destinations: Vec<DestinationStatus> =
+            transfer.destinations().map(destination).collect();
         let count = u64::try_from(destinations.len()).unwrap_or(u64::MAX);
-        let (link, reason) = job.link();
-        let digest = Some(job.digest().to_owned()).filter(|digest| !digest.is_empty());
-        let manifest = job.listing().map(|listing| ManifestSummary {
+        let (link, reason) = transfer.link();
+        let digest = Some(transfer.digest().to_owned()).filter(|digest| !digest.is_empty());
+        let manifest = transfer.listing().map(|listing| ManifestSummary {
             files: u32::try_from(listing.found.files).unwrap_or(u32::MAX),
-            bytes: signed(job.bytes()),
+            bytes: signed(transfer.bytes()),
             digest: digest.clone(),
         });
         Self {
             fabric: fabric.to_owned(),
-            phase: job.phase(),
-            started: job.started().is_some(),
-            attempt: job.attempt(),
-            unrecorded_attempt: job.unrecorded_attempt(),
-            end: job.end(),
-            reader: (job.spec().object.as_ref()).map(|_| job.spec().source.node.clone()),
+            phase: transfer.phase(),
+            started: transfer.started().is_some(),
+            attempt: transfer.attempt(),
+            unrecorded_attempt: transfer.unrecorded_attempt(),
+            end: transfer.end(),
+            reader: (transfer.spec().object.as_ref()).map(|_| transfer.spec().source.node.clone()),
             manifest,
-            plan: job.plan().map(|plan| PlanSummary {
+            plan: transfer.plan().map(|plan| PlanSummary {
                 strategy: match plan.strategy {
                     weft_planner::Strategy::Auto => Strategy::Auto,
                     weft_planner::Strategy::Direct => Strategy::Direct,
@@ -87,12 +88,12 @@ impl Snapshot {
                 reason: reason.to_owned(),
             }),
             destinations,
-            unconfirmed: job
+            unconfirmed: transfer
                 .unconfirmed()
                 .map(|name| node_of(name).to_owned())
                 .collect(),
-            bytes: signed(job.bytes_moved()),
-            bytes_total: signed(job.bytes().saturating_mul(count)),
+            bytes: signed(transfer.bytes_moved()),
+            bytes_total: signed(transfer.bytes().saturating_mul(count)),
             bytes_per_second: signed(bytes_per_second),
         }
     }
@@ -115,7 +116,7 @@ fn destination(there: &Destination) -> DestinationStatus {
     };
     let is_verified = state == DestinationState::Verified;
     DestinationStatus {
-        node: node_of(&there.place.node).to_owned(),
+        node: node_of(&there.location.node).to_owned(),
         state,
         reason: failure
             .map(|failure| failure.reason.clone())
@@ -167,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_verified_destination_has_the_message_that_its_agent_gives() {
-        let place = weft_transfer::Place {
+        let place = weft_transfer::NodeLocation {
             node: "n1".to_owned(),
             root: "models".to_owned(),
             path: "m".to_owned(),
@@ -178,7 +179,7 @@ mod tests {
         };
         let shown = |phase| {
             let shown = destination(&Destination {
-                place: place.clone(),
+                location: place.clone(),
                 phase,
                 report: report.clone(),
                 bytes: 0,

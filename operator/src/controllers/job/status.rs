@@ -15,7 +15,7 @@ use crate::controllers::{
     condition::{self, ConditionUpdate, moment},
     fabric::decide::listed,
     fabric::decide::model_label,
-    job::{obstacle::Obstacle, place::destination_path, snapshot::Snapshot},
+    job::{job_side::destination_path, obstacle::Obstacle, snapshot::Snapshot},
     request::Event,
 };
 
@@ -57,16 +57,17 @@ pub(crate) fn failed(job: &TransferJob, obstacle: &Obstacle, now: Timestamp) -> 
 /// It was not complete so many seconds after its start.
 pub(crate) fn overdue(
     job: &TransferJob,
-    work: Option<&Snapshot>,
+    snapshot: Option<&Snapshot>,
     seconds: i64,
     left: &str,
     now: Timestamp,
 ) -> TransferJobStatus {
     let mut status = carry_over(job);
     // A task that only cancels, after a failover, knows less than the written status.
-    let knows = |work: &&Snapshot| work.manifest.is_some() && !status.destinations_truncated;
-    if let Some(work) = work.filter(knows) {
-        show(&mut status, job, work);
+    let knows =
+        |snapshot: &&Snapshot| snapshot.manifest.is_some() && !status.destinations_truncated;
+    if let Some(snapshot) = snapshot.filter(knows) {
+        apply_snapshot(&mut status, job, snapshot);
     }
     let text = format!(
         "not complete {seconds} s after its start (spec.deadlineSeconds): {} of {} destinations are verified; \
@@ -87,22 +88,26 @@ fn fail(status: &mut TransferJobStatus, reason: &str, message: &str, now: Timest
 }
 
 /// This process is at it, or was.
-pub(crate) fn of_work(job: &TransferJob, work: &Snapshot, now: Timestamp) -> TransferJobStatus {
+pub(crate) fn of_transfer(
+    job: &TransferJob,
+    snapshot: &Snapshot,
+    now: Timestamp,
+) -> TransferJobStatus {
     let mut status = carry_over(job);
-    status.phase = match work.phase {
-        _ if work.started => Phase::Transferring,
+    status.phase = match snapshot.phase {
+        _ if snapshot.started => Phase::Transferring,
         TransferPhase::Listing => Phase::Planning,
-        _ if work.manifest.is_some() => Phase::Preparing,
+        _ if snapshot.manifest.is_some() => Phase::Preparing,
         _ => Phase::Planning,
     };
     status.start_time.get_or_insert_with(|| moment(now));
-    status.fabric.clone_from(&work.fabric);
+    status.fabric.clone_from(&snapshot.fabric);
     status.attempt = status
         .attempt
-        .max(work.unrecorded_attempt.unwrap_or(work.attempt));
-    show(&mut status, job, work);
+        .max(snapshot.unrecorded_attempt.unwrap_or(snapshot.attempt));
+    apply_snapshot(&mut status, job, snapshot);
     resumed(&mut status, now);
-    if let Some(plan) = &work.plan {
+    if let Some(plan) = &snapshot.plan {
         let text = format!(
             "{:?} to {} nodes should take {} s; bottleneck: {}",
             plan.strategy,
@@ -116,10 +121,10 @@ pub(crate) fn of_work(job: &TransferJob, work: &Snapshot, now: Timestamp) -> Tra
             now,
         );
     }
-    match work.end {
+    match snapshot.end {
         Some(End::Complete) => complete(&mut status, now),
         Some(End::Failed) => {
-            let failed = work
+            let failed = snapshot
                 .destinations
                 .iter()
                 .find(|d| d.state == DestinationState::Failed);
@@ -139,12 +144,12 @@ pub(crate) fn of_work(job: &TransferJob, work: &Snapshot, now: Timestamp) -> Tra
 }
 
 /// The same for who asks now, with every destination.
-pub(crate) fn live(job: &TransferJob, work: &Snapshot, now: Timestamp) -> TransferJobStatus {
-    let (destinations, _) = merge_with_written(&carry_over(job), work);
+pub(crate) fn live(job: &TransferJob, snapshot: &Snapshot, now: Timestamp) -> TransferJobStatus {
+    let (destinations, _) = merge_with_written(&carry_over(job), snapshot);
     TransferJobStatus {
         destinations,
         destinations_truncated: false,
-        ..of_work(job, work, now)
+        ..of_transfer(job, snapshot, now)
     }
 }
 
@@ -172,7 +177,10 @@ fn complete(status: &mut TransferJobStatus, now: Timestamp) {
 }
 
 /// After a failover, keeps the written status of a destination until its agent reports again.
-fn merge_with_written(old: &TransferJobStatus, work: &Snapshot) -> (Vec<DestinationStatus>, i64) {
+fn merge_with_written(
+    old: &TransferJobStatus,
+    snapshot: &Snapshot,
+) -> (Vec<DestinationStatus>, i64) {
     let known: BTreeMap<&str, &DestinationStatus> = old
         .destinations
         .iter()
@@ -192,7 +200,7 @@ fn merge_with_written(old: &TransferJobStatus, work: &Snapshot) -> (Vec<Destinat
             }
         }
     };
-    let destinations: Vec<DestinationStatus> = work.destinations.iter().map(told).collect();
+    let destinations: Vec<DestinationStatus> = snapshot.destinations.iter().map(told).collect();
     // Of those that the status had no room for, only the sum is known.
     let listed: i64 = old.destinations.iter().map(|there| there.bytes).sum();
     let unlisted = match unheard_of && old.destinations_truncated {
@@ -200,13 +208,13 @@ fn merge_with_written(old: &TransferJobStatus, work: &Snapshot) -> (Vec<Destinat
         false => 0,
     };
     let sum = |all: &[DestinationStatus]| all.iter().map(|there| there.bytes).sum::<i64>();
-    let more = sum(&destinations).saturating_sub(sum(&work.destinations));
-    let bytes = work.bytes.saturating_add(more).saturating_add(unlisted);
+    let more = sum(&destinations).saturating_sub(sum(&snapshot.destinations));
+    let bytes = snapshot.bytes.saturating_add(more).saturating_add(unlisted);
     (destinations, bytes)
 }
 
-fn show(status: &mut TransferJobStatus, job: &TransferJob, work: &Snapshot) {
-    let (destinations, verified) = merge_with_written(status, work);
+fn apply_snapshot(status: &mut TransferJobStatus, job: &TransferJob, snapshot: &Snapshot) {
+    let (destinations, verified) = merge_with_written(status, snapshot);
     let in_state = |state| {
         let count = destinations.iter().filter(|d| d.state == state).count();
         u32::try_from(count).unwrap_or(u32::MAX)
@@ -217,19 +225,19 @@ fn show(status: &mut TransferJobStatus, job: &TransferJob, work: &Snapshot) {
         failed: in_state(DestinationState::Failed),
     };
     // What the source has not been asked yet, it may have said to an earlier operator.
-    if work.manifest.is_some() {
-        status.bytes_total = work.bytes_total;
+    if snapshot.manifest.is_some() {
+        status.bytes_total = snapshot.bytes_total;
     }
     status.bytes = if status.bytes_total > 0 {
         verified.min(status.bytes_total)
     } else {
         verified
     };
-    status.bytes_per_second = work.bytes_per_second;
+    status.bytes_per_second = snapshot.bytes_per_second;
     let left = status.bytes_total.saturating_sub(status.bytes).max(0);
-    let rate = work.bytes_per_second;
+    let rate = snapshot.bytes_per_second;
     status.eta_seconds = (rate > 0).then(|| left / rate + i64::from(left % rate != 0));
-    status.manifest = work.manifest.clone().or(status.manifest.take());
+    status.manifest = snapshot.manifest.clone().or(status.manifest.take());
     status.progress = if status.manifest.is_some() {
         progress(status.bytes, status.bytes_total)
     } else {
@@ -241,12 +249,12 @@ fn show(status: &mut TransferJobStatus, job: &TransferJob, work: &Snapshot) {
         String::new()
     };
     status.eta = status.eta_seconds.map(duration).unwrap_or_default();
-    if let Some(reader) = &work.reader {
+    if let Some(reader) = &snapshot.reader {
         status.reader.clone_from(reader);
     }
-    status.plan = work.plan.clone().or(status.plan.take());
-    status.link = work.link.clone().or(status.link.take());
-    let trouble = work.destinations.iter().find(|d| !d.reason.is_empty());
+    status.plan = snapshot.plan.clone().or(status.plan.take());
+    status.link = snapshot.link.clone().or(status.link.take());
+    let trouble = snapshot.destinations.iter().find(|d| !d.reason.is_empty());
     let mut digests = destinations.iter().map(|there| &there.digest);
     if let Some(digest) = digests.find(|digest| !digest.is_empty()) {
         let (key, value) = model_label(
@@ -295,10 +303,10 @@ fn resumed(status: &mut TransferJobStatus, now: Timestamp) {
     }
 }
 
-fn set(status: &mut TransferJobStatus, verdict: ConditionUpdate, now: Timestamp) {
+fn set(status: &mut TransferJobStatus, update: ConditionUpdate, now: Timestamp) {
     condition::set(
         &mut status.conditions,
-        verdict,
+        update,
         status.observed_generation,
         now,
     );

@@ -19,31 +19,31 @@ use crate::controllers::{
         snapshot::{RateMeter, Snapshot},
     },
 };
-use weft_transfer::{AgentEndpoint, Cleanup, ConnectionPool, Job, MembershipUpdate, Runner};
+use weft_transfer::{AgentEndpoint, Cleanup, ConnectionPool, DestinationsUpdate, Runner, Transfer};
 
 /// Between two snapshots while nothing but bytes change: agents report once a second.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Dropping it ends the task; agents are told nothing, and end the attempt themselves some time.
+/// Dropping it ends the task. The agents are not called: they end the attempt when its lease runs out.
 pub(crate) struct TransferTask {
     key: Key,
     snapshot: watch::Receiver<Arc<Snapshot>>,
     instructions: UnboundedSender<Instruction>,
     seen_revision: Option<u64>,
-    members: Option<JobMembers>,
+    destinations: Option<DestinationsAndEndpoints>,
     task: JoinHandle<()>,
 }
 
 /// Who is to have a copy, and how they are reached.
-type JobMembers = (MembershipUpdate, Vec<AgentEndpoint>);
+type DestinationsAndEndpoints = (DestinationsUpdate, Vec<AgentEndpoint>);
 
-/// What a transfer is told.
+/// What the task is asked to do.
 enum Instruction {
     /// Attempts up to this number may begin.
     AttemptRecorded(u32),
     /// It is to end.
     Cancel(Cleanup),
-    UpdateMembers(Box<JobMembers>),
+    UpdateDestinations(Box<DestinationsAndEndpoints>),
 }
 
 impl TransferTask {
@@ -65,32 +65,36 @@ impl TransferTask {
             None => Runner::begin(spec, pool, &endpoints),
             Some(cleanup) => Runner::cancelled(spec, cleanup, pool, &endpoints),
         };
-        let (instructions, instructed) = unbounded_channel();
-        let first = Snapshot::of(runner.job(), &fabric, 0);
-        let (tell, snapshot) = watch::channel(Arc::new(first));
-        let runner = Box::new(runner.waiting_for_records());
-        let task = tokio::spawn(drive(fabric, runner, instructed, tell, changed));
+        let (instructions, receiver) = unbounded_channel();
+        let first = Snapshot::of(runner.transfer(), &fabric, 0);
+        let (publisher, snapshot) = watch::channel(Arc::new(first));
+        let runner = Box::new(runner.requiring_recorded_attempts());
+        let task = tokio::spawn(drive(fabric, runner, receiver, publisher, changed));
         Self {
             key,
             snapshot,
             instructions,
             seen_revision: None,
-            members: None,
+            destinations: None,
             task,
         }
     }
 
-    /// The node revision of the cache that it has last been told of.
+    /// The node revision of the cache that it was last updated from.
     pub(crate) fn seen_revision(&self) -> Option<u64> {
         self.seen_revision
     }
 
     /// The nodes have changed: these are the destinations now, where that can be said.
-    pub(crate) fn update_members(&mut self, revision: u64, members: Option<Box<JobMembers>>) {
+    pub(crate) fn update_destinations(
+        &mut self,
+        revision: u64,
+        update: Option<Box<DestinationsAndEndpoints>>,
+    ) {
         self.seen_revision = Some(revision);
-        if let Some(members) = members.filter(|members| self.members.as_ref() != Some(members)) {
-            self.members = Some((*members).clone());
-            self.tell(Instruction::UpdateMembers(members));
+        if let Some(update) = update.filter(|update| self.destinations.as_ref() != Some(update)) {
+            self.destinations = Some((*update).clone());
+            self.tell(Instruction::UpdateDestinations(update));
         }
     }
 
@@ -144,13 +148,13 @@ impl Drop for TransferTask {
     }
 }
 
-/// What is told at once when it changes. The rest is told once a second.
-fn urgent_fields(job: &Job) -> impl PartialEq + use<> {
+/// What is published at once when it changes. Everything else is published once a second.
+fn urgent_fields(transfer: &Transfer) -> impl PartialEq + use<> {
     (
-        job.phase(),
-        job.unrecorded_attempt(),
-        job.attempt(),
-        job.end(),
+        transfer.phase(),
+        transfer.unrecorded_attempt(),
+        transfer.attempt(),
+        transfer.end(),
     )
 }
 
@@ -158,34 +162,34 @@ async fn drive(
     fabric: String,
     mut runner: Box<Runner>,
     mut instructions: UnboundedReceiver<Instruction>,
-    tell: watch::Sender<Arc<Snapshot>>,
+    publisher: watch::Sender<Arc<Snapshot>>,
     changed: Arc<Notify>,
 ) {
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut meter, mut rate) = (RateMeter::default(), 0);
-    let mut told = None;
+    let mut published = None;
     loop {
         let mut is_due = false;
         tokio::select! {
-            () = runner.turn() => {}
+            () = runner.run_once() => {}
             // A rate falls with time, though nothing is heard.
             _ = ticks.tick() => {
                 is_due = true;
-                rate = meter.mark(runner.now(), runner.job().bytes_moved());
+                rate = meter.mark(runner.now(), runner.transfer().bytes_moved());
             }
             Some(instruction) = instructions.recv() => match instruction {
                 Instruction::AttemptRecorded(attempt) => runner.attempt_recorded(attempt),
                 Instruction::Cancel(cleanup) => runner.cancel(cleanup),
-                Instruction::UpdateMembers(members) => runner.update_members(members.0, &members.1),
+                Instruction::UpdateDestinations(update) => runner.update_destinations(update.0, &update.1),
             }
         }
-        let job = runner.job();
-        let urgent = Some(urgent_fields(job));
-        if is_due || told != urgent {
-            told = urgent;
-            let snapshot = Snapshot::of(job, &fabric, rate);
-            let is_new = tell.send_if_modified(|old| {
+        let transfer = runner.transfer();
+        let urgent = Some(urgent_fields(transfer));
+        if is_due || published != urgent {
+            published = urgent;
+            let snapshot = Snapshot::of(transfer, &fabric, rate);
+            let is_new = publisher.send_if_modified(|old| {
                 let is_other = **old != snapshot;
                 if is_other {
                     *old = Arc::new(snapshot);
@@ -196,7 +200,7 @@ async fn drive(
                 changed.notify_one();
             }
         }
-        if job.is_over() {
+        if transfer.is_over() {
             return;
         }
     }
@@ -224,11 +228,11 @@ mod tests {
         let pool = ConnectionPool::new(Arc::new(Authority::new("weft").unwrap()));
         let changed = Arc::new(Notify::new());
         let wake = Arc::clone(&changed);
-        let mut work = TransferTask::new(scenario::minilm(), transfer, None, &pool, wake);
-        assert_eq!(work.peek().phase, TransferPhase::Listing);
+        let mut task = TransferTask::new(scenario::minilm(), transfer, None, &pool, wake);
+        assert_eq!(task.peek().phase, TransferPhase::Listing);
         let begun = Instant::now();
         changed.notified().await;
-        assert_eq!(work.snapshot().phase, TransferPhase::Waiting);
+        assert_eq!(task.snapshot().phase, TransferPhase::BetweenAttempts);
         assert!(begun.elapsed() < TICK);
         // Stat is tried again after a second, then after two more, and fails at once.
         let until = begun + 6 * TICK;
@@ -236,8 +240,8 @@ mod tests {
             .await
             .is_ok()
         {
-            assert_ne!(work.snapshot().phase, TransferPhase::Running);
+            assert_ne!(task.snapshot().phase, TransferPhase::Running);
         }
-        assert_eq!(work.unseen_change(), None);
+        assert_eq!(task.unseen_change(), None);
     }
 }

@@ -151,8 +151,8 @@ pub(crate) fn ready(name: &str, fabric: &str) -> FabricNode {
         ..FabricNodeStatus::default()
     };
     let text = "the agent reports and can work";
-    let verdict = ConditionUpdate::new("Ready", true, "AgentReady", text);
-    condition::set(&mut status.conditions, verdict, 1, start());
+    let update = ConditionUpdate::new("Ready", true, "AgentReady", text);
+    condition::set(&mut status.conditions, update, 1, start());
     node.status = Some(status);
     node
 }

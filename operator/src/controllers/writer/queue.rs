@@ -34,7 +34,7 @@ const FORGET_AFTER: Duration = Duration::from_secs(3600);
 
 /// Who wants something written: each has its own latest request for an object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Owner {
+pub(crate) struct Requester {
     /// The controller.
     pub(crate) controller: &'static str,
     /// Of what it decides about.
@@ -55,14 +55,14 @@ pub(crate) enum WriteOutcome {
 /// Which is sent next.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Next {
-    Request((Owner, ObjectId)),
+    Request((Requester, ObjectId)),
     Event,
 }
 
 /// What is sent.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Write {
-    Request(Owner, Request),
+    Request(Requester, Request),
     Event(ObjectReference, Event),
 }
 
@@ -76,8 +76,8 @@ struct Waiting {
 /// The requests that wait.
 #[derive(Debug)]
 pub(crate) struct WriteQueue {
-    waiting: BTreeMap<(Owner, ObjectId), Waiting>,
-    in_flight: BTreeMap<ObjectId, Owner>,
+    waiting: BTreeMap<(Requester, ObjectId), Waiting>,
+    in_flight: BTreeMap<ObjectId, Requester>,
     events: VecDeque<(ObjectReference, Event)>,
     /// One is, beside the requests: people read them in order.
     is_event_in_flight: bool,
@@ -101,10 +101,10 @@ impl Default for WriteQueue {
 }
 
 impl WriteQueue {
-    /// Replaces what waits of an owner. Returns how many of its reports were replaced by newer ones.
-    pub(crate) fn submit(&mut self, owner: &Owner, requests: Vec<Request>) -> u64 {
-        let of_owner: Vec<_> = self.of_owner(owner).collect();
-        let mut before: BTreeMap<_, _> = of_owner
+    /// Replaces what waits of an requester. Returns how many of its reports were replaced by newer ones.
+    pub(crate) fn submit(&mut self, requester: &Requester, requests: Vec<Request>) -> u64 {
+        let of_requester: Vec<_> = self.of_requester(requester).collect();
+        let mut before: BTreeMap<_, _> = of_requester
             .into_iter()
             .filter_map(|key| self.waiting.remove_entry(&key))
             .collect();
@@ -112,10 +112,10 @@ impl WriteQueue {
         let mut replaced = 0;
         for request in requests {
             let object = request.object();
-            if self.in_flight.get(&object) == Some(owner) {
+            if self.in_flight.get(&object) == Some(requester) {
                 continue;
             }
-            let key = (owner.clone(), object);
+            let key = (requester.clone(), object);
             let since = match before.remove(&key) {
                 Some(old) => {
                     let is_report = old.request.priority == Priority::Low;
@@ -129,19 +129,22 @@ impl WriteQueue {
         replaced
     }
 
-    fn of_owner(&self, owner: &Owner) -> impl Iterator<Item = (Owner, ObjectId)> + use<'_> {
+    fn of_requester(
+        &self,
+        requester: &Requester,
+    ) -> impl Iterator<Item = (Requester, ObjectId)> + use<'_> {
         let first = (
-            owner.clone(),
+            requester.clone(),
             ObjectId {
                 kind: String::new(),
                 key: Key::default(),
             },
         );
-        let owner = owner.clone();
+        let requester = requester.clone();
         self.waiting
             .range(first..)
             .map(|(key, _)| key)
-            .take_while(move |(of, _)| *of == owner)
+            .take_while(move |(of, _)| *of == requester)
             .cloned()
     }
 
@@ -177,7 +180,7 @@ impl WriteQueue {
     }
 
     /// The most urgent request that may be sent, of equally urgent ones the oldest.
-    fn first(&self, now: Duration) -> Option<&(Owner, ObjectId)> {
+    fn first(&self, now: Duration) -> Option<&(Requester, ObjectId)> {
         if self.in_flight.len() >= IN_FLIGHT_MAX {
             return None;
         }
@@ -207,9 +210,9 @@ impl WriteQueue {
         match next {
             Next::Request(key) => {
                 let waiting = self.waiting.remove(&key)?;
-                let (owner, object) = key;
-                self.in_flight.insert(object, owner.clone());
-                Some(Write::Request(owner, waiting.request))
+                let (requester, object) = key;
+                self.in_flight.insert(object, requester.clone());
+                Some(Write::Request(requester, waiting.request))
             }
             Next::Event => {
                 let (object, event) = self.events.pop_front()?;

@@ -93,7 +93,7 @@ fn leading(roles: &Roles) -> Router {
         let mut cache = scenario::cache(0);
         cache.fabrics = std::iter::empty().collect();
         while let Some(query) = receiver.recv().await {
-            query(&Known {
+            query(&QueryView {
                 cache: &cache,
                 snapshots: &BTreeMap::new(),
                 queue: &Default::default(),

@@ -30,14 +30,14 @@ const ALL: [&str; 3] = ["node0", "node1", "node2"];
 fn cancel(harness: &Harness, running: &Running, leader_epoch: u64) -> CancelRequest {
     let job = harness.of_job(&running.namespace, &running.name);
     CancelRequest {
-        job: Some(AttemptRef {
+        attempt: Some(AttemptRef {
             uid: job.uid().unwrap(),
             generation: job.metadata.generation.unwrap().unsigned_abs(),
-            attempt: job.status.unwrap().attempt,
+            number: job.status.unwrap().attempt,
         }),
         leader_epoch,
-        discard: true,
-        release: false,
+        remove_partials: true,
+        release_copies: false,
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use weft_planner::SEGMENT_BYTES;
+use weft_planner::BLOCK_BYTES;
 use weft_proto::agent::v1::{Role, State};
-use weft_transfer::{DestinationPhase, Failure, Job};
+use weft_transfer::{DestinationPhase, Failure, Transfer};
 
 use super::{AtDestination, End, Fault, Play, REMEDY_BYTES, Strike, standings};
 use crate::{
@@ -21,7 +21,7 @@ const SPURIOUS_PACKETS: u64 = 2 * CHUNK_PACKETS;
 
 impl Play<'_> {
     /// The final state, of the job and of every disk.
-    pub(super) fn judge(&mut self, job: &Job) {
+    pub(super) fn judge(&mut self, job: &Transfer) {
         let all = standings(job);
         let failing = match self.row.end {
             End::Verified => &[],
@@ -80,7 +80,7 @@ impl Play<'_> {
     }
 
     /// That the fault was felt, and cost no more than it may.
-    fn judge_fault(&self, job: &Job, all: &str) {
+    fn judge_fault(&self, job: &Transfer, all: &str) {
         let Fault::Within(node, strike) = self.row.fault else {
             return;
         };
@@ -140,11 +140,11 @@ impl Play<'_> {
     }
 
     /// Of what a node had when the fault struck, hardly anything was sent again.
-    fn assert_resumed(&self, job: &Job) {
+    fn assert_resumed(&self, job: &Transfer) {
         let total = self.tree.bytes();
         for (view, node) in job.destinations().zip(self.row.to) {
             let report = &view.report;
-            let attempt = report.job.as_ref().map_or(0, |job| job.attempt);
+            let attempt = report.attempt.as_ref().map_or(0, |job| job.number);
             if attempt < 2 {
                 continue;
             }
@@ -155,7 +155,7 @@ impl Play<'_> {
                 .map(|peer| peer.bytes)
                 .sum();
             let lacking = total - self.struck[node];
-            let allowed = lacking + total / RESENT_SHARE + SEGMENT_BYTES;
+            let allowed = lacking + total / RESENT_SHARE + BLOCK_BYTES;
             assert_eq!(report.state(), State::Verified);
             assert!(
                 received <= allowed,

@@ -16,7 +16,7 @@ use crate::controllers::{
     condition,
     tests::scenario::{self, minilm},
 };
-use weft_transfer::{Call, Command, DestinationPhase, Failure, Input, Job, TransferPhase};
+use weft_transfer::{Call, Command, DestinationPhase, Failure, Input, Transfer, TransferPhase};
 
 const BYTES: u64 = 1000;
 
@@ -33,7 +33,7 @@ struct Agent {
 
 /// What an operator's process is at.
 struct Process {
-    job: Job,
+    transfer: Transfer,
     pending: VecDeque<Command>,
     /// Attempts up to this number may begin.
     recorded: u32,
@@ -118,15 +118,15 @@ impl Stage {
             return false;
         };
         let membership = Membership::of(&self.cache);
-        let work = self
+        let snapshot = self
             .process
             .as_ref()
-            .map(|process| Snapshot::of(&process.job, "default", 0));
+            .map(|process| Snapshot::of(&process.transfer, "default", 0));
         let decision = decide(&View {
             job: &job,
             cache: &self.cache,
             membership: &membership,
-            work: work.as_ref(),
+            snapshot: snapshot.as_ref(),
             seen_revision: self
                 .process
                 .as_ref()
@@ -137,7 +137,7 @@ impl Stage {
             written: self.written,
             now: self.now,
         });
-        self.queue.see(&uid(&job), decision.entry);
+        self.queue.update_entry(&uid(&job), decision.entry);
         let mut is_busy = !self.queue.recompute_admissions().is_empty();
         if let Some(request) = &decision.request {
             is_busy = true;
@@ -165,8 +165,8 @@ impl Stage {
     }
 
     fn execute(&mut self, effect: Effect) -> bool {
-        let begin = |(job, commands): (Job, Vec<Command>)| Process {
-            job,
+        let begin = |(transfer, commands): (Transfer, Vec<Command>)| Process {
+            transfer,
             pending: commands.into(),
             recorded: 0,
             seen_revision: None,
@@ -178,24 +178,24 @@ impl Stage {
             }
             Effect::Begin(transfer) => {
                 assert!(self.process.is_none());
-                self.process = Some(begin(Job::begin(transfer.spec)));
+                self.process = Some(begin(Transfer::begin(transfer.spec)));
             }
             Effect::CancelOrphan { transfer, cleanup } => {
                 let before = self.process.as_ref();
-                assert!(before.is_none_or(|process| process.job.is_over()));
+                assert!(before.is_none_or(|process| process.transfer.is_over()));
                 self.withdrawals += 1;
-                self.process = Some(begin(Job::cancelled(transfer.spec, cleanup)));
+                self.process = Some(begin(Transfer::cancelled(transfer.spec, cleanup)));
             }
-            Effect::UpdateMembers { revision, members } => {
+            Effect::UpdateDestinations { revision, update } => {
                 let now = self.since();
                 let process = self.process.as_mut().unwrap();
                 process.seen_revision = Some(revision);
-                if let Some((membership_update, _)) = members.map(|members| *members) {
-                    let (job, commands) = process
-                        .job
+                if let Some((destinations_update, _)) = update.map(|update| *update) {
+                    let (transfer, commands) = process
+                        .transfer
                         .clone()
-                        .step(now, Input::Members(Box::new(membership_update)));
-                    process.job = job;
+                        .step(now, Input::Destinations(Box::new(destinations_update)));
+                    process.transfer = transfer;
                     process.pending.extend(commands);
                 }
             }
@@ -204,7 +204,7 @@ impl Stage {
                 return std::mem::replace(&mut process.recorded, attempt) != attempt;
             }
             Effect::Cancel(cleanup) => return self.tell(Input::Cancel(cleanup)),
-            Effect::Forget => {
+            Effect::DropTask => {
                 assert!(self.process.is_some());
                 self.process = None;
             }
@@ -216,11 +216,11 @@ impl Stage {
     fn tell(&mut self, input: Input) -> bool {
         let now = self.since();
         let process = self.process.as_mut().unwrap();
-        let before = process.job.phase();
-        let (job, commands) = process.job.clone().step(now, input);
-        process.job = job;
+        let before = process.transfer.phase();
+        let (transfer, commands) = process.transfer.clone().step(now, input);
+        process.transfer = transfer;
         process.pending.extend(commands);
-        process.job.phase() != before
+        process.transfer.phase() != before
     }
 
     fn since(&self) -> Duration {
@@ -237,7 +237,7 @@ impl Stage {
             // One that is stopped records no attempt any more.
             Some(Command::RecordAttempt { attempt })
                 if process.recorded < attempt
-                    && process.job.unrecorded_attempt() == Some(attempt) =>
+                    && process.transfer.unrecorded_attempt() == Some(attempt) =>
             {
                 process
                     .pending
@@ -250,8 +250,8 @@ impl Stage {
         let Some(answer) = answer else { return false };
         let now = self.since();
         let process = self.process.as_mut().unwrap();
-        let (job, commands) = process.job.clone().step(now, answer);
-        process.job = job;
+        let (transfer, commands) = process.transfer.clone().step(now, answer);
+        process.transfer = transfer;
         process.pending.extend(commands);
         true
     }
@@ -321,23 +321,24 @@ impl Stage {
     /// The next who has not said that it is through says so; then all hang up.
     fn speak(&mut self) -> Option<Input> {
         let process = self.process.as_ref().unwrap();
-        let (job, attempt) = (&process.job, process.job.attempt());
-        if job.phase() != TransferPhase::Running {
-            return job.wake_at().map(|_| Input::Woken);
+        let (transfer, attempt) = (&process.transfer, process.transfer.attempt());
+        if transfer.phase() != TransferPhase::Running {
+            return transfer.wake_at().map(|_| Input::Woken);
         }
         let is_in = |node: &str| {
             let agent = self.agents.get(node).and_then(|agent| agent.attempt);
             agent.is_some_and(|(number, _)| number == attempt)
         };
-        let waiting = job
+        let waiting = transfer
             .destinations()
             .find(|view| {
-                !matches!(view.phase, DestinationPhase::Verified { .. }) && is_in(&view.place.node)
+                !matches!(view.phase, DestinationPhase::Verified { .. })
+                    && is_in(&view.location.node)
             })
-            .map(|view| view.place.node.clone());
+            .map(|view| view.location.node.clone());
         let node = match waiting {
             Some(node) => node,
-            None if is_in("n2") && job.source_report().state() != State::Verified => {
+            None if is_in("n2") && transfer.source_report().state() != State::Verified => {
                 "n1".to_owned()
             }
             None => {
@@ -559,7 +560,7 @@ fn a_job_that_never_began_is_deleted_without_a_word_to_anybody() {
 fn a_job_waits_for_a_destination_and_goes_on_when_there_is_one() {
     let mut stage = Stage::new();
     for node in ["n2", "n3"] {
-        stage.cache.nodes.forget(&Key::cluster(node));
+        stage.cache.nodes.forget(&Key::cluster_scoped(node));
     }
     stage.settle();
     assert_eq!(stage.log, ["Waiting #0 NoDestinations"]);
@@ -599,14 +600,14 @@ fn progress_is_written_when_it_is_five_seconds_old_and_a_hundredth_has_moved() {
     let process = stage.process.as_ref().unwrap();
     let snapshot = Snapshot {
         bytes_total: 100_000,
-        ..Snapshot::of(&process.job, "default", 0)
+        ..Snapshot::of(&process.transfer, "default", 0)
     };
     let membership = Membership::of(&stage.cache);
     let mut job = stage.job().clone();
-    job.status = Some(status::of_work(&job, &snapshot, stage.now));
+    job.status = Some(status::of_transfer(&job, &snapshot, stage.now));
     let now = stage.now;
     let decide = |bytes, age| {
-        let work = Snapshot {
+        let snapshot = Snapshot {
             bytes,
             ..snapshot.clone()
         };
@@ -614,7 +615,7 @@ fn progress_is_written_when_it_is_five_seconds_old_and_a_hundredth_has_moved() {
             job: &job,
             cache: &stage.cache,
             membership: &membership,
-            work: Some(&work),
+            snapshot: Some(&snapshot),
             seen_revision: Some(stage.cache.node_revision()),
             reports: &stage.reports,
             queue: &stage.queue,

@@ -20,22 +20,22 @@ fn entry(name: &str, second: i64, nodes: &[&str]) -> QueueEntry {
             name: name.to_owned(),
         },
         created_at: Some(Time(at)),
-        is_at_work: false,
+        is_running: false,
         fabric: "default".into(),
         root: "models".into(),
         path: vec![namespace.to_owned(), name.to_owned()],
-        demand: Some(demand(nodes)),
+        slots: Some(slots(nodes)),
     }
 }
 
-fn demand(nodes: &[&str]) -> Demand {
-    Demand {
+fn slots(nodes: &[&str]) -> SlotRequest {
+    SlotRequest {
         source: nodes[0].to_owned(),
         receivers: nodes[1..].iter().map(|node| (*node).to_owned()).collect(),
     }
 }
 
-/// A job of team-a without a demand, which writes to this path.
+/// A job of team-a without a slots, which writes to this path.
 fn to_path(name: &str, second: i64, path: &str) -> QueueEntry {
     let mut job = scenario::job(name);
     let made = scenario::start() + SignedDuration::from_secs(second);
@@ -44,9 +44,9 @@ fn to_path(name: &str, second: i64, path: &str) -> QueueEntry {
     QueueEntry::new(&job, "default", false, None)
 }
 
-fn at_work(entry: QueueEntry) -> QueueEntry {
+fn running(entry: QueueEntry) -> QueueEntry {
     QueueEntry {
-        is_at_work: true,
+        is_running: true,
         ..entry
     }
 }
@@ -55,7 +55,7 @@ fn at_work(entry: QueueEntry) -> QueueEntry {
 fn queue(entries: impl IntoIterator<Item = QueueEntry>) -> AdmissionQueue {
     let mut queue = AdmissionQueue::default();
     for entry in entries {
-        queue.see(&uid(&entry), Some(entry));
+        queue.update_entry(&uid(&entry), Some(entry));
     }
     queue.recompute_admissions();
     queue
@@ -100,18 +100,18 @@ fn a_namespaces_first_job_does_not_wait_for_fifty_of_another() {
     assert_eq!(begin(&queue), ["a/00", "b/1"]);
     for i in [0, 1] {
         let entry = entry(&format!("a/{i:02}"), i, &["n1", "n2"]);
-        queue.see(&uid(&entry), Some(at_work(entry)));
+        queue.update_entry(&uid(&entry), Some(running(entry)));
     }
     queue.recompute_admissions();
     assert_eq!(begin(&queue), Vec::<&str>::new());
-    queue.see("a/00", None);
+    queue.update_entry("a/00", None);
     queue.recompute_admissions();
     assert_eq!(begin(&queue), ["b/1"]);
 }
 
 #[test]
 fn jobs_of_other_nodes_and_other_fabrics_go_on() {
-    let busy = ["a/1", "a/2"].map(|name| at_work(entry(name, 1, &["n1", "n2"])));
+    let busy = ["a/1", "a/2"].map(|name| running(entry(name, 1, &["n1", "n2"])));
     let mut elsewhere = entry("a/4", 4, &["n1", "n2"]);
     elsewhere.fabric = "other".into();
     let others = [
@@ -126,8 +126,8 @@ fn jobs_of_other_nodes_and_other_fabrics_go_on() {
 #[test]
 fn who_is_next_keeps_a_place_at_each_of_its_nodes_and_who_is_not_keeps_none() {
     let mut queue = queue([
-        at_work(entry("a/1", 1, &["n1", "n2"])),
-        at_work(entry("a/2", 2, &["n1", "n2"])),
+        running(entry("a/1", 1, &["n1", "n2"])),
+        running(entry("a/2", 2, &["n1", "n2"])),
         // Next at n1: one place of n3 is its.
         entry("a/3", 3, &["n1", "n3"]),
         entry("a/4", 4, &["n1", "n3", "n4"]),
@@ -137,19 +137,19 @@ fn who_is_next_keeps_a_place_at_each_of_its_nodes_and_who_is_not_keeps_none() {
     ]);
     assert_eq!(begin(&queue), ["a/5", "a/7"]);
     for (name, nodes) in [("a/5", ["n3", "n4"]), ("a/7", ["n4", "n6"])] {
-        queue.see(name, Some(at_work(entry(name, 9, &nodes))));
+        queue.update_entry(name, Some(running(entry(name, 9, &nodes))));
     }
-    queue.see("a/1", None);
+    queue.update_entry("a/1", None);
     queue.recompute_admissions();
     assert_eq!(begin(&queue), ["a/3"]);
 }
 
 #[test]
 fn who_was_overtaken_by_its_own_namespace_is_not_put_back_for_it() {
-    // a/9 is at work at other nodes; it is younger than a/1, so a/1 comes before b/2.
+    // a/9 is running at other nodes; it is younger than a/1, so a/1 comes before b/2.
     let queue = queue([
-        at_work(entry("a/9", 9, &["n8", "n9"])),
-        at_work(entry("c/1", 1, &["n1", "n2"])),
+        running(entry("a/9", 9, &["n8", "n9"])),
+        running(entry("c/1", 1, &["n1", "n2"])),
         entry("a/1", 1, &["n1", "n3"]),
         entry("b/2", 2, &["n1", "n4"]),
     ]);
@@ -158,14 +158,14 @@ fn who_was_overtaken_by_its_own_namespace_is_not_put_back_for_it() {
 
 #[test]
 fn what_is_written_of_a_job_that_waits_changes_only_with_the_node_that_it_waits_for() {
-    let busy = |name: &str, nodes: &[&str]| at_work(entry(name, 1, nodes));
+    let busy = |name: &str, nodes: &[&str]| running(entry(name, 1, nodes));
     let mut queue = queue([
         busy("a/1", &["n2", "n3"]),
         busy("a/2", &["n2", "n3"]),
         entry("a/5", 5, &["n1", "n2"]),
     ]);
     for name in ["b/1", "b/2"] {
-        queue.see(name, Some(busy(name, &["n1", "n4"])));
+        queue.update_entry(name, Some(busy(name, &["n1", "n4"])));
     }
     // The source is full by now, too.
     assert_eq!(queue.recompute_admissions(), Vec::<Key>::new());
@@ -178,11 +178,11 @@ fn what_is_written_of_a_job_that_waits_changes_only_with_the_node_that_it_waits_
          others come first: namespaces take turns, each with its oldest job; it begins by itself; see \
          how far the others are: kubectl weft status -A"
     );
-    queue.see("a/1", None);
+    queue.update_entry("a/1", None);
     let key = entry("a/5", 5, &["n1"]).key;
     assert_eq!(queue.recompute_admissions(), std::slice::from_ref(&key));
     assert!(message(&queue).starts_with("node n1 "));
-    queue.see("b/1", None);
+    queue.update_entry("b/1", None);
     assert_eq!(queue.recompute_admissions(), [key]);
     assert_eq!(begin(&queue), ["a/5"]);
     assert_eq!(queue.recompute_admissions(), Vec::<Key>::new());
@@ -200,15 +200,15 @@ fn a_turn_is_for_the_nodes_that_it_was_given_for() {
 
 #[test]
 fn a_job_that_is_not_there_yet_is_told_whether_it_would_wait() {
-    let mut queue = queue([at_work(entry("a/1", 1, &["n1", "n2"]))]);
+    let mut queue = queue([running(entry("a/1", 1, &["n1", "n2"]))]);
     let asked = entry("b/1", 9, &["n1", "n3"]);
-    assert_eq!(queue.asked(&asked), Admission::Begins);
-    queue.see("a/2", Some(at_work(entry("a/2", 1, &["n1", "n2"]))));
+    assert_eq!(queue.preview(&asked), Admission::Begins);
+    queue.update_entry("a/2", Some(running(entry("a/2", 1, &["n1", "n2"]))));
     let waits = Admission::Queued {
         node: "n1".into(),
         ahead: 0,
     };
-    assert_eq!(queue.asked(&asked), waits);
+    assert_eq!(queue.preview(&asked), waits);
     assert_eq!(queue.admissions.len(), 0);
 }
 
@@ -216,34 +216,34 @@ fn a_job_that_is_not_there_yet_is_told_whether_it_would_wait() {
 fn only_nodes_that_bytes_go_between_count_and_only_with_a_cap() {
     let mut cache = scenario::cache(4);
     let mut job = scenario::job("minilm");
-    let demand = |job: &TransferJob, cache: &Cache| {
+    let slots = |job: &TransferJob, cache: &Cache| {
         let transfer = resolve(job, cache, &Membership::of(cache), 1).unwrap();
-        Demand::of(&transfer, cache)
+        SlotRequest::of(&transfer, cache)
     };
-    assert_eq!(demand(&job, &cache), None);
+    assert_eq!(slots(&job, &cache), None);
     let mut fabric = scenario::fabric("default", 1);
     fabric.spec.transport.cap_mbps = Some(1000);
     fabric.metadata.resource_version = Some("2".into());
     cache.fabrics.learn(fabric);
     let receivers = |nodes: &[&str]| {
-        Some(Demand {
+        Some(SlotRequest {
             source: "n1".into(),
             receivers: nodes.iter().map(|node| (*node).to_owned()).collect(),
         })
     };
-    assert_eq!(demand(&job, &cache), receivers(&["n2", "n3", "n4"]));
+    assert_eq!(slots(&job, &cache), receivers(&["n2", "n3", "n4"]));
     cache.fabric_nodes.learn(scenario::asleep("n3", "default"));
-    assert_eq!(demand(&job, &cache), receivers(&["n2", "n4"]));
+    assert_eq!(slots(&job, &cache), receivers(&["n2", "n4"]));
     // It copies for itself: over no link.
     job.spec.destinations.node_selector = None;
     job.spec.destinations.nodes = Some(vec!["n1".into()]);
     job.spec.destinations.path = "copy/".into();
-    assert_eq!(demand(&job, &cache), None);
+    assert_eq!(slots(&job, &cache), None);
 }
 
 /// Whose path keeps a job from beginning.
 fn holder(queue: &AdmissionQueue, entry: &QueueEntry) -> Option<String> {
-    match queue.asked(entry) {
+    match queue.preview(entry) {
         Admission::PathInUse { holder, .. } => Some(holder.name),
         _ => None,
     }
@@ -251,7 +251,7 @@ fn holder(queue: &AdmissionQueue, entry: &QueueEntry) -> Option<String> {
 
 #[test]
 fn equal_paths_and_those_above_and_below_conflict_and_no_others() {
-    let queue = queue([at_work(to_path("first", 1, "models/a"))]);
+    let queue = queue([running(to_path("first", 1, "models/a"))]);
     let blocked = |path: &str| holder(&queue, &to_path("second", 2, path)).is_some();
     for path in [
         "models/a",
@@ -278,7 +278,7 @@ fn equal_paths_and_those_above_and_below_conflict_and_no_others() {
         },
     ];
     for entry in elsewhere {
-        assert_eq!(queue.asked(&entry), Admission::Begins, "{entry:?}");
+        assert_eq!(queue.preview(&entry), Admission::Begins, "{entry:?}");
     }
 }
 
@@ -292,7 +292,7 @@ fn at_a_path_who_is_at_work_comes_first_and_then_the_oldest() {
     assert_eq!(of(&queue, "c", 2).as_deref(), Some("b"));
     assert_eq!(of(&queue, "a", 3).as_deref(), Some("b"));
     assert_eq!(begin(&queue), ["team-a/b"]);
-    queue.see("team-a/a", Some(at_work(to_path("a", 3, "x"))));
+    queue.update_entry("team-a/a", Some(running(to_path("a", 3, "x"))));
     assert_eq!(of(&queue, "b", 1).as_deref(), Some("a"));
     queue.recompute_admissions();
     assert_eq!(begin(&queue), Vec::<&str>::new());
@@ -316,19 +316,19 @@ fn of_many_jobs_above_and_below_a_path_the_first_is_named() {
         Some("c")
     );
     assert_eq!(holder(&queue, &to_path("e", 5, "")).as_deref(), Some("a"));
-    entries.push(at_work(to_path("e", 5, "x/y/z")));
+    entries.push(running(to_path("e", 5, "x/y/z")));
     let queue = self::queue(entries);
     assert_eq!(begin(&queue), ["team-a/a", "team-a/b"]);
 }
 
 #[test]
 fn those_that_waited_are_decided_again_when_the_way_is_free() {
-    let mut queue = queue([at_work(to_path("first", 1, "x"))]);
-    queue.see("2", Some(to_path("second", 2, "x/y")));
-    queue.see("3", Some(to_path("third", 3, "z")));
+    let mut queue = queue([running(to_path("first", 1, "x"))]);
+    queue.update_entry("2", Some(to_path("second", 2, "x/y")));
+    queue.update_entry("3", Some(to_path("third", 3, "z")));
     // They were only now heard of.
     assert_eq!(queue.recompute_admissions().len(), 2);
-    queue.see("2", Some(to_path("second", 2, "x/y")));
+    queue.update_entry("2", Some(to_path("second", 2, "x/y")));
     assert!(queue.recompute_admissions().is_empty());
     queue.keep(&["2".to_owned(), "3".to_owned()].into());
     let again: Vec<String> = queue
@@ -365,17 +365,17 @@ proptest! {
         for now in 0..i64::from(steps) + 42 {
             for (i, job) in jobs.iter().enumerate().filter(|(_, job)| job.1 == now) {
                 let entry = made(i, job);
-                queue.see(&uid(&entry), Some(entry));
+                queue.update_entry(&uid(&entry), Some(entry));
             }
             queue.recompute_admissions();
             for uid in begin(&queue).into_iter().map(str::to_owned).collect::<Vec<_>>() {
                 let entry = queue.entries[&uid].clone();
                 let steps = jobs[uid[3..].parse::<usize>().unwrap()].3;
                 left.insert(uid.clone(), steps);
-                queue.see(&uid, Some(at_work(entry)));
+                queue.update_entry(&uid, Some(running(entry)));
             }
             let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
-            for entry in queue.entries.values().filter(|entry| entry.is_at_work) {
+            for entry in queue.entries.values().filter(|entry| entry.is_running) {
                 for node in entry.nodes() {
                     *taken.entry(node).or_default() += 1;
                 }
@@ -385,7 +385,7 @@ proptest! {
                 *steps -= 1;
                 if *steps == 0 {
                     over += 1;
-                    queue.see(uid, None);
+                    queue.update_entry(uid, None);
                 }
             }
             left.retain(|_, steps| *steps > 0);

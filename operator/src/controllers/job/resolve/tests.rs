@@ -13,7 +13,7 @@ fn nodes(transfer: &TransferRequest) -> Vec<&str> {
         .spec
         .destinations
         .iter()
-        .map(|place| place.node.as_str())
+        .map(|location| location.node.as_str())
         .collect()
 }
 
@@ -21,14 +21,14 @@ fn nodes(transfer: &TransferRequest) -> Vec<&str> {
 fn a_job_of_a_namespace_sees_its_own_directory_only() {
     let cache = scenario::cache(3);
     let transfer = resolved(&cache, &scenario::job("minilm")).unwrap();
-    let place = |node: &str| Place {
+    let location = |node: &str| NodeLocation {
         node: node.into(),
         root: "models".into(),
         path: "team-a/minilm".into(),
     };
-    assert_eq!(transfer.spec.source, place("n1"));
+    assert_eq!(transfer.spec.source, location("n1"));
     // The source has it already.
-    assert_eq!(transfer.spec.destinations, [place("n2"), place("n3")]);
+    assert_eq!(transfer.spec.destinations, [location("n2"), location("n3")]);
     assert_eq!(transfer.fabric, "default");
     let endpoints: Vec<&str> = transfer
         .endpoints
@@ -86,7 +86,7 @@ fn a_job_that_is_older_than_its_roots_word_shared_is_not_let_in() {
     );
     // Neither does one that is under way get further nodes.
     let membership = Membership::of(&cache);
-    assert!(membership_update(&job, &cache, &membership, &BTreeSet::new()).is_none());
+    assert!(destinations_update(&job, &cache, &membership, &BTreeSet::new()).is_none());
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn leaves_come_from_the_label_that_the_fabric_names() {
 fn put_to_sleep(cache: &mut Cache, node: &str) {
     cache
         .fabric_nodes
-        .forget(&crate::controllers::cache::Key::cluster(node));
+        .forget(&crate::controllers::cache::Key::cluster_scoped(node));
     cache.fabric_nodes.learn(scenario::asleep(node, "default"));
 }
 
@@ -362,7 +362,7 @@ fn who_may_know_of_a_job_is_told_even_when_it_is_not_selected_any_more() {
 fn agents_are_told_although_the_sources_node_is_gone() {
     let mut cache = scenario::cache(4);
     let mut job = scenario::job("minilm");
-    cache.fabric_nodes.forget(&Key::cluster("n1"));
+    cache.fabric_nodes.forget(&Key::cluster_scoped("n1"));
     // Nobody but the source is known of a job whose status names nobody yet.
     assert!(to_cancel(&job, &cache, &Membership::of(&cache), 3, &BTreeSet::new()).is_none());
     let n2 = BTreeSet::from(["n2".to_owned()]);

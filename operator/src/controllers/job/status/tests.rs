@@ -50,7 +50,7 @@ fn of_many_destinations_the_failed_and_the_slowest_are_shown() {
         .collect();
     all[150].state = DestinationState::Failed;
     all[199].state = DestinationState::Verified;
-    let status = of_work(&scenario::job("minilm"), &snapshot(all), scenario::start());
+    let status = of_transfer(&scenario::job("minilm"), &snapshot(all), scenario::start());
     let shown: Vec<&str> = status
         .destinations
         .iter()
@@ -66,7 +66,7 @@ fn of_many_destinations_the_failed_and_the_slowest_are_shown() {
 #[test]
 fn people_read_how_far_how_fast_and_how_long() {
     let all = vec![destination("n2", DestinationState::Transferring, 40)];
-    let status = of_work(&scenario::job("minilm"), &snapshot(all), scenario::start());
+    let status = of_transfer(&scenario::job("minilm"), &snapshot(all), scenario::start());
     assert_eq!(
         (&*status.progress, &*status.rate, &*status.eta),
         ("40% of 100 B", "60 B/s", "1s")
@@ -97,10 +97,10 @@ fn a_failure_names_the_first_destination_that_failed() {
     failed.reason = "DiskFull".into();
     failed.message = "node n2: the disk is full: free some".into();
     let all = vec![destination("n3", DestinationState::Verified, 100), failed];
-    let mut work = snapshot(all);
-    work.end = Some(End::Failed);
+    let mut snapshot = snapshot(all);
+    snapshot.end = Some(End::Failed);
     let job = scenario::job("minilm");
-    let status = of_work(&job, &work, scenario::start());
+    let status = of_transfer(&job, &snapshot, scenario::start());
     assert_eq!(status.phase, Phase::Failed);
     assert_eq!(
         status.message,
@@ -125,7 +125,7 @@ fn a_text_that_is_too_long_is_cut_between_characters() {
 #[test]
 fn a_job_that_was_suspended_goes_on_without_a_complaint() {
     let mut job = scenario::job("minilm");
-    let running = of_work(&job, &snapshot(Vec::new()), scenario::start());
+    let running = of_transfer(&job, &snapshot(Vec::new()), scenario::start());
     job.status = Some(running);
     let old = suspended(&job, scenario::start());
     let new = TransferJobStatus {

@@ -7,15 +7,15 @@ use crate::controllers::request::Change;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn job(name: &str) -> Owner {
-    Owner {
+fn job(name: &str) -> Requester {
+    Requester {
         controller: "jobs",
-        key: Key::cluster(name),
+        key: Key::cluster_scoped(name),
     }
 }
 
-fn fabrics() -> Owner {
-    Owner {
+fn fabrics() -> Requester {
+    Requester {
         controller: "fabrics",
         key: Key::default(),
     }
@@ -26,7 +26,7 @@ fn status(name: &str, text: &str) -> Request {
     let change = Change::ApplyStatus(json!({ "message": text }));
     Request {
         priority: Priority::High,
-        ..Request::new::<TransferJob>(Key::cluster(name), change)
+        ..Request::new::<TransferJob>(Key::cluster_scoped(name), change)
     }
 }
 
@@ -39,7 +39,7 @@ fn progress(name: &str, text: &str) -> Request {
 
 fn label(node: &str, text: &str) -> Request {
     let change = Change::MergeMetadata(json!({ "labels": { text: "true" } }));
-    Request::new::<Node>(Key::cluster(node), change)
+    Request::new::<Node>(Key::cluster_scoped(node), change)
 }
 
 fn event(text: &str) -> (ObjectReference, Event) {
@@ -125,7 +125,7 @@ fn one_request_for_an_object_is_under_way_at_a_time() {
     let mut queue = WriteQueue::default();
     queue.submit(&job("a"), vec![label("n1", "of a")]);
     assert_eq!(sent(&mut queue, SECOND), ["of a"]);
-    // Of the same owner the answer decides; another's waits for it.
+    // Of the same requester the answer decides; another's waits for it.
     queue.submit(&job("a"), vec![label("n1", "of a again")]);
     queue.submit(&job("b"), vec![label("n1", "of b")]);
     assert_eq!(sent(&mut queue, SECOND), [""; 0]);
@@ -191,7 +191,7 @@ fn thousands_of_nodes_that_wait_or_fail_hold_up_no_job_and_no_progress() {
     queue.submit(&fabrics(), nodes());
     queue.submit(&job("a"), vec![status("a", "transition")]);
     let next = queue.next(SECOND).unwrap();
-    assert!(matches!(&next, Next::Request((owner, _)) if *owner == job("a")));
+    assert!(matches!(&next, Next::Request((requester, _)) if *requester == job("a")));
     drop(queue.take(next));
     // All of them fail, and are tried again.
     for number in 0..5000 {

@@ -27,7 +27,7 @@ fn a_suspended_job_keeps_what_it_has_and_goes_on_from_there() {
 fn a_successor_that_waits_for_a_node_ends_what_runs_when_the_job_is_suspended() {
     let mut stage = Stage::new();
     stage.until(|stage| stage.agents.get("n3").is_some_and(|agent| agent.partial));
-    // The next leader finds a job at work and may not go on with it: it writes Waiting.
+    // The next leader finds a job running and may not go on with it: it writes Waiting.
     stage.kill();
     stage.edit(|job| {
         let status = job.status.get_or_insert_default();

@@ -49,7 +49,7 @@ fn a_node_that_does_not_answer_holds_up_nobody_and_the_end_names_it() {
     killed_after_any_request(|stage| {
         stage.edit(|job| job.spec.backoff_limit = 2);
         stage.dead.insert("n3".into());
-        stage.cache.fabric_nodes.forget(&Key::cluster("n3"));
+        stage.cache.fabric_nodes.forget(&Key::cluster_scoped("n3"));
         let asleep = scenario::asleep("n3", "default");
         stage.cache.fabric_nodes.learn(asleep);
         stage.until(|stage| stage.status().counts.verified == 1);

@@ -78,7 +78,7 @@ impl Yard {
         self.cache.change_job(&key, &uid, change);
     }
 
-    /// All jobs are decided once, then the queue; then what is at work goes one step further.
+    /// All jobs are decided once, then the queue; then what is running goes one step further.
     fn round(&mut self) {
         self.now += SignedDuration::from_secs(1);
         let keys: Vec<Key> = self.cache.jobs.iter().map(|(key, _)| key.clone()).collect();
@@ -105,7 +105,7 @@ impl Yard {
             job: &job,
             cache: &self.cache,
             membership: &membership,
-            work: self.tasks.get(&uid).map(|task| &task.snapshot),
+            snapshot: self.tasks.get(&uid).map(|task| &task.snapshot),
             seen_revision: Some(self.cache.node_revision()),
             reports: &BTreeMap::new(),
             queue: &self.queue,
@@ -113,7 +113,7 @@ impl Yard {
             written: None,
             now: self.now,
         });
-        self.queue.see(&uid, decision.entry);
+        self.queue.update_entry(&uid, decision.entry);
         if let Some(request) = &decision.request {
             self.cache.obey(request);
             self.log.push((key.clone(), line(request)));
@@ -126,7 +126,7 @@ impl Yard {
         }
         match decision.effect {
             Some(Effect::Begin(transfer)) => {
-                let (job, _) = Job::begin(transfer.spec);
+                let (job, _) = Transfer::begin(transfer.spec);
                 let snapshot = Snapshot::of(&job, &transfer.fabric, 0);
                 let task = Task {
                     snapshot,
@@ -135,7 +135,7 @@ impl Yard {
                 assert!(self.tasks.insert(uid, task).is_none());
             }
             Some(Effect::CancelOrphan { transfer, cleanup }) => {
-                let (job, _) = Job::cancelled(transfer.spec, cleanup);
+                let (job, _) = Transfer::cancelled(transfer.spec, cleanup);
                 let snapshot = Snapshot::of(&job, &transfer.fabric, 0);
                 let task = Task {
                     snapshot,
@@ -150,8 +150,8 @@ impl Yard {
             Some(Effect::AttemptRecorded(attempt)) => {
                 self.tasks.get_mut(&uid).unwrap().recorded = attempt;
             }
-            Some(Effect::Forget) => drop(self.tasks.remove(&uid)),
-            Some(Effect::ProbeSecret(_) | Effect::UpdateMembers { .. }) => {
+            Some(Effect::DropTask) => drop(self.tasks.remove(&uid)),
+            Some(Effect::ProbeSecret(_) | Effect::UpdateDestinations { .. }) => {
                 panic!("nothing asks for that")
             }
             None => {}
@@ -164,7 +164,7 @@ impl Yard {
         for (_, job) in self.cache.jobs.iter() {
             let task = self.tasks.get(&uid(job));
             let status = job.status.as_ref();
-            let is_said = status.is_some_and(crate::controllers::job::queue::is_at_work);
+            let is_said = status.is_some_and(crate::controllers::job::queue::is_running);
             if task.map_or(is_said, |task| task.snapshot.end.is_none()) {
                 let to = job.spec.destinations.nodes.iter().flatten();
                 let from = &job.spec.source.file.as_ref().unwrap().node;
@@ -214,31 +214,31 @@ impl Yard {
 }
 
 /// A transfer whose every step takes a round.
-fn advance(work: &mut Snapshot, recorded: u32) {
-    match work.phase {
+fn advance(snapshot: &mut Snapshot, recorded: u32) {
+    match snapshot.phase {
         TransferPhase::Listing => {
-            work.manifest = Some(weft_crds::ManifestSummary {
+            snapshot.manifest = Some(weft_crds::ManifestSummary {
                 files: 1,
                 bytes: 1000,
                 digest: None,
             });
-            (work.phase, work.unrecorded_attempt) =
-                (TransferPhase::Waiting, Some(work.attempt + 1));
+            (snapshot.phase, snapshot.unrecorded_attempt) =
+                (TransferPhase::BetweenAttempts, Some(snapshot.attempt + 1));
         }
-        TransferPhase::Waiting
-            if work
+        TransferPhase::BetweenAttempts
+            if snapshot
                 .unrecorded_attempt
                 .is_some_and(|number| number <= recorded) =>
         {
-            work.attempt = recorded;
-            (work.phase, work.unrecorded_attempt) = (TransferPhase::Running, None);
+            snapshot.attempt = recorded;
+            (snapshot.phase, snapshot.unrecorded_attempt) = (TransferPhase::Running, None);
         }
-        TransferPhase::Running if !work.started => work.started = true,
+        TransferPhase::Running if !snapshot.started => snapshot.started = true,
         TransferPhase::Running => {
-            for there in &mut work.destinations {
+            for there in &mut snapshot.destinations {
                 there.state = DestinationState::Verified;
             }
-            (work.phase, work.end) = (TransferPhase::Over, Some(End::Complete));
+            (snapshot.phase, snapshot.end) = (TransferPhase::Over, Some(End::Complete));
         }
         _ => {}
     }
@@ -428,9 +428,9 @@ fn a_successor_lets_nobody_in_beside_a_job_that_is_at_work() {
         let mut yard = to_one_path(&["team-a/z", "team-a/a"]);
         yard.kill_after = kill_after;
         yard.until(|yard| {
-            let is_at_work = |name| queue::is_at_work(&yard.status(name));
+            let is_running = |name| queue::is_running(&yard.status(name));
             assert!(
-                !(is_at_work("team-a/z") && is_at_work("team-a/a")),
+                !(is_running("team-a/z") && is_running("team-a/a")),
                 "{:#?}",
                 yard.log
             );

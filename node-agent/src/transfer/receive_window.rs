@@ -55,20 +55,20 @@ mod tests {
 
     #[test]
     fn messages_come_in_any_order_once_and_not_too_far_ahead() {
-        let mut arrivals = ReceiveWindow::default();
+        let mut receive_window = ReceiveWindow::default();
         for number in [1, 2, WINDOW_MESSAGES - 1] {
-            assert_eq!(arrivals.check(number), Ok(()));
-            arrivals.take(number);
+            assert_eq!(receive_window.check(number), Ok(()));
+            receive_window.take(number);
         }
-        assert_eq!(arrivals.ready(), 0);
-        assert_eq!(arrivals.check(2), Err("message 2 twice".to_owned()));
+        assert_eq!(receive_window.ready(), 0);
+        assert_eq!(receive_window.check(2), Err("message 2 twice".to_owned()));
         let number = WINDOW_MESSAGES;
-        let ahead = arrivals.check(number).unwrap_err();
+        let ahead = receive_window.check(number).unwrap_err();
         assert!(ahead.contains("before message 0"), "{ahead}");
-        arrivals.take(0);
-        assert_eq!(arrivals.ready(), 3);
-        assert_eq!(arrivals.check(0), Err("message 0 twice".to_owned()));
-        assert_eq!(arrivals.check(number), Ok(()));
-        assert!(arrivals.check(u32::MAX).is_err());
+        receive_window.take(0);
+        assert_eq!(receive_window.ready(), 3);
+        assert_eq!(receive_window.check(0), Err("message 0 twice".to_owned()));
+        assert_eq!(receive_window.check(number), Ok(()));
+        assert!(receive_window.check(u32::MAX).is_err());
     }
 }

@@ -1,11 +1,11 @@
-//! Records: what a message between agents consists of.
+//! Frames: what a message between agents consists of.
 //!
-//! A message fills one receive slot from its start. It consists of records: each is a 64-byte header,
+//! A message fills one receive slot from its start. It consists of frames: each is a 64-byte header,
 //! the data that the header announces, and zeros up to the next multiple of 8. Little endian.
 //!
 //! | byte | field |
 //! |---|---|
-//! | 0 | kind, u8: 1 block, 2 held, 3 file digest, 4 end |
+//! | 0 | kind, u8: 1 block, 2 present, 3 file digest, 4 end |
 //! | 1…3 | 0 |
 //! | 4…7 | file: index of the manifest's entry, u32 |
 //! | 8…11 | block: index in the file, u32 |
@@ -17,16 +17,16 @@
 
 use crate::files::BLOCK_BYTES;
 
-/// Bytes of a record's header.
+/// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 64;
-/// Records start at multiples of this.
+/// Frames start at multiples of this.
 pub const ALIGN_BYTES: usize = 8;
 /// Bytes of a slot: one whole block, and room for headers or for many small files.
 pub const SLOT_BYTES: usize = BLOCK_BYTES + (64 << 10);
 
-/// One record, as found in a message.
+/// One frame, as found in a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Record<'a> {
+pub enum Frame<'a> {
     /// A block of a file.
     Block {
         /// Entry.
@@ -58,12 +58,12 @@ pub enum Record<'a> {
     End,
 }
 
-impl Record<'_> {
+impl Frame<'_> {
     /// Bytes of the block in it.
     #[must_use]
     pub fn data_bytes(&self) -> usize {
         match self {
-            Record::Block { data, .. } => data.len(),
+            Frame::Block { data, .. } => data.len(),
             _ => 0,
         }
     }
@@ -72,25 +72,25 @@ impl Record<'_> {
 /// What is wrong with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct RecordError(&'static str);
+pub struct FrameError(&'static str);
 
-const UNKNOWN_KIND: RecordError = RecordError("a record of an unknown kind");
-const CUT: RecordError = RecordError("a message that ends within a record");
-const RESERVED: RecordError = RecordError("a record whose reserved bytes are not zero");
+const UNKNOWN_KIND: FrameError = FrameError("a frame of an unknown kind");
+const CUT: FrameError = FrameError("a message that ends within a frame");
+const RESERVED: FrameError = FrameError("a frame whose reserved bytes are not zero");
 
 /// Writes a header; `data` is the number of bytes that follow it.
-pub fn write_header(out: &mut [u8; HEADER_BYTES], record: &Record<'_>) {
-    let (kind, file, block, bytes, value) = match *record {
+pub fn write_header(out: &mut [u8; HEADER_BYTES], frame: &Frame<'_>) {
+    let (kind, file, block, bytes, value) = match *frame {
         // A block is at most 1 MiB.
-        Record::Block {
+        Frame::Block {
             file,
             block,
             value,
             data,
         } => (1, file, block, data.len() as u32, value),
-        Record::Present { file, block, value } => (2, file, block, 0, value),
-        Record::FileDigest { file, value } => (3, file, 0, 0, value),
-        Record::End => (4, 0, 0, 0, [0; 32]),
+        Frame::Present { file, block, value } => (2, file, block, 0, value),
+        Frame::FileDigest { file, value } => (3, file, 0, 0, value),
+        Frame::End => (4, 0, 0, 0, [0; 32]),
     };
     out.fill(0);
     out[0] = kind;
@@ -106,14 +106,14 @@ pub fn padded(data: usize) -> usize {
     data.next_multiple_of(ALIGN_BYTES)
 }
 
-/// Goes through the records of a message. A header of zeros ends the message: the bytes behind it in the
+/// Goes through the frames of a message. A header of zeros ends the message: the bytes behind it in the
 /// slot are those of an earlier, longer message.
 #[derive(Debug, Clone)]
-pub struct Records<'a> {
+pub struct Frames<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Records<'a> {
+impl<'a> Frames<'a> {
     /// Of a received slot.
     #[must_use]
     pub fn new(message: &'a [u8]) -> Self {
@@ -121,8 +121,8 @@ impl<'a> Records<'a> {
     }
 }
 
-impl<'a> Iterator for Records<'a> {
-    type Item = Result<Record<'a>, RecordError>;
+impl<'a> Iterator for Frames<'a> {
+    type Item = Result<Frame<'a>, FrameError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.rest.is_empty() || self.rest.iter().take(HEADER_BYTES).all(|b| *b == 0) {
@@ -136,7 +136,7 @@ impl<'a> Iterator for Records<'a> {
     }
 }
 
-fn take<'a>(rest: &mut &'a [u8]) -> Result<Record<'a>, RecordError> {
+fn take<'a>(rest: &mut &'a [u8]) -> Result<Frame<'a>, FrameError> {
     let (header, behind) = rest.split_first_chunk::<HEADER_BYTES>().ok_or(CUT)?;
     let word = |at: usize| {
         let mut bytes = [0; 4];
@@ -153,21 +153,21 @@ fn take<'a>(rest: &mut &'a [u8]) -> Result<Record<'a>, RecordError> {
     if kind != 1 && bytes != 0 {
         return Err(RESERVED);
     }
-    let record = match kind {
+    let frame = match kind {
         1 => {
             let data = behind.get(..bytes).ok_or(CUT)?;
-            Record::Block {
+            Frame::Block {
                 file,
                 block,
                 value,
                 data,
             }
         }
-        2 => Record::Present { file, block, value },
-        3 => Record::FileDigest { file, value },
-        4 => Record::End,
+        2 => Frame::Present { file, block, value },
+        3 => Frame::FileDigest { file, value },
+        4 => Frame::End,
         _ => return Err(UNKNOWN_KIND),
     };
     *rest = behind.get(padded(bytes)..).unwrap_or_default();
-    Ok(record)
+    Ok(frame)
 }

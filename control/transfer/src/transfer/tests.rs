@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     destinations::DestinationPhase,
     failure::{NEVER_REACHED, UNREACHABLE},
-    spec::{LeaderContext, Place, Timing},
+    spec::{LeaderContext, NodeLocation, Timing},
     tls::CONNECT_WITHIN,
 };
 
@@ -18,8 +18,8 @@ mod objects;
 mod planning;
 
 /// Agents that answer by the book. What goes wrong is one line in a test.
-struct World {
-    job: Job,
+struct Harness {
+    transfer: Transfer,
     now: Duration,
     dead: BTreeSet<String>,
     /// What a call of one of them takes, and ends with.
@@ -53,12 +53,12 @@ fn called(node: &str, attempt: u32, call: Call, result: Result<(), Failure>) -> 
     }
 }
 
-fn stop(discard: bool) -> Input {
-    Input::Cancel(cleanup(discard))
+fn stop(remove_partials: bool) -> Input {
+    Input::Cancel(cleanup(remove_partials))
 }
 
-fn cleanup(discard: bool) -> Cleanup {
-    match discard {
+fn cleanup(remove_partials: bool) -> Cleanup {
+    match remove_partials {
         true => Cleanup::Partials,
         false => Cleanup::Nothing,
     }
@@ -70,7 +70,7 @@ fn found() -> StatResponse {
         manifest_digest: vec![1; 32],
         files: 1,
         bytes: BYTES,
-        state: vec![1; 32],
+        fingerprint: vec![1; 32],
     }
 }
 
@@ -87,7 +87,7 @@ fn failure(node: &str, reason: &str, retriable: bool) -> Failure {
     }
 }
 
-impl World {
+impl Harness {
     /// A chain: node0 → node1 → … unless another strategy is asked for.
     fn of(nodes: u32, strategy: Strategy) -> Self {
         Self::with(nodes, strategy, None, (Duration::ZERO, UNREACHABLE))
@@ -105,7 +105,7 @@ impl World {
         dead: Option<u32>,
         death: (Duration, &'static str),
     ) -> Self {
-        let place = |i| Place {
+        let location = |i| NodeLocation {
             node: name(i),
             root: "data".into(),
             path: "x".into(),
@@ -119,9 +119,9 @@ impl World {
         let spec = Spec {
             uid: "uid".into(),
             name: None,
-            source: place(0),
+            source: location(0),
             object: None,
-            destinations: (1..nodes).map(place).collect(),
+            destinations: (1..nodes).map(location).collect(),
             topology: Topology {
                 nodes: (0..nodes).map(node).collect(),
                 uplinks: Vec::new(),
@@ -139,9 +139,9 @@ impl World {
     }
 
     fn begin(spec: Spec, dead: Option<u32>, death: (Duration, &'static str)) -> Self {
-        let (job, commands) = Job::begin(spec);
-        let mut world = Self {
-            job,
+        let (transfer, commands) = Transfer::begin(spec);
+        let mut harness = Self {
+            transfer,
             now: Duration::ZERO,
             dead: dead.into_iter().map(name).collect(),
             death,
@@ -152,8 +152,8 @@ impl World {
             repeated: 0,
             bad_lists: BTreeSet::new(),
         };
-        world.obey();
-        world
+        harness.obey();
+        harness
     }
 
     fn chain(nodes: u32) -> Self {
@@ -161,8 +161,8 @@ impl World {
     }
 
     fn answer(&mut self, answer: Input) {
-        let (job, commands) = self.job.clone().step(self.now, answer);
-        self.job = job;
+        let (transfer, commands) = self.transfer.clone().step(self.now, answer);
+        self.transfer = transfer;
         self.pending.extend(commands);
         self.obey();
     }
@@ -183,7 +183,7 @@ impl World {
                         Some(_) => "stat of the named".into(),
                         None => "stat".into(),
                     });
-                    let source = self.job.spec().source.node.clone();
+                    let source = self.transfer.spec().source.node.clone();
                     let listed = self.listings.get(&source).cloned();
                     let listed = listed.unwrap_or_else(|| Ok(found()));
                     let result = reach(&source).and(listed);
@@ -237,7 +237,7 @@ impl World {
             ..ProgressResponse::default()
         };
         change(&mut report);
-        let attempt = self.job.attempt();
+        let attempt = self.transfer.attempt();
         self.answer(Input::Progress {
             node: name(node),
             attempt,
@@ -254,7 +254,7 @@ impl World {
     }
 
     fn ends(&mut self, node: u32, result: Result<(), Failure>) {
-        let attempt = self.job.attempt();
+        let attempt = self.transfer.attempt();
         self.answer(called(&name(node), attempt, Call::WatchProgress, result));
     }
 
@@ -274,7 +274,7 @@ impl World {
 
     /// Waits as long as the job wants to; how long that was.
     fn rests(&mut self) -> Duration {
-        let until = self.job.wake_at().expect("it wants to be woken");
+        let until = self.transfer.wake_at().expect("it wants to be woken");
         let rest = until - self.now;
         self.now = until;
         self.answer(Input::Woken);
@@ -286,8 +286,8 @@ impl World {
     }
 
     fn phase(&self, node: u32) -> &DestinationPhase {
-        let mut all = self.job.destinations();
-        let there = all.find(|d| d.place.node == name(node));
+        let mut all = self.transfer.destinations();
+        let there = all.find(|d| d.location.node == name(node));
         &there.expect("it is there").phase
     }
 
@@ -304,132 +304,135 @@ impl World {
 
 #[test]
 fn receivers_are_started_before_senders_and_the_source_last() {
-    let mut world = World::chain(4);
+    let mut harness = Harness::chain(4);
     assert_eq!(
-        world.log(),
+        harness.log(),
         "stat\nprepare node1 #1\nprepare node2 #1\nprepare node3 #1\n\
          start node3 #1 -> []\nstart node2 #1 -> [node3]\nstart node1 #1 -> [node2]\n\
          start node0 #1 -> [node1]"
     );
-    world.now = Duration::from_secs(2);
-    world.verifies(1);
-    world.now = Duration::from_secs(3);
-    world.verifies(2);
-    world.verifies(3);
+    harness.now = Duration::from_secs(2);
+    harness.verifies(1);
+    harness.now = Duration::from_secs(3);
+    harness.verifies(2);
+    harness.verifies(3);
     assert!(
-        !world.job.is_over(),
+        !harness.transfer.is_over(),
         "the source has not said its last word"
     );
-    world.verifies(0);
-    (0..4).for_each(|node| world.ends(node, Ok(())));
-    assert!(world.job.is_complete());
+    harness.verifies(0);
+    (0..4).for_each(|node| harness.ends(node, Ok(())));
+    assert!(harness.transfer.is_complete());
     assert_eq!(
-        *world.phase(1),
+        *harness.phase(1),
         DestinationPhase::Verified {
             after: Duration::from_secs(2)
         }
     );
     assert_eq!(
-        *world.phase(3),
+        *harness.phase(3),
         DestinationPhase::Verified {
             after: Duration::from_secs(3)
         }
     );
-    assert_eq!(world.log(), "");
+    assert_eq!(harness.log(), "");
 }
 
 #[test]
 fn a_relay_that_dies_and_comes_back_is_in_the_next_attempt_of_the_same_job() {
-    let mut world = World::chain(4);
-    world.reports(1, |report| report.bytes = 40);
-    world.log();
-    world.dies(1);
+    let mut harness = Harness::chain(4);
+    harness.reports(1, |report| report.bytes = 40);
+    harness.log();
+    harness.dies(1);
     assert_eq!(
-        world.log(),
+        harness.log(),
         "cancel node0 #1\ncancel node1 #1\ncancel node2 #1\ncancel node3 #1",
         "nobody behind it can finish"
     );
     assert_eq!(
-        (world.reason(1), world.reason(2)),
+        (harness.reason(1), harness.reason(2)),
         ("NodeUnreachable", "SenderLost")
     );
-    world.dead.clear();
+    harness.dead.clear();
     assert_eq!(
-        world.rests(),
+        harness.rests(),
         Timing::INTERACTIVE.backoff,
         "40 bytes were moved"
     );
     assert_eq!(
-        world.log(),
+        harness.log(),
         "stat\nprepare node1 #2\nprepare node2 #2\nprepare node3 #2\n\
          start node3 #2 -> []\nstart node2 #2 -> [node3]\nstart node1 #2 -> [node2]\n\
          start node0 #2 -> [node1]"
     );
-    world.all_verify(0..4);
-    assert!(world.job.is_complete());
+    harness.all_verify(0..4);
+    assert!(harness.transfer.is_complete());
 }
 
 #[test]
 fn a_late_destination_does_not_hold_up_the_others_and_gets_an_attempt_of_its_own() {
-    let mut world = World::chain(4);
-    world.dies(2);
-    world.log();
+    let mut harness = Harness::chain(4);
+    harness.dies(2);
+    harness.log();
     // node1 is before it in the chain and goes on.
-    world.verifies(1);
-    assert!(world.log().starts_with("cancel node0 #1"));
-    world.rests();
+    harness.verifies(1);
+    assert!(harness.log().starts_with("cancel node0 #1"));
+    harness.rests();
     assert_eq!(
-        world.log(),
+        harness.log(),
         "stat\nprepare node2 #2\nprepare node3 #2\nstart node3 #2 -> []\nstart node0 #2 -> [node3]",
         "node2 is still away"
     );
-    world.verifies(3);
-    world.dead.clear();
-    world.rests();
+    harness.verifies(3);
+    harness.dead.clear();
+    harness.rests();
     assert!(
-        world
+        harness
             .log()
             .ends_with("prepare node2 #3\nstart node2 #3 -> []\nstart node0 #3 -> [node2]")
     );
-    world.all_verify(0..4);
-    assert!(world.job.is_complete());
+    harness.all_verify(0..4);
+    assert!(harness.transfer.is_complete());
 }
 
 #[test]
 fn a_node_that_stays_away_is_given_up_after_the_backoff_limit() {
-    let mut world = World::chain(3);
-    world.verifies(1);
-    world.dies(2);
+    let mut harness = Harness::chain(3);
+    harness.verifies(1);
+    harness.dies(2);
     let mut rests = Vec::new();
-    while !world.job.is_over() {
-        rests.push(world.rests().as_millis());
+    while !harness.transfer.is_over() {
+        rests.push(harness.rests().as_millis());
     }
     assert_eq!(
         rests,
         [250, 250, 500, 1000],
         "the first attempt brought node1 through"
     );
-    assert!(!world.job.is_complete());
+    assert!(!harness.transfer.is_complete());
     assert_eq!(
-        (world.reason(1), world.reason(2)),
+        (harness.reason(1), harness.reason(2)),
         ("Verified", "NodeUnreachable")
     );
     assert!(
-        world.log().ends_with("discard node2 #5"),
+        harness.log().ends_with("discard node2 #5"),
         "a partial file is not left"
     );
 }
 
 #[test]
 fn a_destination_that_is_never_reached_is_given_up_within_seconds() {
-    let mut world = World::without(2, Strategy::Chain, 1);
-    assert_eq!(world.reason(1), "NodeNeverReached");
-    world.rests();
-    assert!(world.job.is_over());
-    assert_eq!(world.now, 2 * CONNECT_WITHIN + Timing::INTERACTIVE.backoff);
-    assert!(matches!(world.phase(1), DestinationPhase::Failed(_)));
+    let mut harness = Harness::without(2, Strategy::Chain, 1);
+    assert_eq!(harness.reason(1), "NodeNeverReached");
+    harness.rests();
+    assert!(harness.transfer.is_over());
     assert_eq!(
-        world.log(),
+        harness.now,
+        2 * CONNECT_WITHIN + Timing::INTERACTIVE.backoff
+    );
+    assert!(matches!(harness.phase(1), DestinationPhase::Failed(_)));
+    assert_eq!(
+        harness.log(),
         "stat\nprepare node1 #1\nstat\nprepare node1 #2",
         "there is nothing to discard where nobody was reached"
     );
@@ -437,17 +440,17 @@ fn a_destination_that_is_never_reached_is_given_up_within_seconds() {
 
 #[test]
 fn a_destination_that_is_never_reached_is_given_up_as_soon_as_the_others_are_through() {
-    let mut world = World::without(3, Strategy::Chain, 2);
-    world.now = Duration::from_secs(60);
-    world.verifies(1);
-    world.rests();
-    assert!(world.job.is_over());
+    let mut harness = Harness::without(3, Strategy::Chain, 2);
+    harness.now = Duration::from_secs(60);
+    harness.verifies(1);
+    harness.rests();
+    assert!(harness.transfer.is_over());
     assert_eq!(
-        (world.reason(1), world.reason(2)),
+        (harness.reason(1), harness.reason(2)),
         ("Verified", "NodeNeverReached")
     );
     assert!(
-        world
+        harness
             .log()
             .ends_with("cancel node1 #1\nstat\nprepare node2 #2")
     );
@@ -455,61 +458,66 @@ fn a_destination_that_is_never_reached_is_given_up_as_soon_as_the_others_are_thr
 
 #[test]
 fn a_source_that_is_never_reached_is_given_up_within_seconds() {
-    let mut world = World::without(2, Strategy::Chain, 0);
-    world.rests();
-    assert!(world.job.is_over());
-    assert_eq!(world.now, 2 * CONNECT_WITHIN + Timing::INTERACTIVE.backoff);
-    assert_eq!(world.reason(1), "NodeNeverReached");
-    assert_eq!(world.log(), "stat\nstat");
+    let mut harness = Harness::without(2, Strategy::Chain, 0);
+    harness.rests();
+    assert!(harness.transfer.is_over());
+    assert_eq!(
+        harness.now,
+        2 * CONNECT_WITHIN + Timing::INTERACTIVE.backoff
+    );
+    assert_eq!(harness.reason(1), "NodeNeverReached");
+    assert_eq!(harness.log(), "stat\nstat");
 }
 
 #[test]
 fn a_node_that_dies_while_it_prepares_is_waited_for_and_what_it_left_is_removed() {
     // The connection stands, and breaks long after.
     let death = (Duration::from_secs(30), UNREACHABLE);
-    let mut world = World::with(2, Strategy::Chain, Some(1), death);
-    assert!(matches!(world.phase(1), DestinationPhase::Retrying(_)));
+    let mut harness = Harness::with(2, Strategy::Chain, Some(1), death);
+    assert!(matches!(harness.phase(1), DestinationPhase::Retrying(_)));
     let mut rests = 0;
-    while !world.job.is_over() {
-        world.rests();
+    while !harness.transfer.is_over() {
+        harness.rests();
         rests += 1;
     }
     assert_eq!(rests, 3, "as often as the backoff limit says");
     assert!(
-        world.log().ends_with("prepare node1 #4\ndiscard node1 #4"),
+        harness
+            .log()
+            .ends_with("prepare node1 #4\ndiscard node1 #4"),
         "it may have made partial files"
     );
 }
 
 #[test]
 fn a_source_that_dies_is_waited_for_and_the_job_resumes() {
-    let mut world = World::chain(3);
-    world.reports(1, |report| report.bytes = 10);
-    world.dies(0);
-    world.rests();
-    assert_eq!(world.reason(1), "SenderLost");
-    world.dead.clear();
-    world.log();
+    let mut harness = Harness::chain(3);
+    harness.reports(1, |report| report.bytes = 10);
+    harness.dies(0);
+    harness.rests();
+    assert_eq!(harness.reason(1), "SenderLost");
+    harness.dead.clear();
+    harness.log();
     assert_eq!(
-        world.rests(),
+        harness.rests(),
         Timing::INTERACTIVE.backoff,
         "it was asked in vain once"
     );
-    assert!(world.log().ends_with("start node0 #2 -> [node1]"));
-    world.all_verify(0..3);
-    assert!(world.job.is_complete());
+    assert!(harness.log().ends_with("start node0 #2 -> [node1]"));
+    harness.all_verify(0..3);
+    assert!(harness.transfer.is_complete());
 }
 
 #[test]
 fn a_full_disk_fails_its_destination_and_no_other() {
-    let mut world = World::chain(4);
-    world.log();
-    world.reports(1, |report| {
+    let mut harness = Harness::chain(4);
+    harness.log();
+    harness.reports(1, |report| {
         report.state = State::Failed.into();
         report.reason = "DiskFull".into();
     });
     // The sender sees it as a child that failed; that is not the source's failure.
-    world.reports(0, |report| {
+    harness.reports(0, |report| {
         report.state = State::Failed.into();
         report.reason = "PeerRefused".into();
         report.peers = vec![PeerProgress {
@@ -521,64 +529,67 @@ fn a_full_disk_fails_its_destination_and_no_other() {
         }];
     });
     assert_eq!(
-        (world.reason(1), world.reason(2)),
+        (harness.reason(1), harness.reason(2)),
         ("DiskFull", "SenderLost")
     );
-    world.rests();
+    harness.rests();
     assert!(
-        world
+        harness
             .log()
             .ends_with("start node2 #2 -> [node3]\nstart node0 #2 -> [node2]")
     );
-    world.all_verify(0..4);
-    assert!(world.job.is_over() && !world.job.is_complete());
-    assert_eq!((world.reason(1), world.reason(2)), ("DiskFull", "Verified"));
+    harness.all_verify(0..4);
+    assert!(harness.transfer.is_over() && !harness.transfer.is_complete());
+    assert_eq!(
+        (harness.reason(1), harness.reason(2)),
+        ("DiskFull", "Verified")
+    );
 }
 
 #[test]
 fn a_changed_source_fails_everyone_at_once() {
-    let mut world = World::of(3, Strategy::Direct);
-    world.verifies(1);
-    world.log();
-    world.reports(0, |report| {
+    let mut harness = Harness::of(3, Strategy::Direct);
+    harness.verifies(1);
+    harness.log();
+    harness.reports(0, |report| {
         report.state = State::Failed.into();
         report.reason = "SourceChanged".into();
     });
     assert_eq!(
-        (world.reason(1), world.reason(2)),
+        (harness.reason(1), harness.reason(2)),
         ("Verified", "SourceChanged")
     );
-    assert!(world.log().ends_with("discard node2 #1"));
-    assert!(world.job.is_over() && !world.job.is_complete());
+    assert!(harness.log().ends_with("discard node2 #1"));
+    assert!(harness.transfer.is_over() && !harness.transfer.is_complete());
 }
 
 #[test]
 fn a_source_that_is_another_one_at_the_next_attempt_fails_what_is_left() {
-    let mut world = World::chain(3);
-    world.verifies(1);
-    world.dies(2);
-    world.ends(0, Ok(()));
+    let mut harness = Harness::chain(3);
+    harness.verifies(1);
+    harness.dies(2);
+    harness.ends(0, Ok(()));
     let other = StatResponse {
-        state: vec![2; 32],
+        fingerprint: vec![2; 32],
         ..found()
     };
-    world.listings.insert(name(0), Ok(other));
-    world.log();
-    world.dead.clear();
-    world.rests();
-    assert_eq!(world.log(), "stat\ndiscard node2 #1");
-    assert!(world.job.is_over() && !world.job.is_complete());
+    harness.listings.insert(name(0), Ok(other));
+    harness.log();
+    harness.dead.clear();
+    harness.rests();
+    assert_eq!(harness.log(), "stat\ndiscard node2 #1");
+    assert!(harness.transfer.is_over() && !harness.transfer.is_complete());
     assert_eq!(
-        (world.reason(1), world.reason(2)),
+        (harness.reason(1), harness.reason(2)),
         ("Verified", "SourceChanged")
     );
 }
 
 #[test]
 fn an_agent_that_has_lost_the_list_is_asked_to_list_again() {
-    let (mut job, _) = Job::begin(World::chain(2).job.spec().clone());
-    job = job.step(Duration::ZERO, Input::Stat(Ok(found()))).0;
-    job = job
+    let (mut transfer, _) = Transfer::begin(Harness::chain(2).transfer.spec().clone());
+    transfer = transfer.step(Duration::ZERO, Input::Stat(Ok(found()))).0;
+    transfer = transfer
         .step(Duration::ZERO, Input::AttemptRecorded { attempt: 1 })
         .0;
     let lost = called(
@@ -587,9 +598,9 @@ fn an_agent_that_has_lost_the_list_is_asked_to_list_again() {
         Call::Prepare,
         Err(failure(&name(1), "PeerRefused", true)),
     );
-    job = job.step(Duration::ZERO, lost).0;
-    let at = job.wake_at().unwrap();
-    let commands = job.step(at, Input::Woken).1;
+    transfer = transfer.step(Duration::ZERO, lost).0;
+    let at = transfer.wake_at().unwrap();
+    let commands = transfer.step(at, Input::Woken).1;
     assert_eq!(
         commands,
         [Command::Stat {
@@ -600,35 +611,38 @@ fn an_agent_that_has_lost_the_list_is_asked_to_list_again() {
 
 #[test]
 fn a_source_that_objects_after_all_are_verified_makes_the_job_incomplete() {
-    let mut world = World::chain(2);
-    world.verifies(1);
-    world.reports(0, |report| {
+    let mut harness = Harness::chain(2);
+    harness.verifies(1);
+    harness.reports(0, |report| {
         report.state = State::Failed.into();
         report.reason = "SourceChanged".into();
     });
-    (0..2).for_each(|node| world.ends(node, Ok(())));
-    assert!(world.job.is_over() && !world.job.is_complete());
-    assert_eq!(world.job.source_fault().unwrap().reason, "SourceChanged");
+    (0..2).for_each(|node| harness.ends(node, Ok(())));
+    assert!(harness.transfer.is_over() && !harness.transfer.is_complete());
+    assert_eq!(
+        harness.transfer.source_fault().unwrap().reason,
+        "SourceChanged"
+    );
 }
 
 #[test]
 fn another_digest_than_the_sources_is_not_verified() {
-    let mut world = World::chain(2);
-    world.verifies(1);
-    world.reports(0, |report| {
+    let mut harness = Harness::chain(2);
+    harness.verifies(1);
+    harness.reports(0, |report| {
         report.state = State::Verified.into();
         report.digest = "d2".into();
     });
-    (0..2).for_each(|node| world.ends(node, Ok(())));
-    assert_eq!(world.reason(1), "DigestMismatch");
+    (0..2).for_each(|node| harness.ends(node, Ok(())));
+    assert_eq!(harness.reason(1), "DigestMismatch");
 }
 
 #[test]
 fn a_child_that_its_sender_has_lost_is_not_waited_for() {
-    let mut world = World::of(3, Strategy::Direct);
-    world.verifies(1);
-    world.log();
-    world.reports(0, |report| {
+    let mut harness = Harness::of(3, Strategy::Direct);
+    harness.verifies(1);
+    harness.log();
+    harness.reports(0, |report| {
         report.peers = vec![PeerProgress {
             node: name(2),
             role: Role::Child.into(),
@@ -639,50 +653,50 @@ fn a_child_that_its_sender_has_lost_is_not_waited_for() {
         }];
     });
     assert_eq!(
-        world.log(),
+        harness.log(),
         "cancel node0 #1\ncancel node1 #1\ncancel node2 #1"
     );
-    assert_eq!(world.reason(2), "PeerStalled");
+    assert_eq!(harness.reason(2), "PeerStalled");
 }
 
 #[test]
 fn answers_about_an_earlier_attempt_change_nothing_but_the_counts() {
-    let mut world = World::chain(3);
-    world.reports(0, |report| report.chunks_sent = 7);
-    world.dies(1);
-    world.dead.clear();
-    world.rests();
-    world.reports(0, |report| {
+    let mut harness = Harness::chain(3);
+    harness.reports(0, |report| report.chunks_sent = 7);
+    harness.dies(1);
+    harness.dead.clear();
+    harness.rests();
+    harness.reports(0, |report| {
         (report.chunks_sent, report.chunks_resent) = (5, 1);
     });
-    let before = format!("{:?}", world.job.state);
+    let before = format!("{:?}", harness.transfer.state);
     let report = ProgressResponse {
         state: State::Failed.into(),
         chunks_sent: 9,
         ..ProgressResponse::default()
     };
-    world.answer(Input::Progress {
+    harness.answer(Input::Progress {
         node: name(0),
         attempt: 1,
         report: Box::new(report),
     });
-    world.answer(called(&name(0), 1, Call::WatchProgress, Ok(())));
-    world.answer(called(&name(0), 1, cancel(Cleanup::Nothing), Ok(())));
-    world.answer(called(&name(1), 1, Call::Prepare, Ok(())));
-    assert_eq!(format!("{:?}", world.job.state), before);
-    assert_eq!(world.job.chunks(), (14, 1));
+    harness.answer(called(&name(0), 1, Call::WatchProgress, Ok(())));
+    harness.answer(called(&name(0), 1, cancel(Cleanup::Nothing), Ok(())));
+    harness.answer(called(&name(1), 1, Call::Prepare, Ok(())));
+    assert_eq!(format!("{:?}", harness.transfer.state), before);
+    assert_eq!(harness.transfer.chunks(), (14, 1));
 }
 
 #[test]
 fn a_source_out_of_reach_is_asked_again_and_one_that_says_no_is_not() {
-    let (job, _) = Job::begin(World::chain(2).job.spec().clone());
+    let (transfer, _) = Transfer::begin(Harness::chain(2).transfer.spec().clone());
     let no = |retriable| Input::Stat(Err(failure("node0", "SourceMissing", retriable)));
-    let (refused, commands) = job.clone().step(Duration::ZERO, no(false));
+    let (refused, commands) = transfer.clone().step(Duration::ZERO, no(false));
     assert!(refused.is_over() && !refused.is_complete() && commands.is_empty());
 
-    let mut job = job;
+    let mut transfer = transfer;
     for _ in 0..3 {
-        let rest = job.step(Duration::ZERO, no(true)).0;
+        let rest = transfer.step(Duration::ZERO, no(true)).0;
         let until = rest.wake_at().unwrap();
         let (asking, commands) = rest.step(until, Input::Woken);
         assert_eq!(
@@ -691,26 +705,32 @@ fn a_source_out_of_reach_is_asked_again_and_one_that_says_no_is_not() {
                 manifest_digest: None
             }]
         );
-        job = asking;
+        transfer = asking;
     }
-    assert!(job.step(Duration::ZERO, no(true)).0.is_over());
+    assert!(transfer.step(Duration::ZERO, no(true)).0.is_over());
 }
 
 #[test]
 fn a_job_that_nobody_wants_any_more_is_over_once_everybody_knows() {
-    let mut world = World::chain(3);
-    world.log();
-    world.answer(stop(true));
+    let mut harness = Harness::chain(3);
+    harness.log();
+    harness.answer(stop(true));
     assert_eq!(
-        world.log(),
+        harness.log(),
         "discard node0 #1\ndiscard node1 #1\ndiscard node2 #1"
     );
-    assert_eq!(world.job.end(), Some(End::Cancelled(Cleanup::Partials)));
+    assert_eq!(
+        harness.transfer.end(),
+        Some(End::Cancelled(Cleanup::Partials))
+    );
     // What was on its way changes nothing any more.
-    world.verifies(1);
-    world.answer(stop(false));
-    assert_eq!(world.job.end(), Some(End::Cancelled(Cleanup::Partials)));
-    assert_eq!(world.log(), "");
+    harness.verifies(1);
+    harness.answer(stop(false));
+    assert_eq!(
+        harness.transfer.end(),
+        Some(End::Cancelled(Cleanup::Partials))
+    );
+    assert_eq!(harness.log(), "");
 }
 
 #[test]
@@ -720,58 +740,64 @@ fn agents_of_a_job_that_ends_are_told_what_to_remove() {
         (Cleanup::Partials, "discard"),
         (Cleanup::Copies, "release"),
     ] {
-        let mut world = World::chain(2);
-        world.log();
-        world.answer(Input::Cancel(cleanup));
-        assert_eq!(world.log(), format!("{how} node0 #1\n{how} node1 #1"));
-        assert_eq!(world.job.end(), Some(End::Cancelled(cleanup)));
+        let mut harness = Harness::chain(2);
+        harness.log();
+        harness.answer(Input::Cancel(cleanup));
+        assert_eq!(harness.log(), format!("{how} node0 #1\n{how} node1 #1"));
+        assert_eq!(harness.transfer.end(), Some(End::Cancelled(cleanup)));
     }
 }
 
 #[test]
 fn a_job_that_is_complete_is_not_stopped_while_the_last_reports_come_in() {
-    let mut world = World::chain(3);
-    (0..3).for_each(|node| world.verifies(node));
-    world.log();
-    world.answer(stop(true));
-    (0..3).for_each(|node| world.ends(node, Ok(())));
-    assert_eq!(world.job.end(), Some(End::Complete));
-    assert_eq!(world.log(), "");
+    let mut harness = Harness::chain(3);
+    (0..3).for_each(|node| harness.verifies(node));
+    harness.log();
+    harness.answer(stop(true));
+    (0..3).for_each(|node| harness.ends(node, Ok(())));
+    assert_eq!(harness.transfer.end(), Some(End::Complete));
+    assert_eq!(harness.log(), "");
 }
 
 #[test]
 fn a_successor_counts_on_and_may_withdraw_what_it_did_not_begin() {
-    let spec = World::chain(3).job.spec().clone();
+    let spec = Harness::chain(3).transfer.spec().clone();
     let leader = LeaderContext {
         attempts_before: 4,
         ..LeaderContext::ONLY
     };
     let spec = Spec { leader, ..spec };
-    let (job, commands) = Job::begin(spec.clone());
+    let (transfer, commands) = Transfer::begin(spec.clone());
     assert_eq!(
         commands,
         [Command::Stat {
             manifest_digest: None
         }]
     );
-    let (job, commands) = job.step(Duration::ZERO, Input::Stat(Ok(found())));
+    let (transfer, commands) = transfer.step(Duration::ZERO, Input::Stat(Ok(found())));
     assert_eq!(commands, [Command::RecordAttempt { attempt: 5 }]);
-    assert_eq!((job.attempt(), job.unrecorded_attempt()), (4, Some(5)));
+    assert_eq!(
+        (transfer.attempt(), transfer.unrecorded_attempt()),
+        (4, Some(5))
+    );
     // Nothing is asked of a destination before that is written down.
-    let (job, commands) = job.step(Duration::ZERO, Input::AttemptRecorded { attempt: 4 });
-    assert_eq!((commands, job.attempt()), (vec![], 4));
-    let (job, commands) = job.step(Duration::ZERO, Input::AttemptRecorded { attempt: 5 });
+    let (transfer, commands) = transfer.step(Duration::ZERO, Input::AttemptRecorded { attempt: 4 });
+    assert_eq!((commands, transfer.attempt()), (vec![], 4));
+    let (transfer, commands) = transfer.step(Duration::ZERO, Input::AttemptRecorded { attempt: 5 });
     let prepare = |node: u32| Command::Call {
         node: name(node),
         attempt: 5,
         call: Call::Prepare,
     };
-    assert_eq!((commands, job.attempt()), (vec![prepare(1), prepare(2)], 5));
+    assert_eq!(
+        (commands, transfer.attempt()),
+        (vec![prepare(1), prepare(2)], 5)
+    );
 
-    let (job, commands) = Job::cancelled(spec, Cleanup::Nothing);
+    let (transfer, commands) = Transfer::cancelled(spec, Cleanup::Nothing);
     assert_eq!(commands.len(), 3);
-    assert_eq!(job.phase(), TransferPhase::Ending);
-    let ended = commands.into_iter().fold(job, |job, command| {
+    assert_eq!(transfer.phase(), TransferPhase::Ending);
+    let ended = commands.into_iter().fold(transfer, |transfer, command| {
         let Command::Call {
             node,
             attempt: 4,
@@ -781,80 +807,82 @@ fn a_successor_counts_on_and_may_withdraw_what_it_did_not_begin() {
             panic!("{command:?}");
         };
         assert_eq!(call, cancel(Cleanup::Nothing));
-        job.step(Duration::ZERO, called(&node, 4, call, Ok(()))).0
+        transfer
+            .step(Duration::ZERO, called(&node, 4, call, Ok(())))
+            .0
     });
     assert_eq!(ended.end(), Some(End::Cancelled(Cleanup::Nothing)));
 }
 
 #[test]
 fn a_bad_list_of_files_is_fetched_from_another_agent_in_the_next_attempt() {
-    let mut world = World::of(3, Strategy::Direct);
-    world.dies(1);
-    world.dies(2);
-    world.dead.clear();
-    world.bad_lists.insert(name(2));
-    world.rests();
+    let mut harness = Harness::of(3, Strategy::Direct);
+    harness.dies(1);
+    harness.dies(2);
+    harness.dead.clear();
+    harness.bad_lists.insert(name(2));
+    harness.rests();
     // node1 got a good one: node2 is tried again, and fetches from there.
-    assert_eq!(world.reason(2), "PeerFaulty");
-    assert!(matches!(world.phase(2), DestinationPhase::Retrying(_)));
-    world.verifies(1);
-    world.verifies(0);
-    world.bad_lists.clear();
-    world.rests();
-    assert_eq!(world.job.listing().unwrap().holder, "node1");
-    world.verifies(2);
-    world.verifies(0);
-    (0..3).for_each(|node| world.ends(node, Ok(())));
-    assert!(world.job.is_complete());
+    assert_eq!(harness.reason(2), "PeerFaulty");
+    assert!(matches!(harness.phase(2), DestinationPhase::Retrying(_)));
+    harness.verifies(1);
+    harness.verifies(0);
+    harness.bad_lists.clear();
+    harness.rests();
+    assert_eq!(harness.transfer.listing().unwrap().holder, "node1");
+    harness.verifies(2);
+    harness.verifies(0);
+    (0..3).for_each(|node| harness.ends(node, Ok(())));
+    assert!(harness.transfer.is_complete());
 }
 
 #[test]
 fn a_bad_list_that_no_agent_mends_fails_the_job_after_the_backoff_limit() {
-    let mut world = World::chain(2);
-    world.dies(1);
-    world.dead.clear();
-    world.bad_lists.insert(name(1));
+    let mut harness = Harness::chain(2);
+    harness.dies(1);
+    harness.dead.clear();
+    harness.bad_lists.insert(name(1));
     let mut rests = 0;
-    while !world.job.is_over() {
-        world.rests();
+    while !harness.transfer.is_over() {
+        harness.rests();
         rests += 1;
     }
-    assert_eq!((rests, world.reason(1)), (3, "PeerFaulty"));
+    assert_eq!((rests, harness.reason(1)), (3, "PeerFaulty"));
 }
 
 #[test]
 fn attempts_that_fail_for_a_pending_configuration_do_not_count_towards_the_backoff_limit() {
-    let mut world = World::chain(2);
-    let members = |configuration_pending| {
-        let spec = World::chain(2).job.spec().clone();
-        Input::Members(Box::new(MembershipUpdate {
+    let mut harness = Harness::chain(2);
+    let update = |configuration_pending| {
+        let spec = Harness::chain(2).transfer.spec().clone();
+        Input::Destinations(Box::new(DestinationsUpdate {
             destinations: spec.destinations,
             topology: spec.topology,
             payload_share: spec.payload_share,
             configuration_pending,
         }))
     };
-    let refuses = |world: &mut World| {
-        world.reports(1, |report| {
+    let refuses = |harness: &mut Harness| {
+        harness.reports(1, |report| {
             report.state = State::Failed.into();
             report.reason = "SettingsDiffer".into();
             report.retriable = true;
         });
     };
-    world.answer(members(BTreeSet::from([name(1)])));
-    refuses(&mut world);
+    harness.answer(update(BTreeSet::from([name(1)])));
+    refuses(&mut harness);
     for _ in 0..20 {
-        assert!(world.rests() <= Timing::INTERACTIVE.backoff_max);
-        refuses(&mut world);
+        assert!(harness.rests() <= Timing::INTERACTIVE.backoff_max);
+        refuses(&mut harness);
     }
-    assert_eq!(world.reason(1), "SettingsDiffer");
-    assert!(!world.job.is_over());
+    assert_eq!(harness.reason(1), "SettingsDiffer");
+    assert!(!harness.transfer.is_over());
     // All agents have it by now: the next failures count.
-    world.answer(members(BTreeSet::new()));
+    harness.answer(update(BTreeSet::new()));
     for _ in 0..4 {
-        assert!(!world.job.is_over());
-        world.rests();
-        refuses(&mut world);
+        assert!(!harness.transfer.is_over());
+        harness.rests();
+        refuses(&mut harness);
     }
-    assert!(world.job.is_over());
+    assert!(harness.transfer.is_over());
 }

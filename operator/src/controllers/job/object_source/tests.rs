@@ -77,7 +77,7 @@ fn the_one_that_reads_for_the_fewest_unfinished_jobs_reads() {
     assert_eq!(readers(&cache, &job), ["n1", "n2", "n3"]);
     // Unless it is away.
     let away = scenario::asleep("n1", "default");
-    cache.fabric_nodes.forget(&Key::cluster("n1"));
+    cache.fabric_nodes.forget(&Key::cluster_scoped("n1"));
     cache.fabric_nodes.learn(away);
     assert_eq!(readers(&cache, &job), ["n2", "n3", "n1"]);
 }
@@ -140,7 +140,7 @@ fn what_is_in_the_way_of_reading_names_the_field_and_what_to_do() {
             |cache, job| {
                 job.spec.destinations.node_selector = None;
                 job.spec.destinations.nodes = Some(vec!["n1".into()]);
-                cache.fabric_nodes.forget(&Key::cluster("n1"));
+                cache.fabric_nodes.forget(&Key::cluster_scoped("n1"));
                 cache.fabric_nodes.learn(scenario::asleep("n1", "default"));
             },
         ),

@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 
 use weft_proto::agent::v1::State as AgentState;
 
-use super::{Job, State};
+use super::{State, Transfer};
 use crate::{
-    attempt::{Attempt, MemberState},
+    attempt::{Attempt, ParticipantState},
     command::{Call, Cleanup},
     failure::{Failure, SENDER_LOST},
     phase::End,
 };
 
-impl Job {
+impl Transfer {
     pub(super) fn on_cancelled(
         &mut self,
         node: &str,
@@ -54,27 +54,27 @@ impl Job {
         if has_gained {
             self.failed_senders.clear();
         }
-        let mut is_uncounted = false;
+        let mut skips_count = false;
         if has_failed_to_send && (self.paused_object.is_some() || !has_gained) {
             self.failed_senders.insert(self.spec.source.node.clone());
             let remaining = self.destinations.remaining();
             let takes_part = |node: &str| remaining.contains(node) && attempt.state(node).is_some();
-            is_uncounted = self.paused_object.is_some() || self.is_reader_left(takes_part);
+            skips_count = self.paused_object.is_some() || self.is_reader_left(takes_part);
             self.use_next_reader();
         }
-        self.wait_or_finish(is_uncounted);
+        self.wait_or_finish(skips_count);
     }
 
     /// Records what the attempt left at its nodes; whether another node should send in the next one.
     fn record_outcomes(&mut self, attempt: &Attempt) -> bool {
         let mut is_the_senders = self.has_failed_to_send(attempt);
         let source = match attempt.state(attempt.source()) {
-            Some(MemberState::Stopped(failure)) => Some(failure),
+            Some(ParticipantState::Stopped(failure)) => Some(failure),
             _ => None,
         };
         for node in self.destinations.remaining() {
             match attempt.state(&node) {
-                Some(MemberState::Stopped(failure) | MemberState::CutOff(failure)) => {
+                Some(ParticipantState::Stopped(failure) | ParticipantState::CutOff(failure)) => {
                     let mut failure = failure.clone();
                     if self.is_sender_error(&node, &failure) {
                         is_the_senders = true;
@@ -138,8 +138,8 @@ impl Job {
         }
         let mut nodes = BTreeSet::new();
         if self.attempt > 0 {
-            let places = self.spec.destinations.iter().chain([&self.spec.source]);
-            nodes = places.map(|place| place.node.clone()).collect();
+            let locations = self.spec.destinations.iter().chain([&self.spec.source]);
+            nodes = locations.map(|location| location.node.clone()).collect();
         }
         self.cancel(&nodes, cleanup, true);
         self.end_as(End::Cancelled(cleanup), nodes);

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use super::Job;
+use super::Transfer;
 use crate::{
-    attempt::{Attempt, MemberState},
+    attempt::{Attempt, ParticipantState},
     failure::Failure,
     object::{StoreObject, is_access_error, is_store_error},
-    spec::{Listing, Place},
+    spec::{Listing, NodeLocation},
 };
 
 /// Most destinations that read, one after the other, before the store is taken for the one at fault.
@@ -31,22 +31,22 @@ impl PausedObject {
     }
 }
 
-impl Job {
+impl Transfer {
     /// Its own copy is what this node reads from a store in this attempt.
-    pub(super) fn reads(&self, node: &str) -> bool {
+    pub(super) fn is_reader(&self, node: &str) -> bool {
         self.spec.object.is_some() && self.spec.source.node == node
     }
 
-    /// The bytes come from this place now.
-    fn send_from(&mut self, place: Place) {
-        Arc::make_mut(&mut self.spec).source = place;
+    /// The bytes come from this location now.
+    fn send_from(&mut self, location: NodeLocation) {
+        Arc::make_mut(&mut self.spec).source = location;
         self.destinations.source = Default::default();
     }
 
-    fn read_at(&mut self, node: &str) {
-        let place = self.spec.destinations.iter().find(|it| it.node == node);
-        if let Some(place) = place.cloned() {
-            self.send_from(place);
+    fn set_reader(&mut self, node: &str) {
+        let location = self.spec.destinations.iter().find(|it| it.node == node);
+        if let Some(location) = location.cloned() {
+            self.send_from(location);
         }
     }
 
@@ -65,7 +65,7 @@ impl Job {
             .find(has_not_failed)
             .or_else(|| in_order().find(is_ready));
         if let Some(node) = chosen.cloned() {
-            self.read_at(&node);
+            self.set_reader(&node);
         }
     }
 
@@ -81,7 +81,7 @@ impl Job {
         let has_not_failed = |node: &&String| !self.failed_senders.contains(*node);
         let next = in_turn().find(has_not_failed).or_else(|| in_turn().next());
         if let Some(node) = next.cloned() {
-            self.read_at(&node);
+            self.set_reader(&node);
         }
     }
 
@@ -106,15 +106,15 @@ impl Job {
         if self.spec.object.is_none() || self.listing.is_none() {
             return;
         }
-        let is_good = |place: &&Place| {
-            let copy = self.destinations.get(&place.node);
-            !self.failed_senders.contains(&place.node) && copy.is_some_and(|it| it.is_verified())
+        let is_good = |location: &&NodeLocation| {
+            let copy = self.destinations.get(&location.node);
+            !self.failed_senders.contains(&location.node) && copy.is_some_and(|it| it.is_verified())
         };
-        let mut places = std::iter::once(&self.spec.source).chain(&self.spec.destinations);
-        let Some(place) = places.find(is_good).cloned() else {
+        let mut locations = std::iter::once(&self.spec.source).chain(&self.spec.destinations);
+        let Some(location) = locations.find(is_good).cloned() else {
             return;
         };
-        let copy = self.destinations.get(&place.node);
+        let copy = self.destinations.get(&location.node);
         // If the copy has changed since, it is not sent.
         let digest = copy.map(|copy| copy.report.digest.clone());
         let spec = Arc::make_mut(&mut self.spec);
@@ -122,7 +122,7 @@ impl Job {
         if let (Some(object), Some(listing)) = (spec.object.take(), self.listing.take()) {
             self.paused_object = Some(PausedObject { object, listing });
         }
-        self.send_from(place);
+        self.send_from(location);
     }
 
     /// Whether the node that sent in an attempt could not, by no fault of its receivers, while another may.
@@ -134,7 +134,7 @@ impl Job {
             .iter()
             .any(|peer| peer.failed);
         match attempt.state(attempt.source()) {
-            Some(MemberState::Stopped(failure)) if !failure.is_cancelled() => {
+            Some(ParticipantState::Stopped(failure)) if !failure.is_cancelled() => {
                 self.paused_object.is_some() && !is_explained
                     || self.spec.object.is_some() && is_access_error(&failure.reason)
             }
@@ -145,7 +145,7 @@ impl Job {
     /// What this destination reports is the sender's fault: another sender may give it the bytes.
     pub(super) fn is_sender_error(&self, node: &str, failure: &Failure) -> bool {
         self.paused_object.is_some() && failure.reason == EXPECT_MISMATCH
-            || self.reads(node) && is_access_error(&failure.reason)
+            || self.is_reader(node) && is_access_error(&failure.reason)
     }
 
     /// No other attempt could change what the source reports. A reader's own fault is its own, and so is a

@@ -2,20 +2,23 @@
 
 use super::*;
 
-fn nodes(job: &Job) -> Vec<&str> {
-    let parts = job.plan().into_iter().flat_map(|plan| &plan.parts);
+fn nodes(transfer: &Transfer) -> Vec<&str> {
+    let parts = transfer
+        .plan()
+        .into_iter()
+        .flat_map(|plan| &plan.assignments);
     parts.map(|part| part.node.as_str()).collect()
 }
 
 /// A job of four nodes whose source has said what it has, and what is to be done next.
-fn stated() -> (Job, Vec<Command>) {
-    let spec = World::of(4, Strategy::Chain).job.spec().clone();
-    let (job, _) = Job::begin(spec);
-    job.step(Duration::ZERO, Input::Stat(Ok(found())))
+fn stated() -> (Transfer, Vec<Command>) {
+    let spec = Harness::of(4, Strategy::Chain).transfer.spec().clone();
+    let (transfer, _) = Transfer::begin(spec);
+    transfer.step(Duration::ZERO, Input::Stat(Ok(found())))
 }
 
-fn prepared(mut job: Job, dead: Option<u32>) -> Job {
-    job = job
+fn prepared(mut transfer: Transfer, dead: Option<u32>) -> Transfer {
+    transfer = transfer
         .step(Duration::ZERO, Input::AttemptRecorded { attempt: 1 })
         .0;
     for node in 1..4 {
@@ -26,50 +29,51 @@ fn prepared(mut job: Job, dead: Option<u32>) -> Job {
             Ok(())
         };
         let answer = called(&name(node), 1, Call::Prepare, result);
-        job = job.step(Duration::ZERO, answer).0;
+        transfer = transfer.step(Duration::ZERO, answer).0;
     }
-    job
+    transfer
 }
 
 #[test]
 fn a_plan_for_all_is_there_before_anybody_is_asked_to_be_ready() {
-    let (job, commands) = stated();
+    let (transfer, commands) = stated();
     assert!(
         matches!(commands[..], [Command::RecordAttempt { attempt: 1 }]),
         "{commands:?}"
     );
-    assert_eq!(nodes(&job), ["node0", "node1", "node2", "node3"]);
-    let planned = job.plan().cloned();
+    assert_eq!(nodes(&transfer), ["node0", "node1", "node2", "node3"]);
+    let planned = transfer.plan().cloned();
 
-    let job = prepared(job, None);
-    assert_eq!(job.plan().cloned(), planned);
+    let transfer = prepared(transfer, None);
+    assert_eq!(transfer.plan().cloned(), planned);
 }
 
 #[test]
 fn the_plan_in_force_is_for_those_that_were_ready() {
-    let (job, _) = stated();
-    let job = prepared(job, Some(2));
-    assert_eq!(nodes(&job), ["node0", "node1", "node3"]);
+    let (transfer, _) = stated();
+    let transfer = prepared(transfer, Some(2));
+    assert_eq!(nodes(&transfer), ["node0", "node1", "node3"]);
 }
 
 #[test]
 fn a_plan_is_made_anew_when_the_topology_changes() {
-    let (job, _) = stated();
-    let spec = job.spec();
-    let mut members = MembershipUpdate {
+    let (transfer, _) = stated();
+    let spec = transfer.spec();
+    let mut update = DestinationsUpdate {
         destinations: spec.destinations.clone(),
         topology: spec.topology.clone(),
         payload_share: spec.payload_share,
         configuration_pending: BTreeSet::new(),
     };
-    let (same, _) = job
-        .clone()
-        .step(Duration::ZERO, Input::Members(Box::new(members.clone())));
+    let (same, _) = transfer.clone().step(
+        Duration::ZERO,
+        Input::Destinations(Box::new(update.clone())),
+    );
     assert_eq!(nodes(&same), ["node0", "node1", "node2", "node3"]);
 
-    members.topology.nodes[1].rate_bps /= 2;
-    let (other, _) = job.step(Duration::ZERO, Input::Members(Box::new(members)));
-    let estimate = |job: &Job| job.plan().unwrap().estimate_seconds;
+    update.topology.nodes[1].rate_bps /= 2;
+    let (other, _) = transfer.step(Duration::ZERO, Input::Destinations(Box::new(update)));
+    let estimate = |transfer: &Transfer| transfer.plan().unwrap().estimate_seconds;
     assert!(estimate(&other) > estimate(&same));
     let other = prepared(other, None);
     assert_eq!(nodes(&other), ["node0", "node1", "node2", "node3"]);
@@ -78,9 +82,9 @@ fn a_plan_is_made_anew_when_the_topology_changes() {
 /// An agent that works with an older configuration makes ready, and no connection with its sender.
 #[test]
 fn a_node_that_breaks_every_attempt_does_not_take_those_behind_it_with_it() {
-    let mut world = World::chain(4);
-    let refuses = |world: &mut World| {
-        world.reports(0, |report| {
+    let mut harness = Harness::chain(4);
+    let refuses = |harness: &mut Harness| {
+        harness.reports(0, |report| {
             report.peers = vec![PeerProgress {
                 node: name(1),
                 role: Role::Child.into(),
@@ -91,35 +95,35 @@ fn a_node_that_breaks_every_attempt_does_not_take_those_behind_it_with_it() {
             }];
         });
     };
-    refuses(&mut world);
-    world.rests();
-    refuses(&mut world);
+    refuses(&mut harness);
+    harness.rests();
+    refuses(&mut harness);
     assert_eq!(
-        (world.reason(1), world.reason(2)),
+        (harness.reason(1), harness.reason(2)),
         ("SettingsDiffer", "SenderLost")
     );
-    world.log();
-    world.rests();
+    harness.log();
+    harness.rests();
     assert_eq!(
-        world.log(),
+        harness.log(),
         "stat\nprepare node1 #3\nprepare node2 #3\nprepare node3 #3\nstart node3 #3 -> []\n\
          start node1 #3 -> []\nstart node2 #3 -> [node3]\nstart node0 #3 -> [node2,node1]"
     );
-    refuses(&mut world);
-    world.verifies(2);
-    world.verifies(3);
-    world.verifies(0);
+    refuses(&mut harness);
+    harness.verifies(2);
+    harness.verifies(3);
+    harness.verifies(0);
     // By now it may have taken the configuration over.
-    world.rests();
+    harness.rests();
     assert!(
-        world
+        harness
             .log()
             .ends_with("prepare node1 #4\nstart node1 #4 -> []\nstart node0 #4 -> [node1]")
     );
-    world.verifies(1);
-    world.verifies(0);
+    harness.verifies(1);
+    harness.verifies(0);
     for node in 0..2 {
-        world.ends(node, Ok(()));
+        harness.ends(node, Ok(()));
     }
-    assert!(world.job.is_complete());
+    assert!(harness.transfer.is_complete());
 }

@@ -1,4 +1,4 @@
-//! `Identity`: what tells one state of a file from another without reading it.
+//! `FileState`: what tells one state of a file from another without reading it.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// What tells one state of a file from another without reading it. Of one node: other nodes have no
 /// use for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(super) struct Identity {
+pub(super) struct FileState {
     /// Device number; not recorded with a copy.
     #[serde(skip)]
     pub(super) dev: u64,
@@ -22,7 +22,7 @@ pub(super) struct Identity {
     pub(super) ctime_ns: i64,
 }
 
-impl Identity {
+impl FileState {
     // The fields of `Stat` have other types on other architectures.
     #[allow(
         clippy::unnecessary_cast,
@@ -30,7 +30,7 @@ impl Identity {
     )]
     pub(super) fn of(stat: &Stat) -> Self {
         let nanos = |seconds: i64, nanos: i64| seconds.saturating_mul(1_000_000_000) + nanos;
-        Identity {
+        FileState {
             dev: stat.st_dev as u64,
             ino: stat.st_ino as u64,
             size: stat.st_size as u64,
@@ -49,22 +49,22 @@ impl Identity {
     /// The same of a directory, whose times change with every file that is added or removed beside the
     /// listed ones.
     pub(super) fn directory_fingerprint(&self) -> Fingerprint {
-        let Identity { dev, ino, .. } = *self;
-        let directory = Identity {
+        let FileState { dev, ino, .. } = *self;
+        let directory = FileState {
             dev,
             ino,
-            ..Identity::default()
+            ..FileState::default()
         };
         directory.fingerprint()
     }
 
     /// As it is recorded with a copy: device numbers may change when the node restarts.
     pub(super) fn recorded(self) -> Self {
-        Identity { dev: 0, ..self }
+        FileState { dev: 0, ..self }
     }
 
     /// Whether both are of the same file or directory.
-    pub(super) fn is_same_file(&self, other: &Identity) -> bool {
+    pub(super) fn is_same_file(&self, other: &FileState) -> bool {
         (self.dev, self.ino) == (other.dev, other.ino)
     }
 }

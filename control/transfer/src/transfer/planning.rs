@@ -1,15 +1,15 @@
 //! Who sends to whom: planned for all destinations once it is known what there is, for people to see, and for
 //! those that are ready when an attempt begins.
 
-use weft_planner::{Part, Plan, PlanError, Request, plan};
+use weft_planner::{Assignment, Plan, PlanError, Request, plan};
 
-use super::Job;
+use super::Transfer;
 use crate::failure::SENDER_LOST;
 
-/// After so many attempts in a row that brought nothing, a node at which they ended sends to no other node.
-const LEAF_AFTER: u32 = 2;
+/// After so many attempts in a row without progress, a node at which they ended sends to no other node.
+const RECEIVE_ONLY_AFTER: u32 = 2;
 
-impl Job {
+impl Transfer {
     /// Plans for all destinations that are to receive, before the first attempt. What cannot be planned is an
     /// error when the attempt begins.
     pub(super) fn plan_for_all(&mut self) {
@@ -22,36 +22,40 @@ impl Job {
         }
     }
 
-    /// The parts of an attempt for the destinations that are ready. Those at which the last attempts ended, as
-    /// an agent with other settings than its sender, only receive: they would cut off the nodes behind them.
-    pub(super) fn parts_for(&mut self, ready: Vec<String>) -> Result<Vec<Part>, PlanError> {
-        let is_leaf = |node: &String| {
+    /// The assignments of an attempt for the destinations that are ready. A destination whose last attempts failed,
+    /// for example because its settings differ from its sender's, only receives. As a relay it would cut off the
+    /// nodes that it sends to.
+    pub(super) fn assignments_for(
+        &mut self,
+        ready: Vec<String>,
+    ) -> Result<Vec<Assignment>, PlanError> {
+        let receives_only = |node: &String| {
             let failure = self.destinations.retrying(node);
-            self.failures >= LEAF_AFTER
+            self.failures >= RECEIVE_ONLY_AFTER
                 && failure.is_some_and(|failure| failure.reason != SENDER_LOST)
         };
-        let (mut leaves, mut others): (Vec<_>, Vec<_>) = ready.into_iter().partition(is_leaf);
+        let (mut last, mut others): (Vec<_>, Vec<_>) = ready.into_iter().partition(receives_only);
         if others.is_empty() {
-            std::mem::swap(&mut leaves, &mut others);
+            std::mem::swap(&mut last, &mut others);
         }
         let plan = self.make_plan(others)?;
-        let mut parts = plan.parts.clone();
+        let mut assignments = plan.assignments.clone();
         if self.started.is_none() {
             self.plan = Some(plan);
         }
-        let senders = parts.len();
-        for (index, node) in leaves.into_iter().enumerate() {
-            let sender = &mut parts[index % senders];
+        let senders = assignments.len();
+        for (index, node) in last.into_iter().enumerate() {
+            let sender = &mut assignments[index % senders];
             sender.sends_to.push(node.clone());
-            let leaf = Part {
+            let assignment = Assignment {
                 node,
                 receives_from: Some(sender.node.clone()),
                 sends_to: Vec::new(),
                 depth: sender.depth + 1,
             };
-            parts.push(leaf);
+            assignments.push(assignment);
         }
-        Ok(parts)
+        Ok(assignments)
     }
 
     fn make_plan(&self, destinations: Vec<String>) -> Result<Plan, PlanError> {

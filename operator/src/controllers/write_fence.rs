@@ -12,7 +12,7 @@ use crate::lease::RENEW_DEADLINE;
 #[derive(Debug)]
 pub(crate) struct WriteFence {
     epoch: u64,
-    /// When the last request was sent by which the Lease was renewed.
+    /// When the last successful renewal of the Lease was sent.
     renewals: watch::Receiver<Instant>,
     /// A later leader's epoch, and when it was first seen.
     later_epoch: Option<(u64, Instant)>,

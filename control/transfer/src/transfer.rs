@@ -1,4 +1,4 @@
-//! A job from Stat to its end, as a pure step from an input to commands.
+//! A transfer from Stat to its end, as a pure step from an input to commands.
 
 mod attempts;
 mod ending;
@@ -19,23 +19,23 @@ use crate::{
     failure::Failure,
     object::is_store_error,
     phase::{End, TransferPhase},
-    spec::{Listing, MembershipUpdate, Spec, node_of},
+    spec::{DestinationsUpdate, Listing, Spec, node_of},
 };
 
-/// A job. Its owner plays the operator; the crate's documentation describes its course.
+/// One transfer: what a TransferJob, or `weft play`, moves. The crate's documentation describes its course.
 ///
-/// [`Job::begin`] gives the first commands; every input goes into [`Job::step`], in any order, also
-/// late and repeated ones. When [`Job::wake_at`] is reached, [`Input::Woken`] is due. Times are
-/// since the job began.
+/// [`Transfer::begin`] gives the first commands; every input goes into [`Transfer::step`], in any order, also
+/// late and repeated ones. When [`Transfer::wake_at`] is reached, [`Input::Woken`] is due. Times are
+/// since the transfer began.
 #[derive(Debug, Clone)]
-pub struct Job {
+pub struct Transfer {
     spec: Arc<Spec>,
     state: State,
     /// Of the newest Stat that succeeded.
     listing: Option<Listing>,
     /// The object, while a verified copy of it is sent instead.
     paused_object: Option<PausedObject>,
-    /// Nodes that could not read the object, or send their copy of it, since an attempt last brought something.
+    /// Nodes that could not read the object, or send their copy of it, since an attempt last made progress.
     failed_senders: BTreeSet<String>,
     /// The node to fetch the manifest from, after a destination could not use what the source has sent.
     other_holder: Option<String>,
@@ -51,7 +51,7 @@ pub struct Job {
     /// Consecutive attempts without progress.
     failures: u32,
     /// Those of them that do not count towards the backoff limit.
-    uncounted_failures: u32,
+    exempt_failures: u32,
     /// Nodes whose agents work with an earlier configuration.
     configuration_pending: BTreeSet<String>,
     /// The first attempt's plan; before that, one for all destinations.
@@ -64,8 +64,8 @@ pub struct Job {
     commands: Vec<Command>,
 }
 
-impl Job {
-    /// A new job, and what to do first.
+impl Transfer {
+    /// A new transfer, and what to do first.
     pub fn begin(spec: Spec) -> (Self, Vec<Command>) {
         let list = Command::Stat {
             manifest_digest: None,
@@ -73,18 +73,18 @@ impl Job {
         (Self::new(spec), vec![list])
     }
 
-    /// A job that an earlier operator began and that is cancelled.
+    /// A transfer that an earlier operator began and that is cancelled.
     pub fn cancelled(spec: Spec, cleanup: Cleanup) -> (Self, Vec<Command>) {
-        let mut job = Self::new(spec);
-        job.on_cancel(cleanup);
-        let commands = std::mem::take(&mut job.commands);
-        (job, commands)
+        let mut transfer = Self::new(spec);
+        transfer.on_cancel(cleanup);
+        let commands = std::mem::take(&mut transfer.commands);
+        (transfer, commands)
     }
 
     fn new(spec: Spec) -> Self {
         let mut destinations = DestinationStates::default();
-        for place in &spec.destinations {
-            destinations.add(place);
+        for location in &spec.destinations {
+            destinations.add(location);
         }
         Self {
             attempt: spec.leader.attempts_before,
@@ -99,7 +99,7 @@ impl Job {
             unconfirmed: BTreeSet::new(),
             progress_before: 0,
             failures: 0,
-            uncounted_failures: 0,
+            exempt_failures: 0,
             configuration_pending: BTreeSet::new(),
             plan: None,
             started: None,
@@ -151,7 +151,11 @@ impl Job {
 
     /// Destinations that have not confirmed its end: partial files may be left there.
     pub fn unconfirmed(&self) -> impl Iterator<Item = &str> {
-        let nodes = self.spec.destinations.iter().map(|place| &*place.node);
+        let nodes = self
+            .spec
+            .destinations
+            .iter()
+            .map(|location| &*location.node);
         nodes.filter(|node| self.unconfirmed.contains(*node))
     }
 
@@ -159,7 +163,7 @@ impl Job {
     pub fn phase(&self) -> TransferPhase {
         match self.state {
             State::Listing => TransferPhase::Listing,
-            State::Waiting { .. } | State::RecordingAttempt => TransferPhase::Waiting,
+            State::Waiting { .. } | State::RecordingAttempt => TransferPhase::BetweenAttempts,
             State::Preparing { .. } => TransferPhase::Preparing,
             State::Running(_) | State::AwaitingFinalReports { .. } => TransferPhase::Running,
             State::Cancelling { .. } | State::Ending { .. } => TransferPhase::Ending,
@@ -226,8 +230,8 @@ impl Job {
 
     /// All destinations, in the order of the spec.
     pub fn destinations(&self) -> impl Iterator<Item = &Destination> {
-        let places = self.spec.destinations.iter();
-        places.filter_map(|place| self.destinations.get(&place.node))
+        let locations = self.spec.destinations.iter();
+        locations.filter_map(|location| self.destinations.get(&location.node))
     }
 
     /// Chunks sent, resent ones included, and of these the resent ones; all nodes and attempts.
@@ -276,7 +280,7 @@ impl Job {
                 self.on_progress(&node, attempt, *report);
             }
             Input::Woken => self.on_woken(),
-            Input::Members(members) => self.on_members(*members),
+            Input::Destinations(update) => self.on_destinations(*update),
             Input::Cancel(cleanup) => self.on_cancel(cleanup),
         }
     }
@@ -305,7 +309,7 @@ impl Job {
             Ok(found) => {
                 // Once an attempt has begun, only its result resets the count of failures, not a Stat.
                 if self.attempt == self.spec.leader.attempts_before {
-                    (self.failures, self.uncounted_failures) = (0, 0);
+                    (self.failures, self.exempt_failures) = (0, 0);
                 }
                 let holder = self.other_holder.take();
                 self.listing = Some(Listing {
@@ -340,7 +344,7 @@ impl Job {
             && self.spec.timing.gives_up_unreached
             && failure.is_before_contact();
         let is_retriable = failure.retriable && !is_given_up;
-        self.count_failure(self.is_excused(failure));
+        self.count_failure(self.is_exempt(failure));
         if is_another_left || is_retriable && !self.is_limit_exceeded() {
             // The same node would answer the same; the next one may answer something else.
             let wait = match is_retriable {
@@ -358,8 +362,11 @@ impl Job {
 
     /// All attempts move the same bytes: what the source holds must be what it held before the first.
     fn unchanged(&self, found: StatResponse) -> Result<StatResponse, Failure> {
-        let before = self.listing.as_ref().map(|listing| &listing.found.state);
-        if before.is_none_or(|before| *before == found.state) {
+        let before = self
+            .listing
+            .as_ref()
+            .map(|listing| &listing.found.fingerprint);
+        if before.is_none_or(|before| *before == found.fingerprint) {
             return Ok(found);
         }
         let node = self.spec.source.node.clone();
@@ -395,22 +402,22 @@ impl Job {
     }
 
     /// New destinations get a copy, too, unless the end has begun.
-    fn on_members(&mut self, members: MembershipUpdate) {
+    fn on_destinations(&mut self, update: DestinationsUpdate) {
         if matches!(self.state, State::Ending { .. } | State::Over(_)) {
             return;
         }
-        self.configuration_pending = members.configuration_pending;
+        self.configuration_pending = update.configuration_pending;
         let spec = Arc::make_mut(&mut self.spec);
-        let mut is_other = spec.topology != members.topology;
-        spec.topology = members.topology;
-        spec.payload_share = members.payload_share;
-        for place in members.destinations {
-            if !self.destinations.add(&place) {
+        let mut is_other = spec.topology != update.topology;
+        spec.topology = update.topology;
+        spec.payload_share = update.payload_share;
+        for location in update.destinations {
+            if !self.destinations.add(&location) {
                 continue;
             }
             is_other = true;
-            let node = place.node.clone();
-            spec.destinations.push(place);
+            let node = location.node.clone();
+            spec.destinations.push(location);
             match &mut self.state {
                 State::Preparing { waiting, .. } => {
                     waiting.insert(node.clone());
@@ -430,19 +437,19 @@ impl Job {
         }
     }
 
-    /// An attempt, or a Stat, has brought nothing.
-    fn count_failure(&mut self, is_excused: bool) {
+    /// An attempt, or a Stat, has made no progress.
+    fn count_failure(&mut self, is_exempt: bool) {
         self.failures += 1;
-        self.uncounted_failures += u32::from(is_excused);
+        self.exempt_failures += u32::from(is_exempt);
     }
 
     /// Another configuration of the agent is on its way, and may take the reason away.
-    fn is_excused(&self, failure: &Failure) -> bool {
+    fn is_exempt(&self, failure: &Failure) -> bool {
         failure.is_configuration_error(&self.configuration_pending)
     }
 
     fn is_limit_exceeded(&self) -> bool {
-        self.failures > self.spec.backoff_limit + self.uncounted_failures
+        self.failures > self.spec.backoff_limit + self.exempt_failures
     }
 
     fn backoff(&self) -> Duration {

@@ -2,18 +2,18 @@
 
 use kube::{ResourceExt as _, core::SelectorExt as _};
 use weft_crds::{Destinations, FileSource, RdmaFabric, Root, RootAccess, RootScope, TransferJob};
-use weft_transfer::Place;
+use weft_transfer::NodeLocation;
 
 use crate::controllers::{
     fabric::decide::listed,
-    job::obstacle::{Obstacle, fail, wait},
+    job::obstacle::{Obstacle, permanent, temporary},
     kinds::Cache,
     membership::selector,
 };
 
 /// One end of a job.
 #[derive(Clone, Copy)]
-pub(crate) enum JobEnd<'a> {
+pub(crate) enum JobSide<'a> {
     /// What is read.
     Source(&'a FileSource),
     /// Where copies go, on every destination node.
@@ -21,21 +21,21 @@ pub(crate) enum JobEnd<'a> {
 }
 
 /// Where an end is, once it is sure that the job may name it.
-pub(crate) fn place(
+pub(crate) fn locate(
     job: &TransferJob,
     fabric: &RdmaFabric,
     cache: &Cache,
-    side: JobEnd<'_>,
-) -> Result<Place, Obstacle> {
+    side: JobSide<'_>,
+) -> Result<NodeLocation, Obstacle> {
     let (end, node, name, scope, path) = match side {
-        JobEnd::Source(file) => (
+        JobSide::Source(file) => (
             "spec.source.file",
             file.node.as_str(),
             &*file.root,
             file.scope,
             &*file.path,
         ),
-        JobEnd::Destination(to) => ("spec.destinations", "", &*to.root, to.scope, &*to.path),
+        JobSide::Destination(to) => ("spec.destinations", "", &*to.root, to.scope, &*to.path),
     };
     let field = format!("{end}.root");
     let fabric_name = fabric.name_any();
@@ -50,14 +50,14 @@ pub(crate) fn place(
             "{field}: fabric {fabric_name} has no root {name}; it has {}",
             listed(&known)
         );
-        return Err(wait("RootUnknown", text));
+        return Err(temporary("RootUnknown", text));
     };
-    if matches!(side, JobEnd::Destination(_)) && root.access == RootAccess::ReadOnly {
+    if matches!(side, JobSide::Destination(_)) && root.access == RootAccess::ReadOnly {
         let text = format!(
             "{field}: root {name} of fabric {fabric_name} is ReadOnly; name another, or make it \
              ReadWrite"
         );
-        return Err(wait("RootReadOnly", text));
+        return Err(temporary("RootReadOnly", text));
     }
     let namespace = job.namespace().unwrap_or_default();
     if !admits(root, &namespace, cache)? {
@@ -65,18 +65,21 @@ pub(crate) fn place(
             "{field}: root {name} of fabric {fabric_name} is not for jobs of namespace {namespace}; \
              label the namespace as the root's namespaces ask, or name another root"
         );
-        return Err(wait("RootNotAllowed", text));
+        return Err(temporary("RootNotAllowed", text));
     }
     if scope != root.scope {
-        return Err(wait("ScopeDiffers", scope_differs(end, root, &fabric_name)));
+        return Err(temporary(
+            "ScopeDiffers",
+            scope_differs(end, root, &fabric_name),
+        ));
     }
     let path = scoped(namespace, scope, path);
     // The definition refuses such paths, but it may have been changed since.
     if path.split('/').any(|part| part == "..") || path.starts_with('/') {
         let text = format!("{field}: path {path} must be relative to the root and without '..'");
-        return Err(fail("PathInvalid", text));
+        return Err(permanent("PathInvalid", text));
     }
-    Ok(Place {
+    Ok(NodeLocation {
         node: node.to_owned(),
         root: name.to_owned(),
         path,
@@ -121,7 +124,7 @@ fn admits(root: &Root, namespace: &str, cache: &Cache) -> Result<bool, Obstacle>
         return Ok(true);
     };
     let wanted = selector(wanted).map_err(|fault| {
-        wait(
+        temporary(
             "RootSelectorInvalid",
             format!("root {} of the fabric: namespaces: {fault}", root.name),
         )
@@ -133,7 +136,7 @@ fn admits(root: &Root, namespace: &str, cache: &Cache) -> Result<bool, Obstacle>
 }
 
 /// A copy beside its original must neither lie in it nor hold it.
-pub(crate) fn check_not_nested(copy: &Place, from: &Place) -> Result<(), Obstacle> {
+pub(crate) fn check_not_nested(copy: &NodeLocation, from: &NodeLocation) -> Result<(), Obstacle> {
     let within = |inner: &str, outer: &str| {
         outer.is_empty() || format!("{inner}/").starts_with(&format!("{outer}/"))
     };
@@ -146,5 +149,5 @@ pub(crate) fn check_not_nested(copy: &Place, from: &Place) -> Result<(), Obstacl
              within the other: give a path of its own, or leave the node out",
         from.node, from.path, copy.path, from.root
     );
-    Err(fail("CopyWithinSource", text))
+    Err(permanent("CopyWithinSource", text))
 }

@@ -1,26 +1,26 @@
-//! `FileTree`: the block digests of one file and the digest they make.
+//! `HashTree`: the block digests of one file and the digest they make.
 //!
 //! Takes 32 B and one bit per MiB of file (a 1 TiB file: 32 MiB), touched only as blocks come:
 //! a relay needs the digest of every block it forwards, so they are kept rather than merged away.
 
 use blake3::hazmat::{self, Mode};
 
-use super::digest::{self, Algorithm, BlockDigest, Blocks, Digest};
+use super::digest::{self, Algorithm, BlockDigest, BlockLayout, Digest};
 
 /// The digests of a file's blocks, in any order of arrival.
 #[derive(Clone, Debug)]
-pub struct FileTree {
-    blocks: Blocks,
+pub struct HashTree {
+    blocks: BlockLayout,
     digests: Vec<[u8; 32]>,
     present: Vec<u64>,
     missing: u32,
 }
 
-impl FileTree {
+impl HashTree {
     /// A tree that holds no block yet.
-    pub fn new(blocks: Blocks) -> Self {
+    pub fn new(blocks: BlockLayout) -> Self {
         let count = blocks.count();
-        FileTree {
+        HashTree {
             blocks,
             digests: vec![[0; 32]; count as usize],
             present: vec![0; count.div_ceil(u64::BITS) as usize],
@@ -122,8 +122,8 @@ mod tests {
         data: &[u8],
         order: impl Iterator<Item = u32>,
     ) -> Digest {
-        let blocks = Blocks::new(algorithm, data.len() as u64);
-        let mut tree = FileTree::new(blocks);
+        let blocks = BlockLayout::new(algorithm, data.len() as u64);
+        let mut tree = HashTree::new(blocks);
         for index in order {
             assert_eq!(tree.root(), None);
             let range = blocks.range(index);
@@ -141,7 +141,7 @@ mod tests {
                     continue;
                 };
                 let data = bytes(len, 7);
-                let count = Blocks::new(Algorithm::Blake3, len as u64).count();
+                let count = BlockLayout::new(Algorithm::Blake3, len as u64).count();
                 let root = root_in_order(Algorithm::Blake3, &data, 0..count);
                 assert_eq!(
                     root.to_string(),
@@ -154,11 +154,11 @@ mod tests {
 
     #[test]
     fn an_empty_file_has_no_blocks_and_the_digest_of_nothing() {
-        let blocks = Blocks::new(Algorithm::Blake3, 0);
+        let blocks = BlockLayout::new(Algorithm::Blake3, 0);
         assert_eq!((blocks.count(), blocks.len(0)), (0, 0));
-        let root = FileTree::new(blocks).root().unwrap();
+        let root = HashTree::new(blocks).root().unwrap();
         assert_eq!(root.as_bytes(), blake3::hash(b"").as_bytes());
-        let root = FileTree::new(Blocks::new(Algorithm::Xxh3, 0))
+        let root = HashTree::new(BlockLayout::new(Algorithm::Xxh3, 0))
             .root()
             .unwrap();
         // What `xxh128sum /dev/null` prints.
@@ -183,7 +183,7 @@ mod tests {
     fn a_block_with_a_flipped_bit_another_place_or_another_length_is_refused() {
         let data = bytes(3 * BLOCK_BYTES, 4);
         for algorithm in [Algorithm::Blake3, Algorithm::Xxh3] {
-            let blocks = Blocks::new(algorithm, data.len() as u64);
+            let blocks = BlockLayout::new(algorithm, data.len() as u64);
             let block = &data[BLOCK_BYTES..2 * BLOCK_BYTES];
             let digest = blocks.digest(1, block);
             assert_eq!(blocks.verify(1, block, &digest).unwrap().data, block);
@@ -198,8 +198,8 @@ mod tests {
             let fault = blocks.verify(3, &[], &digest).unwrap_err();
             assert!(matches!(fault, BlockFault::Length { .. }));
         }
-        // BLAKE3's chaining values are bound to their place in the file.
-        let blocks = Blocks::new(Algorithm::Blake3, data.len() as u64);
+        // BLAKE3's chaining values are bound to their offset in the file.
+        let blocks = BlockLayout::new(Algorithm::Blake3, data.len() as u64);
         let digest = blocks.digest(1, &data[BLOCK_BYTES..2 * BLOCK_BYTES]);
         let moved = blocks.verify(2, &data[BLOCK_BYTES..2 * BLOCK_BYTES], &digest);
         assert_eq!(moved.unwrap_err(), BlockFault::Corrupt { index: 2 });
@@ -239,7 +239,7 @@ mod tests {
         ) {
             let len = ((blocks * BLOCK_BYTES) as i64 + near).max(0) as usize;
             let data = bytes(len, seed);
-            let count = Blocks::new(Algorithm::Blake3, len as u64).count();
+            let count = BlockLayout::new(Algorithm::Blake3, len as u64).count();
             let order = (0..count).map(|i| (u64::from(i) + u64::from(rotate)) % u64::from(count));
             let root = root_in_order(Algorithm::Blake3, &data, order.map(|i| i as u32));
             let expected = blake3::hash(&data);

@@ -16,7 +16,7 @@ use rustix::fs::{self, AtFlags, OFlags};
 use rustix::io::Errno;
 
 use super::digest::BlockDigest;
-use super::error::{FileError, Place, errno};
+use super::error::{FileError, Location, errno};
 use super::names::{self, JobUid};
 use super::root::Root;
 
@@ -39,15 +39,15 @@ const READS_MAX: u64 = 4;
 #[derive(Debug)]
 pub struct ObjectReadLog {
     file: File,
-    place: Place,
+    location: Location,
 }
 
 impl ObjectReadLog {
     /// Of a job of so many blocks.
     pub(super) fn open(root: &Arc<Root>, job: &JobUid, blocks: u64) -> Result<Self, FileError> {
         let name = names::partial_name(job, NAME);
-        let place = root.place_of_own(&name);
-        let failed = |operation, cause| FileError::writing(place.clone(), operation, cause, 0);
+        let location = root.own_location(&name);
+        let failed = |operation, cause| FileError::writing(location.clone(), operation, cause, 0);
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::APPEND;
         let file = names::open_own(root.directory(), &name, flags)
             .map_err(|cause| failed("open", cause))?;
@@ -62,7 +62,7 @@ impl ObjectReadLog {
         if kept < length {
             fs::ftruncate(&file, kept).map_err(|cause| failed("ftruncate", cause))?;
         }
-        Ok(ObjectReadLog { file, place })
+        Ok(ObjectReadLog { file, location })
     }
 
     /// Tells each block that was read, and the digest it had; `counts` says whether it is of a version
@@ -94,7 +94,7 @@ impl ObjectReadLog {
     }
 
     fn failed(&self, operation: &'static str, cause: Errno, bytes: u64) -> FileError {
-        FileError::writing(self.place.clone(), operation, cause, bytes)
+        FileError::writing(self.location.clone(), operation, cause, bytes)
     }
 
     /// Writes down a block that is written.
@@ -118,8 +118,8 @@ impl ObjectReadLog {
         match fs::unlinkat(root.directory(), &name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(cause) => {
-                let place = root.place_of_own(&name);
-                Err(FileError::writing(place, "unlink", cause, 0))
+                let location = root.own_location(&name);
+                Err(FileError::writing(location, "unlink", cause, 0))
             }
         }
     }

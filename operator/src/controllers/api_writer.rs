@@ -17,7 +17,7 @@ use crate::{
 
 /// Why a request came to nothing.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ClusterError {
+pub(crate) enum WriteError {
     /// The API server said no, or nothing.
     #[error(transparent)]
     Call(#[from] CallError),
@@ -32,7 +32,7 @@ pub(crate) enum ClusterError {
     },
 }
 
-impl ClusterError {
+impl WriteError {
     /// There is no such object.
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Self::Call(error) if error.is_not_found())
@@ -45,14 +45,14 @@ impl ClusterError {
 }
 
 /// A client and what it writes as.
-pub(crate) struct Cluster {
+pub(crate) struct ApiWriter {
     client: Client,
     /// Of this leader: every status says it.
     epoch: u64,
     recorder: Recorder,
 }
 
-impl Cluster {
+impl ApiWriter {
     pub(crate) fn new(client: Client, epoch: u64) -> Self {
         let reporter = Reporter {
             controller: NAME.to_owned(),
@@ -69,7 +69,7 @@ impl Cluster {
     pub(crate) async fn send(
         &self,
         request: &Request,
-    ) -> Result<Option<DynamicObject>, ClusterError> {
+    ) -> Result<Option<DynamicObject>, WriteError> {
         let name = &request.key.name;
         let api: Api<DynamicObject> = if request.key.namespace.is_empty() {
             Api::all_with(self.client.clone(), &request.resource)
@@ -92,7 +92,7 @@ impl Cluster {
                 let merge = PatchParams::apply(NAME);
                 let object = call(api.patch(name, &merge, &Patch::Merge(&body))).await?;
                 match left_out(wanted, &object.metadata) {
-                    Some(key) => Err(ClusterError::LeftOut { key }),
+                    Some(key) => Err(WriteError::LeftOut { key }),
                     None => Ok(Some(object)),
                 }
             }

@@ -10,10 +10,10 @@ use super::*;
 use crate::controllers::{
     cache::Key,
     kinds::{Cache, WatchEvent},
-    lead::WriteFence,
     request::FINALIZER,
     tests::api_server::{ApiServer, Behaviour},
     tests::scenario::{self, minilm},
+    write_fence::WriteFence,
 };
 
 /// A server with a job, and what a watch of it tells.
@@ -25,8 +25,8 @@ fn with_job() -> (ApiServer, Cache) {
     (server, cache)
 }
 
-fn cluster(server: &ApiServer, epoch: u64) -> Cluster {
-    Cluster::new(server.client(), epoch)
+fn cluster(server: &ApiServer, epoch: u64) -> ApiWriter {
+    ApiWriter::new(server.client(), epoch)
 }
 
 fn job(server: &ApiServer) -> TransferJob {
@@ -55,7 +55,7 @@ fn phase(cache: &Cache, phase: Phase) -> Request {
 }
 
 /// Sends a request, and has the cache learn the answer.
-async fn send(cluster: &Cluster, request: &Request, cache: &mut Cache) -> Result<(), ClusterError> {
+async fn send(cluster: &ApiWriter, request: &Request, cache: &mut Cache) -> Result<(), WriteError> {
     let answered = cluster.send(request).await?;
     cache.learn(request, answered);
     Ok(())
@@ -159,7 +159,7 @@ async fn a_label_that_the_api_server_takes_and_leaves_out_is_refused() {
     let cluster = cluster(&server, 5);
     let label = |key: &str, value: Option<&str>| {
         let metadata = json!({ "labels": { key: value } });
-        Request::new::<Node>(Key::cluster("n1"), Change::MergeMetadata(metadata))
+        Request::new::<Node>(Key::cluster_scoped("n1"), Change::MergeMetadata(metadata))
     };
     for value in [Some("0123"), None] {
         let request = label(scenario::MODEL, value);

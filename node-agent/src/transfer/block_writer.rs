@@ -1,4 +1,4 @@
-//! The placer: writes messages to disk, whether they come from a parent, a store or this node's own files.
+//! `BlockWriter`: writes messages to disk, whether they come from a parent, a store or this node's own files.
 //!
 //! It checks each block against its hash and writes it, finishes each file once it is whole, and publishes
 //! all files at the end.
@@ -9,23 +9,23 @@ use std::sync::atomic::Ordering;
 
 use crate::fault::Fault;
 use crate::files::{BlockDigest, DestinationFile, Digest};
-use crate::transfer::arrivals::ReceiveWindow;
 use crate::transfer::attempt::Attempt;
+use crate::transfer::frame::{Frame, Frames};
 use crate::transfer::layout::Item;
+use crate::transfer::receive_window::ReceiveWindow;
 use crate::transfer::received_blocks::ReceivedBlocks;
-use crate::transfer::record::{Record, Records};
 use crate::transfer::state::State;
 
 /// Places one attempt's messages.
 #[derive(Debug)]
 pub(crate) struct BlockWriter {
     attempt: Arc<Attempt>,
-    staged: Arc<ReceivedBlocks>,
+    received: Arc<ReceivedBlocks>,
     /// Where the messages come from, for error messages: a node or a store.
     from: String,
     /// Files of which something is missing: few, because messages come at most so far ahead.
     open: HashMap<u32, Arc<DestinationFile>>,
-    arrivals: ReceiveWindow,
+    receive_window: ReceiveWindow,
 }
 
 /// What was in a message.
@@ -41,39 +41,39 @@ pub(crate) struct Contents {
 
 impl BlockWriter {
     /// Nothing has come yet.
-    pub(crate) fn new(attempt: Arc<Attempt>, staged: Arc<ReceivedBlocks>, from: String) -> Self {
+    pub(crate) fn new(attempt: Arc<Attempt>, received: Arc<ReceivedBlocks>, from: String) -> Self {
         Self {
             attempt,
-            staged,
+            received,
             from,
             open: HashMap::new(),
-            arrivals: ReceiveWindow::default(),
+            receive_window: ReceiveWindow::default(),
         }
     }
 
     /// Checks and writes a message's blocks. They must be those that the layout says.
     pub(crate) fn place(&mut self, buffer: &[u8]) -> Result<Contents, Fault> {
-        let staged = self.staged.clone();
-        let first = Records::new(buffer).next();
+        let received = self.received.clone();
+        let first = Frames::new(buffer).next();
         let first = first.ok_or_else(|| self.faulty("an empty message".to_owned()))?;
         let first = first.map_err(|error| self.faulty(error.to_string()))?;
-        let number = staged.layout.message_of(self.item(&first)?);
+        let number = received.layout.message_of(self.item(&first)?);
         let number = number.ok_or_else(|| self.faulty("an unknown block".to_owned()))?;
-        let checked = self.arrivals.check(number);
+        let checked = self.receive_window.check(number);
         checked.map_err(|wrong| self.faulty(wrong))?;
-        let mut items = staged.layout.items(number);
+        let mut items = received.layout.items(number);
         let mut contents = Contents {
             number,
             data: 0,
             is_all: false,
         };
-        for record in Records::new(buffer) {
-            let record = record.map_err(|error| self.faulty(error.to_string()))?;
-            if items.next() != Some(self.item(&record)?) {
+        for frame in Frames::new(buffer) {
+            let frame = frame.map_err(|error| self.faulty(error.to_string()))?;
+            if items.next() != Some(self.item(&frame)?) {
                 return Err(self.faulty(format!("message {number} in another order")));
             }
-            match record {
-                Record::Block {
+            match frame {
+                Frame::Block {
                     file,
                     block,
                     value,
@@ -82,40 +82,40 @@ impl BlockWriter {
                     contents.data += data.len() as u64;
                     self.block(file, block, value, data)?;
                 }
-                Record::Present { file, block, value } => self.held(file, block, value)?,
-                Record::FileDigest { file, value } => self.digest(file, &value)?,
-                Record::End => {}
+                Frame::Present { file, block, value } => self.present(file, block, value)?,
+                Frame::FileDigest { file, value } => self.digest(file, &value)?,
+                Frame::End => {}
             }
         }
         if items.next().is_some() {
             return Err(self.faulty("a message that is not whole".to_owned()));
         }
-        self.arrivals.take(number);
-        staged.set_ready(self.arrivals.ready());
-        contents.is_all = self.arrivals.ready() == staged.layout.messages();
+        self.receive_window.take(number);
+        received.set_ready(self.receive_window.ready());
+        contents.is_all = self.receive_window.ready() == received.layout.messages();
         Ok(contents)
     }
 
-    /// The item that a record claims to be.
-    fn item(&self, record: &Record<'_>) -> Result<Item, Fault> {
-        Ok(match *record {
-            Record::Block {
+    /// The item that a frame claims to be.
+    fn item(&self, frame: &Frame<'_>) -> Result<Item, Fault> {
+        Ok(match *frame {
+            Frame::Block {
                 file, block, data, ..
             } => Item::Block {
                 file,
                 block,
                 bytes: data.len(),
             },
-            Record::Present { file, block, .. } => {
-                let blocks = self.staged.layout.file(file);
+            Frame::Present { file, block, .. } => {
+                let blocks = self.received.layout.file(file);
                 let blocks = blocks.filter(|blocks| block < blocks.count());
                 let bytes = blocks
                     .map(|blocks| blocks.len(block))
                     .ok_or_else(|| self.faulty("an unknown block".to_owned()))?;
                 Item::Block { file, block, bytes }
             }
-            Record::FileDigest { file, .. } => Item::FileDigest { file },
-            Record::End => Item::End,
+            Frame::FileDigest { file, .. } => Item::FileDigest { file },
+            Frame::End => Item::End,
         })
     }
 
@@ -138,10 +138,10 @@ impl BlockWriter {
         self.finish(index, &file)
     }
 
-    fn held(&mut self, index: u32, block: u32, value: [u8; 32]) -> Result<(), Fault> {
+    fn present(&mut self, index: u32, block: u32, value: [u8; 32]) -> Result<(), Fault> {
         let file = self.file(index)?;
         let digest = BlockDigest(value);
-        let fresh = file.missing();
+        let missing_before = file.missing();
         let mut confirmed = file.confirm(block, &digest)?;
         if !confirmed {
             // Too many files to have kept them all open since they were hashed.
@@ -152,10 +152,10 @@ impl BlockWriter {
         if !confirmed {
             let path = self.path(index);
             return Err(self.faulty(format!(
-                "that block {block} of {path} is held here, and it is not"
+                "that block {block} of {path} is on this disk, and it is not"
             )));
         }
-        if file.missing() < fresh {
+        if file.missing() < missing_before {
             let bytes = file.blocks().len(block) as u64;
             let counters = &self.attempt.counters;
             counters.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -165,12 +165,12 @@ impl BlockWriter {
     }
 
     fn digest(&mut self, index: u32, value: &[u8; 32]) -> Result<(), Fault> {
-        let algorithm = self.staged.layout.algorithm;
+        let algorithm = self.received.layout.algorithm;
         let (sent, zeros) = value.split_at(algorithm.digest_bytes());
         let digest = Digest::from_bytes(algorithm, sent)
             .filter(|_| zeros.iter().all(|byte| *byte == 0))
             .ok_or_else(|| self.faulty("a digest of another length".to_owned()))?;
-        self.staged.set_digest(index, digest);
+        self.received.set_digest(index, digest);
         let file = self.file(index)?;
         self.finish(index, &file)
     }
@@ -180,8 +180,8 @@ impl BlockWriter {
         if file.missing() > 0 {
             return Ok(());
         }
-        if let Some(digest) = self.staged.digest(index) {
-            self.staged.finish(file, &digest)?;
+        if let Some(digest) = self.received.digest(index) {
+            self.received.finish(file, &digest)?;
             self.open.remove(&index);
         }
         Ok(())
@@ -191,25 +191,25 @@ impl BlockWriter {
         if let Some(file) = self.open.get(&index) {
             return Ok(file.clone());
         }
-        let file = self.staged.file(index)?;
+        let file = self.received.file(index)?;
         self.open.insert(index, file.clone());
         Ok(file)
     }
 
     fn path(&self, index: u32) -> String {
-        let entry = self.staged.destination.manifest().entry(index as usize);
+        let entry = self.received.destination.manifest().entry(index as usize);
         entry.map_or_else(String::new, |entry| entry.path.to_owned())
     }
 
     /// All blocks are here: gives the files their names. False when the attempt was stopped before.
     pub(crate) fn publish(&self) -> Result<bool, Fault> {
-        let (attempt, destination) = (&self.attempt, &self.staged.destination);
+        let (attempt, destination) = (&self.attempt, &self.received.destination);
         attempt.all_blocks(destination.digest());
         // A cancel that came before this line wins; a later one finds the files published.
         if attempt.state() != State::Verifying {
             return Ok(false);
         }
-        let digest = destination.complete()?;
+        let digest = destination.publish()?;
         let file_by_file = destination.is_file_by_file();
         let counters = &attempt.counters;
         counters.file_by_file.store(file_by_file, Ordering::Relaxed);

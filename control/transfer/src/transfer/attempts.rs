@@ -1,13 +1,13 @@
-//! A job's attempts: destinations are made ready, parts are started, reports come in.
+//! A job's attempts: destinations are made ready, assignments are started, reports come in.
 
 use std::{collections::BTreeSet, time::Duration};
 
-use weft_planner::Part;
+use weft_planner::Assignment;
 use weft_proto::agent::v1::{ProgressResponse, Role, State as AgentState};
 
-use super::{Job, State};
+use super::{State, Transfer};
 use crate::{
-    attempt::{Attempt, MemberState},
+    attempt::{Attempt, ParticipantState},
     command::{Call, Cleanup, Command},
     destinations::DestinationPhase,
     failure::Failure,
@@ -17,7 +17,7 @@ use crate::{
 /// How long the last reports may take once everything is Verified: they only complete the counts.
 const FINAL_REPORTS_TIMEOUT: Duration = Duration::from_secs(10);
 
-impl Job {
+impl Transfer {
     /// Queues a call of a node for the present attempt.
     pub(super) fn push_call(&mut self, node: &str, call: Call) {
         self.commands.push(Command::Call {
@@ -80,17 +80,17 @@ impl Job {
             return self.wait_or_finish(false);
         }
         self.choose_reader(&ready);
-        let is_alone = |node: &String| is_local(node) || self.reads(node);
+        let is_alone = |node: &String| is_local(node) || self.is_reader(node);
         let (here, others): (Vec<String>, Vec<String>) = ready.iter().cloned().partition(is_alone);
-        // The copy that the source's node makes itself uses no link, so it has no part in the plan; nor has a
+        // The copy that the source's node makes itself uses no link, so it has no assignment in the plan; nor has a
         // reader that sends to no other node.
         let has_others = !others.is_empty();
         let here = here.into_iter();
         let here = here.filter(|node| is_local(node) || !has_others);
-        let mut parts: Vec<Part> = here.map(part_without_links).collect();
+        let mut assignments: Vec<Assignment> = here.map(assignment_without_links).collect();
         if has_others {
-            match self.parts_for(others) {
-                Ok(planned) => parts.extend(planned),
+            match self.assignments_for(others) {
+                Ok(planned) => assignments.extend(planned),
                 Err(error) => {
                     let (reason, message) = (error.reason(), error.to_string());
                     let node = &self.spec.source.node;
@@ -106,9 +106,9 @@ impl Job {
             }
         }
         let is_reader = self.spec.object.is_some();
-        let mut attempt = Attempt::new(&self.spec.source.node, is_reader, &parts);
-        for part in attempt.start_destinations() {
-            self.push_call(&part.node.clone(), Call::Start(part));
+        let mut attempt = Attempt::new(&self.spec.source.node, is_reader, &assignments);
+        for assignment in attempt.start_destinations() {
+            self.push_call(&assignment.node.clone(), Call::Start(assignment));
         }
         self.destinations.source = ProgressResponse::default();
         self.started.get_or_insert(self.now);
@@ -190,7 +190,9 @@ impl Job {
         attempt.stream_ended(node, result.is_err());
         if matches!(
             attempt.state(node),
-            Some(MemberState::Starting | MemberState::Moving | MemberState::CutOff(_))
+            Some(
+                ParticipantState::Starting | ParticipantState::Moving | ParticipantState::CutOff(_)
+            )
         ) {
             let stopped = || {
                 let message = format!("node {node}: its agent was stopped; start it again");
@@ -205,8 +207,8 @@ impl Job {
     fn proceed(&mut self) {
         match &mut self.state {
             State::Running(attempt) if attempt.can_go_on() => {
-                if let Some(part) = attempt.start_source() {
-                    self.push_call(&part.node.clone(), Call::Start(part));
+                if let Some(assignment) = attempt.start_source() {
+                    self.push_call(&assignment.node.clone(), Call::Start(assignment));
                 }
             }
             State::Running(attempt) => {
@@ -239,18 +241,18 @@ impl Job {
     }
 
     /// An attempt has ended everywhere: waits for the next one, or ends the job.
-    pub(super) fn wait_or_finish(&mut self, is_uncounted: bool) {
+    pub(super) fn wait_or_finish(&mut self, skips_count: bool) {
         if self.destinations.progress_mark() > self.progress_before {
-            (self.failures, self.uncounted_failures) = (0, 0);
-        } else if !is_uncounted {
+            (self.failures, self.exempt_failures) = (0, 0);
+        } else if !skips_count {
             let remaining = self.destinations.remaining();
             let failures = remaining
                 .iter()
                 .filter_map(|node| self.destinations.retrying(node));
             let mut failures = failures.peekable();
-            let is_excused =
-                failures.peek().is_some() && failures.all(|failure| self.is_excused(failure));
-            self.count_failure(is_excused);
+            let is_exempt =
+                failures.peek().is_some() && failures.all(|failure| self.is_exempt(failure));
+            self.count_failure(is_exempt);
         }
         if self.is_limit_exceeded() {
             self.destinations.give_up();
@@ -264,9 +266,9 @@ impl Job {
     }
 }
 
-/// The part of a node that receives from no node and sends to none.
-fn part_without_links(node: String) -> Part {
-    Part {
+/// The assignment of a node that receives from no node and sends to none.
+fn assignment_without_links(node: String) -> Assignment {
+    Assignment {
         node,
         receives_from: None,
         sends_to: Vec::new(),

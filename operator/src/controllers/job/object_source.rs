@@ -2,12 +2,12 @@
 
 use kube::ResourceExt as _;
 use weft_crds::{ObjectSource, RdmaFabric, TransferJob};
-use weft_transfer::{Place, Secret, StoreObject};
+use weft_transfer::{NodeLocation, Secret, StoreObject};
 
 use crate::controllers::{
     cache::Key,
     fabric::decide::is_ready,
-    job::obstacle::{Obstacle, wait},
+    job::obstacle::{Obstacle, temporary},
     kinds::Cache,
 };
 
@@ -38,7 +38,7 @@ pub(crate) fn check_secret(job: &TransferJob, cache: &Cache) -> Result<(), Secre
         Some(Ok(())) => Ok(()),
         Some(Err(fault)) => {
             let text = format!("spec.source.object.secretRef: {}", fault.message);
-            Err(SecretUnavailable::Denied(wait(&fault.reason, text)))
+            Err(SecretUnavailable::Denied(temporary(&fault.reason, text)))
         }
     }
 }
@@ -51,7 +51,7 @@ pub(crate) fn allowed(object: &ObjectSource, fabric: &RdmaFabric) -> Result<(), 
              have spec.objects.allowInsecure set in the fabric",
             fabric.name_any()
         );
-        return Err(wait("ObjectInsecure", text));
+        return Err(temporary("ObjectInsecure", text));
     }
     Ok(())
 }
@@ -60,7 +60,7 @@ pub(crate) fn allowed(object: &ObjectSource, fabric: &RdmaFabric) -> Result<(), 
 /// that read for the fewest unfinished jobs. Those that cannot now come last.
 pub(crate) fn readers(
     job: &TransferJob,
-    copies: &[Place],
+    copies: &[NodeLocation],
     cache: &Cache,
     fabric: &RdmaFabric,
 ) -> Vec<String> {

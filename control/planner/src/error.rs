@@ -84,7 +84,7 @@ impl PlanError {
             Self::UnknownNode { .. } => "PlanUnknownNode",
             Self::SourceIsDestination { .. } => "PlanSourceIsDestination",
             Self::DuplicateDestination { .. } => "PlanDuplicateDestination",
-            Self::ZeroBlock => "PlanZeroSegment",
+            Self::ZeroBlock => "PlanZeroBlock",
             Self::BadPayloadShare { .. } => "PlanBadPayloadShare",
             Self::TooManyBytes { .. } => "PlanTooManyBytes",
             Self::NoPath { .. } => "PlanNoPath",

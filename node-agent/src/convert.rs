@@ -18,21 +18,22 @@ pub(crate) fn required<T>(field: Option<T>, name: &str) -> Result<T, Fault> {
     field.ok_or_else(|| Fault::bad(name, "is missing"))
 }
 
-/// A job's reference.
-pub(crate) fn job(job: Option<proto::AttemptRef>) -> Result<proto::AttemptRef, Fault> {
-    let job = required(job, "job")?;
-    uid(&job)?;
-    if job.number == 0 {
-        return Err(Fault::bad("job.attempt", "must be 1 or more"));
+/// The reference of an attempt, checked.
+pub(crate) fn attempt_ref(attempt: Option<proto::AttemptRef>) -> Result<proto::AttemptRef, Fault> {
+    let attempt = required(attempt, "attempt")?;
+    uid(&attempt)?;
+    if attempt.number == 0 {
+        return Err(Fault::bad("attempt.number", "must be 1 or more"));
     }
-    Ok(job)
+    Ok(attempt)
 }
 
 /// A job's UID as file names carry it.
-pub(crate) fn uid(job: &proto::AttemptRef) -> Result<JobUid, Fault> {
-    job.uid
+pub(crate) fn uid(attempt: &proto::AttemptRef) -> Result<JobUid, Fault> {
+    attempt
+        .uid
         .parse()
-        .map_err(|error| Fault::bad("job.uid", format!("{error}")))
+        .map_err(|error| Fault::bad("attempt.uid", format!("{error}")))
 }
 
 /// The job that a copy is recorded for.

@@ -94,7 +94,7 @@ fn sample(known: &AttemptHandle) -> JobSample {
     let status = attempt.status();
     JobSample {
         name: known.name(),
-        attempt: attempt.job.number,
+        attempt: attempt.attempt_ref.number,
         under_way: !status.closed,
         age: known.domain.0,
         bytes: attempt.counters.bytes.load(Ordering::Relaxed),

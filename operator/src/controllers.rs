@@ -70,7 +70,7 @@ pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infall
     };
     let mut watches = kinds::watch(&context.client, namespace);
     let mut reports = context.reports.clone();
-    let mut runner = Runner {
+    let mut manager = ControllerManager {
         controllers: controllers(&setup),
         writer: Writer::new(
             Arc::new(writer),
@@ -92,42 +92,42 @@ pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infall
     let mut send_at = due;
     loop {
         tokio::select! {
-            Some(event) = watches.next() => runner.on_watch_event(event),
-            answer = runner.writer.answered() => runner.on_write_result(answer),
+            Some(event) = watches.next() => manager.on_watch_event(event),
+            answer = manager.writer.answered() => manager.on_write_result(answer),
             Ok(()) = reports.changed() => {}
             () = wake.notified() => {}
             // Queries wait until the cache is synced.
-            Some(query) = queries.recv(), if runner.cache.is_synced() => {
-                runner.handle_query(query);
+            Some(query) = queries.recv(), if manager.cache.is_synced() => {
+                manager.handle_query(query);
                 continue;
             }
             () = sleep_until(send_at) => {
-                send_at = runner.send();
+                send_at = manager.send();
                 continue;
             }
             () = sleep_until(due) => {}
         }
         let woken = Instant::now();
-        runner.context.heartbeat.beat(woken);
+        manager.context.heartbeat.beat(woken);
         let begin = woken + DEBOUNCE;
         while let Ok(Some(event)) = tokio::time::timeout_at(begin, watches.next()).await {
-            runner.on_watch_event(event);
+            manager.on_watch_event(event);
         }
         while let Some(Some(event)) = watches.next().now_or_never() {
-            runner.on_watch_event(event);
+            manager.on_watch_event(event);
         }
-        while let Some(answer) = runner.writer.answered().now_or_never() {
-            runner.on_write_result(answer);
+        while let Some(answer) = manager.writer.answered().now_or_never() {
+            manager.on_write_result(answer);
         }
         reports.mark_unchanged();
         // Without the lead there is nothing to decide either.
-        match runner.lead.may_write(Instant::now()) {
-            true if runner.cache.is_synced() => runner.reconcile(),
+        match manager.lead.may_write(Instant::now()) {
+            true if manager.cache.is_synced() => manager.reconcile(),
             true => {}
-            false => runner.writer.clear(),
+            false => manager.writer.clear(),
         }
-        send_at = runner.send();
-        let steps = &runner.context.metrics.steps;
+        send_at = manager.send();
+        let steps = &manager.context.metrics.steps;
         steps.observe(woken.elapsed().as_secs_f64());
         due = Instant::now() + TICK;
     }
@@ -161,7 +161,7 @@ macro_rules! controllers {
 }
 for_each_kind!(controllers);
 
-struct Runner {
+struct ControllerManager {
     context: Context,
     controllers: Vec<Box<dyn Controller>>,
     cache: Cache,
@@ -173,7 +173,7 @@ struct Runner {
     began: Instant,
 }
 
-impl Runner {
+impl ControllerManager {
     /// A watch says something.
     fn on_watch_event(&mut self, event: WatchEvent) {
         self.lead.sees(event.leader_epoch, Instant::now());

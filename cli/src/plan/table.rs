@@ -23,7 +23,7 @@ impl fmt::Display for Table<'_> {
         writeln!(f, "why         {}", plan.why)?;
         writeln!(
             f,
-            "data        {} to {destinations} {nodes}, in segments of {}",
+            "data        {} to {destinations} {nodes}, in blocks of {}",
             quantity::bytes(plan.bytes),
             quantity::bytes(plan.block_bytes),
         )?;

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use ring::signature::{ED25519, UnparsedPublicKey};
 use weft_proto::Message as _;
-use weft_proto::agent::v1::{AttemptRef, Direction, Location, SignedTicket, Ticket};
+use weft_proto::agent::v1::{AttemptRef, Location, Permission, SignedTicket, Ticket};
 
 use crate::CLOCK_SKEW;
 
@@ -90,7 +90,7 @@ pub struct TicketContext<'a> {
     /// The time.
     pub now: SystemTime,
     /// What is called for.
-    pub direction: Direction,
+    pub permission: Permission,
 }
 
 /// What a signature of a ticket is of.
@@ -128,8 +128,8 @@ pub fn verify(signed: &SignedTicket, meeting: &TicketContext<'_>) -> Result<Tick
             seconds: now - ticket.expires_unix_s,
         });
     }
-    if ticket.direction() != meeting.direction {
-        return Err(TicketFault::OtherTransfer { what: "direction" });
+    if ticket.permission() != meeting.permission {
+        return Err(TicketFault::OtherTransfer { what: "permission" });
     }
     Ok(ticket)
 }
@@ -181,7 +181,7 @@ mod tests {
                 root: "out".to_owned(),
                 path: "m".to_owned(),
             }),
-            direction: Direction::Write.into(),
+            permission: Permission::Write.into(),
             expires_unix_s: NOW_S + 60,
             manifest_digest: Vec::new(),
         }
@@ -202,7 +202,7 @@ mod tests {
             caller: "n0",
             key: &key,
             now: SystemTime::UNIX_EPOCH + Duration::from_secs(NOW_S),
-            direction: Direction::Write,
+            permission: Permission::Write,
         };
         let ticket = verify(&signed, &meeting)?;
         let job = AttemptRef {
@@ -227,10 +227,10 @@ mod tests {
             ("TicketOtherFabric", |t| t.fabric = "other".to_owned()),
             ("TicketOtherNode", |t| t.to_node = "n2".to_owned()),
             ("TicketOtherNode", |t| t.from_node = "n2".to_owned()),
-            ("TicketOtherTransfer", |t| t.direction = 0),
+            ("TicketOtherTransfer", |t| t.permission = 0),
             // One for a manifest writes nothing.
             ("TicketOtherTransfer", |t| {
-                t.direction = Direction::FetchManifest.into();
+                t.permission = Permission::FetchManifest.into();
             }),
             ("TicketOtherTransfer", |t| {
                 t.attempt.as_mut().unwrap().number = 2;

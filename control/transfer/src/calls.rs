@@ -12,9 +12,9 @@ use backon::Retryable as _;
 use tokio::{sync::mpsc::UnboundedSender, time::timeout};
 use weft_planner::Assignment;
 use weft_proto::agent::v1::{
-    AttemptRef, CancelRequest, Child, DestinationTask, Direction, JobName, LocalCopyTask, Location,
-    ManifestHolder, PrepareRequest, SignedTicket, SourceTask, StartRequest, StatRequest,
-    StatResponse, Ticket, Verification, start_request,
+    AttemptRef, CancelRequest, Child, DestinationTask, JobName, LocalCopyTask, Location,
+    ManifestHolder, Permission, PrepareRequest, SignedTicket, SourceTask, StartRequest,
+    StatRequest, StatResponse, Ticket, Verification, start_request,
 };
 
 use crate::{
@@ -200,7 +200,7 @@ impl Calling {
                     attempt: self.job(node, attempt),
                     from_node: node_of(node).to_owned(),
                     to_node: holder.clone(),
-                    direction: Direction::FetchManifest.into(),
+                    permission: Permission::FetchManifest.into(),
                     manifest_digest: digest.clone(),
                     ..Ticket::default()
                 })),
@@ -258,7 +258,7 @@ impl Calling {
                 to_node: node.clone(),
                 source: Some(location(&self.spec.source)),
                 destination: self.location_at(node),
-                direction: Direction::Write.into(),
+                permission: Permission::Write.into(),
                 ..Ticket::default()
             })),
         };

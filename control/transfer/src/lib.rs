@@ -5,8 +5,9 @@
 //! is always
 //!
 //! ```text
-//! Stat at the source → RecordAttempt → plan → Prepare at the destinations → Start at them, then at the
-//!     source → Progress until no destination can finish any more → all Verified, or Cancel and the next attempt
+//! Stat at the source → a plan to show → RecordAttempt → Prepare at the destinations → the plan for those that
+//!     are ready → Start at them, then at the source → Progress until no destination can finish any more → all
+//!     Verified, or Cancel and the next attempt
 //! ```
 //!
 //! The list of the files stays with the agents: Stat answers its digest and totals, and Prepare says from

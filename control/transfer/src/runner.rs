@@ -1,6 +1,6 @@
 //! Drives a job: its commands go out as calls, and the answers come back.
 //!
-//! Every call is a task of its own; the job's owner calls [`Runner::turn`]. HTTP/2 pings find an agent that
+//! Every call is a task of its own; the job's owner calls [`Runner::run_once`]. HTTP/2 pings find an agent that
 //! does not answer any more, long before a call's own deadline.
 
 use std::{sync::Arc, time::Duration};

@@ -37,7 +37,7 @@ pub(crate) fn uid_at(name: &str, uid: &str) -> String {
     }
 }
 
-/// The UID of a job by which an agent knows it.
+/// The job's own UID, from the one by which an agent knows it.
 pub fn job_uid(known: &str) -> &str {
     known.strip_suffix(LOCAL_UID).unwrap_or(known)
 }

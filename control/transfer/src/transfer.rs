@@ -202,7 +202,8 @@ impl Transfer {
         self.plan.as_ref()
     }
 
-    /// The newest attempt that has begun; before this job's first, those that were made before.
+    /// The number of the newest attempt that has begun; before this transfer's first, that of the last attempt that an
+    /// earlier transfer of the job made.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }

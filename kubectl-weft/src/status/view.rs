@@ -118,11 +118,10 @@ impl fmt::Display for Detail<'_> {
 }
 
 fn reason(one: &DestinationStatus) -> String {
-    if one.message.is_empty() {
-        one.reason.clone()
-    } else {
-        format!("{}: {}", one.reason, one.message)
-    }
+    // A verified copy may have a message without a reason.
+    let parts = [&*one.reason, &*one.message];
+    let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    parts.join(": ")
 }
 
 /// A destination beside its bar.

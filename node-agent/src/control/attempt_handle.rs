@@ -84,7 +84,7 @@ impl AttemptHandle {
     /// The job's name, or its UID in no namespace.
     pub(crate) fn name(&self) -> JobName {
         let uid = || JobName {
-            name: self.attempt.job.uid.clone(),
+            name: self.attempt.attempt_ref.uid.clone(),
             ..JobName::default()
         };
         self.name.get().cloned().unwrap_or_else(uid)
@@ -106,7 +106,7 @@ impl AttemptHandle {
         request: &impl Message,
     ) -> Result<bool, Fault> {
         let hash = blake3::hash(&request.encode_to_vec());
-        let job = &self.attempt.job;
+        let job = &self.attempt.attempt_ref;
         match self.resources().requests.entry(call) {
             Entry::Vacant(first) => {
                 first.insert(hash);
@@ -153,7 +153,7 @@ impl AttemptHandle {
     /// Why the attempt is in no state for a call.
     pub(crate) fn not_ready(&self, remedy: &'static str) -> Fault {
         let status = self.attempt.status();
-        let job = &self.attempt.job;
+        let job = &self.attempt.attempt_ref;
         status.fault.unwrap_or_else(|| Fault::NotReady {
             uid: job.uid.clone(),
             attempt: job.number,

@@ -1,4 +1,4 @@
-//! `AttemptRegistry`: the attempts that this node knows, by (UID, generation, attempt), and what their commands work with.
+//! `AttemptRegistry`: the latest attempt of each job that this node knows, by the job's UID, and what their commands work with.
 //!
 //! The commands are in files of their own: `stat`, `prepare`, `start`, `connect` and `cancel`. The control API
 //! calls them after it has checked the caller. What a command starts goes on when its caller hangs up.
@@ -62,7 +62,7 @@ pub struct ReloadableConfig {
     pub ticket_key: PublicKey,
 }
 
-/// All attempts of this node.
+/// The latest attempt of each job of this node.
 #[derive(Debug)]
 pub struct AttemptRegistry {
     pub(crate) config: RegistryConfig,
@@ -144,33 +144,40 @@ impl AttemptRegistry {
 
     /// Called before Prepare, which may leave files. A first attempt finds no earlier files; a later one may find
     /// them in any root.
-    pub(crate) fn register_job(&self, job: &AttemptRef) {
-        if order(job) <= (1, 1) {
-            fail_fast::lock(&self.known).leftover_of(&job.uid, Leftover::default);
+    pub(crate) fn register_job(&self, attempt_ref: &AttemptRef) {
+        if attempt_order(attempt_ref) <= (1, 1) {
+            fail_fast::lock(&self.known).leftover_of(&attempt_ref.uid, Leftover::default);
         } else {
-            self.register_unknown_job(job);
+            self.register_unknown_job(attempt_ref);
         }
     }
 
     /// A job of which nothing is known may have left anything in any root.
-    pub(crate) fn register_unknown_job(&self, job: &AttemptRef) {
+    pub(crate) fn register_unknown_job(&self, attempt_ref: &AttemptRef) {
         let anywhere = || Leftover::anywhere(&self.reloadable_config().roots);
-        fail_fast::lock(&self.known).leftover_of(&job.uid, anywhere);
+        fail_fast::lock(&self.known).leftover_of(&attempt_ref.uid, anywhere);
     }
 
     /// The latest attempt of the job.
-    pub(crate) fn latest(&self, job: &AttemptRef) -> Option<Arc<AttemptHandle>> {
-        fail_fast::lock(&self.known).latest.get(&job.uid).cloned()
+    pub(crate) fn latest(&self, attempt_ref: &AttemptRef) -> Option<Arc<AttemptHandle>> {
+        fail_fast::lock(&self.known)
+            .latest
+            .get(&attempt_ref.uid)
+            .cloned()
     }
 
     /// Exactly this attempt.
-    pub fn find(&self, job: &AttemptRef) -> Result<Arc<AttemptHandle>, Fault> {
-        match self.latest(job) {
-            Some(latest) if latest.attempt.job == *job => Ok(latest),
-            Some(latest) if order(&latest.attempt.job) > order(job) => Err(stale(&latest, job)),
+    pub fn find(&self, attempt_ref: &AttemptRef) -> Result<Arc<AttemptHandle>, Fault> {
+        match self.latest(attempt_ref) {
+            Some(latest) if latest.attempt.attempt_ref == *attempt_ref => Ok(latest),
+            Some(latest)
+                if attempt_order(&latest.attempt.attempt_ref) > attempt_order(attempt_ref) =>
+            {
+                Err(stale(&latest, attempt_ref))
+            }
             _ => Err(Fault::UnknownAttempt {
-                uid: job.uid.clone(),
-                attempt: job.number,
+                uid: attempt_ref.uid.clone(),
+                attempt: attempt_ref.number,
             }),
         }
     }
@@ -178,31 +185,40 @@ impl AttemptRegistry {
     /// This attempt, made if it is new. An earlier one of the same job is ended first.
     pub(crate) async fn find_or_begin(
         &self,
-        job: &AttemptRef,
+        attempt_ref: &AttemptRef,
     ) -> Result<Arc<AttemptHandle>, Fault> {
         loop {
             let earlier = {
                 let mut known = fail_fast::lock(&self.known);
-                match known.latest.get(&job.uid) {
-                    Some(latest) if latest.attempt.job == *job => return Ok(latest.clone()),
-                    Some(latest) if order(&latest.attempt.job) > order(job) => {
-                        return Err(stale(latest, job));
+                match known.latest.get(&attempt_ref.uid) {
+                    Some(latest) if latest.attempt.attempt_ref == *attempt_ref => {
+                        return Ok(latest.clone());
+                    }
+                    Some(latest)
+                        if attempt_order(&latest.attempt.attempt_ref)
+                            > attempt_order(attempt_ref) =>
+                    {
+                        return Err(stale(latest, attempt_ref));
                     }
                     _ if known.stopping => return Err(Fault::ShuttingDown),
                     Some(earlier) if !earlier.attempt.status().closed => earlier.clone(),
-                    _ => return Ok(self.insert(&mut known, job)),
+                    _ => return Ok(self.insert(&mut known, attempt_ref)),
                 }
             };
-            earlier.attempt.fail(Fault::Superseded { by: job.number });
+            earlier.attempt.fail(Fault::Superseded {
+                by: attempt_ref.number,
+            });
             earlier.attempt.closed().await;
         }
     }
 
-    fn insert(&self, known: &mut KnownJobs, job: &AttemptRef) -> Arc<AttemptHandle> {
+    fn insert(&self, known: &mut KnownJobs, attempt_ref: &AttemptRef) -> Arc<AttemptHandle> {
         let domain = DomainId(self.domains.fetch_add(1, Ordering::Relaxed));
-        let left = known.leftover_of(&job.uid, Leftover::default);
-        let attempt = AttemptHandle::new(job, domain, left);
-        known.latest.insert(job.uid.clone(), attempt.clone());
+        let left = known.leftover_of(&attempt_ref.uid, Leftover::default);
+        let attempt = AttemptHandle::new(attempt_ref, domain, left);
+        known
+            .latest
+            .insert(attempt_ref.uid.clone(), attempt.clone());
         fail_fast::spawn("supervisor", supervise(attempt.clone(), self.config.lease));
         attempt
     }
@@ -259,15 +275,15 @@ impl KnownJobs {
 }
 
 /// Attempts of a job are ordered by this.
-fn order(job: &AttemptRef) -> (u64, u32) {
-    (job.generation, job.number)
+fn attempt_order(attempt_ref: &AttemptRef) -> (u64, u32) {
+    (attempt_ref.generation, attempt_ref.number)
 }
 
-fn stale(latest: &AttemptHandle, job: &AttemptRef) -> Fault {
-    let next = latest.attempt.job.number.saturating_add(1);
+fn stale(latest: &AttemptHandle, attempt_ref: &AttemptRef) -> Fault {
+    let next = latest.attempt.attempt_ref.number.saturating_add(1);
     Fault::StaleAttempt {
-        uid: job.uid.clone(),
-        given: job.number,
+        uid: attempt_ref.uid.clone(),
+        given: attempt_ref.number,
         next,
     }
 }

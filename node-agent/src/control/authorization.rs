@@ -25,8 +25,8 @@ const CONNECT_BYTES_MAX: usize = 64 << 10;
 const OPERATOR_BYTES_MAX: usize = 2 << 20;
 
 /// The calls that agents make; all others are the operator's.
-const NODES: [&str; 2] = ["Connect", "FetchManifest"];
-const OPERATORS: [&str; 6] = ["Stat", "Prepare", "Start", "Progress", "Cancel", "Diagnose"];
+const NODE_CALLS: [&str; 2] = ["Connect", "FetchManifest"];
+const OPERATOR_CALLS: [&str; 6] = ["Stat", "Prepare", "Start", "Progress", "Cancel", "Diagnose"];
 
 /// The control API with its authorization.
 #[derive(Debug, Clone)]
@@ -62,12 +62,12 @@ impl Authorization {
         })?;
         let caller = caller(leaf, &self.service.fabric)?;
         let call = request.uri().path().rsplit('/').next().unwrap_or_default();
-        let allowed = match (&caller, NODES.contains(&call)) {
+        let allowed = match (&caller, NODE_CALLS.contains(&call)) {
             (Caller::Operator, false) | (Caller::Node(_), true) => return Ok(caller),
             (Caller::Operator, true) => "an agent",
             (Caller::Node(node), false) => {
                 // Only the names of calls are repeated: the caller may have sent any text.
-                let known = OPERATORS.iter().find(|known| **known == call);
+                let known = OPERATOR_CALLS.iter().find(|known| **known == call);
                 let tried = known.copied().unwrap_or("an unknown call");
                 let misuses = &self.service.registry.misuses;
                 misuses.note(Instant::now(), node, tried);

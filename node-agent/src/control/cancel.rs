@@ -22,7 +22,7 @@ impl AttemptRegistry {
             release_copies,
             ..
         } = request;
-        let job = convert::job(job)?;
+        let job = convert::attempt_ref(job)?;
         // An earlier process may have left files of a job that is not known here.
         self.register_unknown_job(&job);
         // An unknown attempt is remembered as cancelled, so that a later Prepare or Start of it is refused.
@@ -45,12 +45,12 @@ impl AttemptRegistry {
     /// Removes what the attempts of a job have left, if this attempt, which is over, is the latest. The next
     /// Cancel tries again to remove what cannot be removed now.
     async fn remove_partials(self: &Arc<Self>, handle: Arc<AttemptHandle>) -> Result<(), Fault> {
-        let (jobs, job) = (self.clone(), handle.attempt.job.clone());
+        let (registry, job) = (self.clone(), handle.attempt.attempt_ref.clone());
         let uid = convert::uid(&job)?;
         let faults = fail_fast::spawn_blocking("remove-partials", move || {
             // The next attempt's Prepare waits for this lock, or has come before.
             let mut left = handle.leftover();
-            let latest = jobs.latest(&handle.attempt.job);
+            let latest = registry.latest(&handle.attempt.attempt_ref);
             match latest.is_some_and(|latest| Arc::ptr_eq(&latest, &handle)) {
                 true => left.remove_partials(&uid),
                 false => Vec::new(),

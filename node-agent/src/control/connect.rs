@@ -32,12 +32,12 @@ impl AttemptRegistry {
         ticket: &Ticket,
         request: &ConnectRequest,
     ) -> Result<ConnectResponse, Fault> {
-        let job = convert::job(ticket.attempt.clone())?;
+        let job = convert::attempt_ref(ticket.attempt.clone())?;
         let handle = self.find(&job)?;
         let worker = handle.worker()?;
         let prepared = handle.prepared()?;
         let layout = &prepared.received.layout;
-        ticket::matches_destination(ticket, &handle.attempt.job, &prepared.location)?;
+        ticket::matches_destination(ticket, &handle.attempt.attempt_ref, &prepared.location)?;
         if request.wire_version != u32::from(VERSION) {
             let (theirs, ours) = (request.wire_version, u32::from(VERSION));
             return Err(Fault::WireVersion { theirs, ours });

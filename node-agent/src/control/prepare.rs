@@ -24,7 +24,7 @@ impl AttemptRegistry {
         self: &Arc<Self>,
         request: PrepareRequest,
     ) -> Result<PrepareResponse, Fault> {
-        let job = convert::job(request.attempt.clone())?;
+        let job = convert::attempt_ref(request.attempt.clone())?;
         // Before anything is refused: a job whose first attempt is refused has left nothing.
         self.register_job(&job);
         let repeatable = PrepareRequest {
@@ -63,16 +63,16 @@ impl AttemptRegistry {
                     overwrite,
                     expect,
                 };
-                let (jobs, handle) = (self.clone(), handle.clone());
+                let (registry, handle) = (self.clone(), handle.clone());
                 fail_fast::spawn("prepare", async move {
                     let _worker = worker;
                     let mut watch = handle.attempt.watch();
                     let manifest = tokio::select! {
-                        manifest = jobs.manifest(&digest, &fingerprint, holder.as_ref()) => manifest,
+                        manifest = registry.manifest(&digest, &fingerprint, holder.as_ref()) => manifest,
                         _ = watch.wait_for(|status| status.state == State::Failed) => return,
                     };
                     let made = match manifest {
-                        Ok(manifest) => jobs.make(&handle, config(manifest), location).await,
+                        Ok(manifest) => registry.make(&handle, config(manifest), location).await,
                         Err(fault) => Err(fault),
                     };
                     if let Err(fault) = made {
@@ -83,7 +83,7 @@ impl AttemptRegistry {
             (Transition::Stay, _) => {}
             _ => return Err(handle.not_ready("cancel it and prepare the next attempt")),
         }
-        prepared(&handle).await
+        wait_until_prepared(&handle).await
     }
 
     /// The manifest that a destination is prepared with.
@@ -135,9 +135,9 @@ impl AttemptRegistry {
 }
 
 /// Waits until the attempt is prepared.
-async fn prepared(handle: &AttemptHandle) -> Result<PrepareResponse, Fault> {
+async fn wait_until_prepared(handle: &AttemptHandle) -> Result<PrepareResponse, Fault> {
     let mut watch = handle.attempt.watch();
-    // The sender lives as long as `known`.
+    // The sender lives as long as `handle`.
     let _ = watch
         .wait_for(|status| !matches!(status.state, State::Pending | State::Preparing))
         .await;

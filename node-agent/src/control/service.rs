@@ -15,7 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use weft_identity::ticket::{self, TicketContext};
 use weft_proto::agent::v1 as proto;
-use weft_proto::agent::v1::Direction;
+use weft_proto::agent::v1::Permission;
 use weft_proto::agent::v1::agent_server::Agent;
 
 use crate::config::values::{FabricName, NodeName};
@@ -61,7 +61,7 @@ impl Service {
         &self,
         request: &Request<T>,
         signed: Option<proto::SignedTicket>,
-        direction: Direction,
+        permission: Permission,
     ) -> Result<(NodeName, proto::Ticket), Fault> {
         let Some(Caller::Node(caller)) = request.extensions().get().cloned() else {
             return Err(Fault::WrongCertificate {
@@ -74,7 +74,7 @@ impl Service {
             caller: caller.as_str(),
             key: &self.registry.reloadable_config().ticket_key.0,
             now: SystemTime::now(),
-            direction,
+            permission,
         };
         let ticket = ticket::verify(&convert::required(signed, "ticket")?, &context);
         let ticket = ticket.inspect_err(|fault| {
@@ -160,10 +160,10 @@ impl Agent for Service {
                     ));
                 }
             };
-            let job = convert::job(request.get_ref().attempt.clone())?;
+            let job = convert::attempt_ref(request.get_ref().attempt.clone())?;
             Ok((self.registry.find(&job)?, interval))
         };
-        let (known, interval) = begin().map_err(|fault| self.status(&fault))?;
+        let (handle, interval) = begin().map_err(|fault| self.status(&fault))?;
         let epoch = request.get_ref().leader_epoch;
         let (reports, reported) = mpsc::channel(4);
         let service = self.clone();
@@ -172,7 +172,7 @@ impl Agent for Service {
                 // First: an operator that has lost its lease renews nothing any more.
                 biased;
                 fault = service.fence.overtaken(epoch) => service.status(&fault),
-                () = follow(&service, known, interval, &reports) => return,
+                () = follow(&service, handle, interval, &reports) => return,
             };
             // The observer may have gone.
             let _ = reports.send(Err(overtaken)).await;
@@ -195,7 +195,7 @@ impl Agent for Service {
     ) -> Result<Response<proto::ConnectResponse>, Status> {
         let work = || {
             let signed = request.get_ref().ticket.clone();
-            let (parent, ticket) = self.ticket(&request, signed, Direction::Write)?;
+            let (parent, ticket) = self.ticket(&request, signed, Permission::Write)?;
             self.registry.connect(&parent, &ticket, request.get_ref())
         };
         self.answer(work())
@@ -210,7 +210,7 @@ impl Agent for Service {
     ) -> Result<Response<Self::FetchManifestStream>, Status> {
         let work = || {
             let signed = request.get_ref().ticket.clone();
-            let (_, ticket) = self.ticket(&request, signed, Direction::FetchManifest)?;
+            let (_, ticket) = self.ticket(&request, signed, Permission::FetchManifest)?;
             self.registry.manifests.get(&ticket.manifest_digest, &[])
         };
         let manifest = work().map_err(|fault| self.status(&fault))?;
@@ -231,16 +231,16 @@ impl Agent for Service {
 /// Reports an attempt to one observer until the attempt is over.
 async fn follow(
     service: &Service,
-    known: Arc<AttemptHandle>,
+    handle: Arc<AttemptHandle>,
     interval: Duration,
     reports: &mpsc::Sender<Result<proto::ProgressResponse, Status>>,
 ) {
-    let mut watch = known.attempt.watch();
+    let mut watch = handle.attempt.watch();
     let mut ticks = tokio::time::interval(interval);
     loop {
-        known.attempt.renew();
+        handle.attempt.renew();
         let status = watch.borrow_and_update().clone();
-        let (registry, of) = (service.registry.clone(), known.clone());
+        let (registry, of) = (service.registry.clone(), handle.clone());
         let report = fail_fast::spawn_blocking("progress", move || describe(&registry, &of)).await;
         if reports.send(Ok(report)).await.is_err() || status.closed {
             return;
@@ -253,8 +253,8 @@ async fn follow(
     }
 }
 
-fn describe(registry: &AttemptRegistry, known: &AttemptHandle) -> proto::ProgressResponse {
-    let (attempt, node) = (&known.attempt, &registry.config.node);
+fn describe(registry: &AttemptRegistry, handle: &AttemptHandle) -> proto::ProgressResponse {
+    let (attempt, node) = (&handle.attempt, &registry.config.node);
     // Before the counters: a terminal state must come with its final numbers.
     let status = attempt.status();
     let snapshot = registry.config.engine.snapshot();
@@ -268,7 +268,7 @@ fn describe(registry: &AttemptRegistry, known: &AttemptHandle) -> proto::Progres
     let (link, link_reason) = if peers.is_empty() { ("", "") } else { LINK };
     let fault = status.fault.as_ref();
     proto::ProgressResponse {
-        attempt: Some(attempt.job.clone()),
+        attempt: Some(attempt.attempt_ref.clone()),
         node: node.to_string(),
         state: status.state.to_proto().into(),
         reason: fault

@@ -36,7 +36,7 @@ const CHILDREN_MAX: usize = 64;
 impl AttemptRegistry {
     /// Gives this agent its task and starts it.
     pub async fn start(&self, request: StartRequest) -> Result<StartResponse, Fault> {
-        let job = convert::job(request.attempt.clone())?;
+        let job = convert::attempt_ref(request.attempt.clone())?;
         let repeatable = repeatable(&request);
         let name = request.job_name;
         let children = request.sends_to;

@@ -9,8 +9,8 @@ use crate::fault::Fault;
 use crate::transfer::state::State;
 
 /// Supervises one attempt from its beginning until it is closed.
-pub(crate) async fn supervise(known: Arc<AttemptHandle>, lease: Duration) {
-    let attempt = &known.attempt;
+pub(crate) async fn supervise(handle: Arc<AttemptHandle>, lease: Duration) {
+    let attempt = &handle.attempt;
     let mut watch = attempt.watch();
     loop {
         let over = watch.wait_for(|status| status.state.is_terminal() && status.workers == 0);
@@ -31,14 +31,14 @@ pub(crate) async fn supervise(known: Arc<AttemptHandle>, lease: Duration) {
         }
     }
     let prepared = {
-        let mut resources = known.resources();
+        let mut resources = handle.resources();
         resources.connected = None;
         resources.buffers = None;
         resources.prepared.take()
     };
     if let Some(prepared) = prepared {
         let failed = attempt.state() == State::Failed;
-        let of = known.clone();
+        let of = handle.clone();
         fail_fast::spawn_blocking("abort", move || {
             prepared.received.close_files();
             let destination = &prepared.received.destination;

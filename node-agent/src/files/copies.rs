@@ -4,7 +4,7 @@
 //! as a whole: a reader goes on with the one that it has opened.
 //!
 //! Destinations and sources record what they have verified, `Cancel` releases it ([`release`]), and
-//! the copy watcher compares it with the files and removes what no job needs ([`check`]).
+//! the copy watcher compares it with the files and removes what no job needs ([`reconcile`]).
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -99,7 +99,7 @@ pub(super) fn add(
 }
 
 /// Takes a job out of all records of a root, and removes the copies that no job is recorded for. While
-/// an attempt is at work at a copy, the copy stays: [`check`] removes it later.
+/// an attempt is at work at a copy, the copy stays: [`reconcile`] removes it later.
 pub fn release(root: &Root, job: &str) -> Result<(), FileError> {
     let mut result = Ok(());
     if let Some(records) = Records::open(root)? {

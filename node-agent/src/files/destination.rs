@@ -74,12 +74,16 @@ impl Destination {
         let namespace = config.recorded_for.as_ref();
         let namespace = namespace.map(|job| job.namespace.clone());
         let space = ReservedSpace::new(&root, namespace);
-        let (made, origins) = reservation::reserve(&placement, &space)?;
+        let (made, initial_contents) = reservation::reserve(&placement, &space)?;
         let locks = WriteLocks {
             _writing: writing,
             _lock: lock,
         };
-        let progress = Progress::new(&config.manifest, config.algorithm, origins.into_iter());
+        let progress = Progress::new(
+            &config.manifest,
+            config.algorithm,
+            initial_contents.into_iter(),
+        );
         Ok(Destination {
             placement,
             made,
@@ -142,8 +146,8 @@ impl Destination {
             return Ok(open);
         }
         let finished = progress.digest(index);
-        let origin = match progress.stages[index as usize] {
-            Stage::Incomplete(origin) => origin,
+        let initial_content = match progress.stages[index as usize] {
+            Stage::Incomplete(initial_content) => initial_content,
             Stage::Finished(PublishAction::Rename) => InitialContent::Finished,
             // No directory: it has been looked up as a file.
             Stage::Finished(PublishAction::Keep) | Stage::Published | Stage::Directory => {
@@ -154,7 +158,7 @@ impl Destination {
             target,
             index,
             blocks,
-            origin,
+            initial_content,
             self.gate.clone(),
         )?);
         if let Some(digest) = finished {
@@ -162,7 +166,7 @@ impl Destination {
             file.confirm_all(&digest)?;
             return Ok(file);
         }
-        if origin == InitialContent::Fresh {
+        if initial_content == InitialContent::Fresh {
             // The next one to open it may find blocks in it.
             progress.stages[index as usize] = Stage::Incomplete(InitialContent::Resumed);
         }
@@ -175,7 +179,7 @@ impl Destination {
         let index = file.index();
         let (target, entry, _) = self.placement.file(index)?;
         let _pass = self.gate.pass(|| target.location())?;
-        let (finish, state) = file.finish(digest, entry.mode)?;
+        let (action, state) = file.finish(digest, entry.mode)?;
         if let (Shape::File, Some(expected)) = (self.manifest().shape(), self.expected_digest())
             && expected != *digest
         {
@@ -187,7 +191,7 @@ impl Destination {
         }
         let mut progress = self.progress();
         if let Stage::Incomplete(_) = progress.stages[index as usize] {
-            progress.finish(index, finish, digest, state);
+            progress.finish(index, action, digest, state);
         }
         Ok(())
     }

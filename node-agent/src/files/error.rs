@@ -361,7 +361,7 @@ pub enum FileError {
         missing: u64,
     },
     /// The job has been completed, cancelled or given up here.
-    #[error("{location}: the job has ended on this node: start it again if it is still wanted")]
+    #[error("{location}: this attempt has ended on this node: nothing more of it is written")]
     JobEnded {
         /// What was to be written.
         location: Location,

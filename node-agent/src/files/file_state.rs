@@ -1,13 +1,12 @@
 //! `FileState`: what tells one state of a file from another without reading it.
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-
 use rustix::fs::Stat;
 use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_64;
 
 /// What tells one state of a file from another without reading it. Of one node: other nodes have no
 /// use for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FileState {
     /// Device number; not recorded with a copy.
     #[serde(skip)]
@@ -39,11 +38,26 @@ impl FileState {
         }
     }
 
-    /// The state of a file in 8 bytes: there may be a million files.
+    /// The state of a file in 8 bytes: there may be a million files. The same in every release: the operator compares
+    /// what is made of it between attempts, and an agent may be upgraded between two.
     pub(super) fn fingerprint(&self) -> Fingerprint {
-        let mut hasher = DefaultHasher::new();
-        self.hash(&mut hasher);
-        Fingerprint(hasher.finish())
+        let FileState {
+            dev,
+            ino,
+            size,
+            mtime_ns,
+            ctime_ns,
+        } = *self;
+        let fields = [
+            dev,
+            ino,
+            size,
+            mtime_ns.cast_unsigned(),
+            ctime_ns.cast_unsigned(),
+        ];
+        Fingerprint(XxHash3_64::oneshot(
+            fields.map(u64::to_le_bytes).as_flattened(),
+        ))
     }
 
     /// The same of a directory, whose times change with every file that is added or removed beside the
@@ -69,6 +83,6 @@ impl FileState {
     }
 }
 
-/// Tells one state of a file from another. It is compared within one process only.
+/// Tells one state of a file from another: XXH3 of the fields of a [`FileState`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fingerprint(pub(super) u64);

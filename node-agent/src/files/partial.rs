@@ -64,7 +64,7 @@ struct Existing {
     state: FileState,
 }
 
-/// How a finished file came to be complete.
+/// What publishing does with a finished file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PublishAction {
     /// It is in its partial file and is to be renamed.
@@ -79,10 +79,10 @@ impl DestinationFile {
         target: Target,
         index: u32,
         blocks: BlockLayout,
-        origin: InitialContent,
+        initial_content: InitialContent,
         gate: Arc<Gate>,
     ) -> Result<Self, FileError> {
-        let body = match origin {
+        let body = match initial_content {
             InitialContent::Fresh => Body::Fresh(Arc::new(target.open_partial(OFlags::RDWR)?)),
             InitialContent::Resumed => Body::Resumed(Arc::new(target.open_partial(OFlags::RDWR)?)),
             InitialContent::Finished => {
@@ -257,7 +257,7 @@ impl DestinationFile {
     ) -> Result<(PublishAction, Fingerprint), FileError> {
         let checked = self.check(digest)?;
         let body = self.lock().body.clone();
-        let finish = match &body {
+        let action = match &body {
             Body::Existing(_) => PublishAction::Keep,
             _ => PublishAction::Rename,
         };
@@ -265,7 +265,7 @@ impl DestinationFile {
         let stat = || fs::fstat(&*file).map_err(|cause| self.failed("fstat", cause));
         // Not without need: it would change the state of a file that others look at, too.
         if stat()?.st_mode & MODE_BITS_ALL == mode {
-            return Ok((finish, checked.fingerprint()));
+            return Ok((action, checked.fingerprint()));
         }
         fs::fchmod(&*file, fs::Mode::from_raw_mode(mode))
             .map_err(|cause| self.failed("fchmod", cause))?;
@@ -274,10 +274,10 @@ impl DestinationFile {
             ctime_ns: now.ctime_ns,
             ..checked
         };
-        if finish == PublishAction::Keep && expected != now {
+        if action == PublishAction::Keep && expected != now {
             return Err(self.target.changed());
         }
-        Ok((finish, now.fingerprint()))
+        Ok((action, now.fingerprint()))
     }
 
     /// The state of the file, which is whole, has this digest and was not written to by others.

@@ -41,17 +41,19 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// With as many origins as the manifest has files.
+    /// With as many initial_contents as the manifest has files.
     pub(super) fn new(
         manifest: &Manifest,
         algorithm: Algorithm,
-        mut origins: impl Iterator<Item = InitialContent>,
+        mut initial_contents: impl Iterator<Item = InitialContent>,
     ) -> Self {
         let stages = manifest.entries().map(|entry| match entry.kind {
             EntryKind::Directory => Stage::Directory,
-            EntryKind::File { .. } => {
-                Stage::Incomplete(origins.next().expect("one origin for each file"))
-            }
+            EntryKind::File { .. } => Stage::Incomplete(
+                initial_contents
+                    .next()
+                    .expect("one initial_content for each file"),
+            ),
         });
         Progress {
             algorithm,
@@ -80,7 +82,7 @@ impl Progress {
     pub(super) fn finish(
         &mut self,
         index: u32,
-        finish: PublishAction,
+        action: PublishAction,
         digest: &Digest,
         state: Fingerprint,
     ) {
@@ -88,7 +90,7 @@ impl Progress {
         let bytes = digest.as_bytes();
         self.digests[index][..bytes.len()].copy_from_slice(bytes);
         self.states[index] = state;
-        self.stages[index] = Stage::Finished(finish);
+        self.stages[index] = Stage::Finished(action);
     }
 
     /// Whether blocks of some file are still to come.
@@ -101,7 +103,7 @@ impl Progress {
     pub(super) fn finished(&self) -> impl Iterator<Item = (u32, PublishAction)> {
         let stages = self.stages.iter().zip(0..);
         stages.filter_map(|(stage, index)| match stage {
-            Stage::Finished(finish) => Some((index, *finish)),
+            Stage::Finished(action) => Some((index, *action)),
             _ => None,
         })
     }

@@ -68,9 +68,9 @@ impl Destination {
         if few.len() == SYNCFS_MIN_FILES {
             return self.sync_file_systems(self.placement.directories());
         }
-        for (index, finish) in few {
+        for (index, action) in few {
             let (target, ..) = self.placement.file(index)?;
-            let opened = match finish {
+            let opened = match action {
                 PublishAction::Rename => target.open_partial(OFlags::RDONLY)?,
                 PublishAction::Keep => target.open_final()?.0,
             };
@@ -91,13 +91,13 @@ impl Destination {
             // Under one lock: who opens the file in between would look for it by its old name.
             let mut progress = self.progress();
             let at = index as usize;
-            let Stage::Finished(finish) = progress.stages[at] else {
+            let Stage::Finished(action) = progress.stages[at] else {
                 continue;
             };
-            if is_in_place && finish == PublishAction::Rename {
+            if is_in_place && action == PublishAction::Rename {
                 progress.file_by_file = true;
             }
-            progress.states[at] = rename(&target, &parent, finish, progress.states[at])?;
+            progress.states[at] = rename(&target, &parent, action, progress.states[at])?;
             if !is_staged {
                 progress.stages[at] = Stage::Published;
             }
@@ -214,10 +214,10 @@ impl Destination {
 fn rename(
     target: &Target,
     parent: &OwnedFd,
-    finish: PublishAction,
+    action: PublishAction,
     checked: Fingerprint,
 ) -> Result<Fingerprint, FileError> {
-    if finish == PublishAction::Keep {
+    if action == PublishAction::Keep {
         let named = fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW);
         if !named.is_ok_and(|stat| FileState::of(&stat).fingerprint() == checked) {
             return Err(target.changed());

@@ -21,7 +21,7 @@ pub(super) struct Made {
     /// Directories that were not there, parents first.
     pub(super) directories: Vec<RootPath>,
     /// Where the bytes of each file were before; of as many files as were inspected.
-    origins: Vec<InitialContent>,
+    initial_contents: Vec<InitialContent>,
     /// As many files have their partial files.
     files: usize,
 }
@@ -39,7 +39,7 @@ pub(super) fn reserve(
             let staging = placement.staging.as_ref();
             let is_staged = |path: &RootPath| staging.is_some_and(|at| path.is_within(at));
             made.directories.retain(|path| !is_staged(path));
-            Ok((made.directories, made.origins))
+            Ok((made.directories, made.initial_contents))
         }
         Err(error) => {
             made.undo(placement);
@@ -57,13 +57,13 @@ impl Made {
         let mut demand = Demand::default();
         for file in placement.targets() {
             let (target, bytes) = file?;
-            let (origin, more) = target.inspect(&*open.at(&target.parent)?, bytes)?;
+            let (initial_content, more) = target.inspect(&*open.at(&target.parent)?, bytes)?;
             demand.new_bytes = demand.new_bytes.saturating_add(more);
-            if origin != InitialContent::Existing {
+            if initial_content != InitialContent::Existing {
                 demand.bytes = demand.bytes.saturating_add(bytes);
             }
-            demand.inodes += u64::from(origin != InitialContent::Resumed);
-            self.origins.push(origin);
+            demand.inodes += u64::from(initial_content != InitialContent::Resumed);
+            self.initial_contents.push(initial_content);
         }
         let Some(first) = placement.targets().next() else {
             return Ok(());
@@ -75,7 +75,7 @@ impl Made {
             let parent = open.at(&target.parent)?;
             self.files = index + 1;
             // An existing file's partial file only takes the name: it takes no space.
-            let bytes = match self.origins[index] {
+            let bytes = match self.initial_contents[index] {
                 InitialContent::Existing => 0,
                 _ => bytes,
             };
@@ -87,9 +87,9 @@ impl Made {
     /// Removes what was made, as far as it can.
     fn undo(&self, placement: &Placement) {
         let mut open = OpenDirectory::new(&placement.config.root);
-        let origins = self.origins.iter().take(self.files);
-        for (file, origin) in placement.targets().zip(origins) {
-            if *origin != InitialContent::Resumed
+        let initial_contents = self.initial_contents.iter().take(self.files);
+        for (file, initial_content) in placement.targets().zip(initial_contents) {
+            if *initial_content != InitialContent::Resumed
                 && let Ok((target, _)) = file
                 && let Ok(parent) = open.at(&target.parent)
             {

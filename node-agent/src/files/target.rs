@@ -40,7 +40,7 @@ pub(super) enum InitialContent {
     Fresh,
     /// Some may be in the partial file of an earlier attempt.
     Resumed,
-    /// A file of the right size has the final name; the partial file only reserves it.
+    /// A file of the right size has the final name; the partial file is empty and takes only its own name.
     Existing,
     /// All of them are in the partial file, which has its final mode: it can be read only.
     Finished,

@@ -53,7 +53,7 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct Attempt {
     /// Which one.
-    pub job: AttemptRef,
+    pub attempt_ref: AttemptRef,
     /// What is counted.
     pub counters: Counters,
     /// When the operator last asked about it.
@@ -70,10 +70,10 @@ pub struct Attempt {
 impl Attempt {
     /// A new one, in `Pending`.
     #[must_use]
-    pub fn new(job: AttemptRef) -> Arc<Self> {
+    pub fn new(attempt_ref: AttemptRef) -> Arc<Self> {
         let (stop, stopped) = crossbeam_channel::bounded(0);
         Arc::new(Self {
-            job,
+            attempt_ref,
             counters: Counters::default(),
             renewed: Mutex::new(Instant::now()),
             status: watch::Sender::default(),
@@ -121,7 +121,7 @@ impl Attempt {
     pub fn published(&self, digest: Option<Digest>) {
         let recorder = fail_fast::lock(&self.recorder).take();
         if let (Some(recorder), Some(digest)) = (recorder, digest.or(self.status().digest)) {
-            recorder.record(&self.job.uid, &digest);
+            recorder.record(&self.attempt_ref.uid, &digest);
         }
         self.change(Event::Published, None, digest);
     }
@@ -136,14 +136,14 @@ impl Attempt {
         let mut transition = Transition::Refuse;
         self.status.send_if_modified(|status| {
             transition = status.state.on(event);
-            let job = &self.job;
+            let attempt_ref = &self.attempt_ref;
             let Transition::To(next) = transition else {
                 if let Some(fault) = &fault
                     && status.state == State::Verified
                     && status.workers > 0
                 {
                     tracing::warn!(
-                        job = job.uid, attempt = job.number, state = %status.state,
+                        job = attempt_ref.uid, attempt = attempt_ref.number, state = %status.state,
                         reason = fault.reason(), "the verified node stops sending to its children: {fault}"
                     );
                 }
@@ -151,11 +151,11 @@ impl Attempt {
             };
             match &fault {
                 Some(fault) => tracing::warn!(
-                    job = job.uid, attempt = job.number, from = %status.state, to = %next,
+                    job = attempt_ref.uid, attempt = attempt_ref.number, from = %status.state, to = %next,
                     reason = fault.reason(), "{fault}"
                 ),
                 None => tracing::info!(
-                    job = job.uid, attempt = job.number, from = %status.state, to = %next, "state"
+                    job = attempt_ref.uid, attempt = attempt_ref.number, from = %status.state, to = %next, "state"
                 ),
             }
             status.state = next;

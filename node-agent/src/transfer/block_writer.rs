@@ -152,7 +152,7 @@ impl BlockWriter {
         if !confirmed {
             let path = self.path(index);
             return Err(self.faulty(format!(
-                "that block {block} of {path} is on this disk, and it is not"
+                "a frame that says that this node has block {block} of {path}, which it has not"
             )));
         }
         if file.missing() < missing_before {

@@ -38,7 +38,7 @@ struct Counts {
     grown: usize,
     /// How many pools there are.
     pools: usize,
-    /// Of shares, all that they have; of pools what they have made.
+    /// Of reservations, all that they have; of pools, what they have made.
     used: usize,
 }
 

@@ -67,7 +67,7 @@ pub(crate) enum Action {
 
 /// The state of a child.
 #[derive(Debug)]
-enum Child {
+enum ChildState {
     /// Not connected yet.
     Awaited,
     /// Being sent to.
@@ -121,7 +121,7 @@ pub(crate) struct Fanout {
     messages: u32,
     /// Messages below this number can be read.
     ready: u32,
-    children: Vec<Child>,
+    children: Vec<ChildState>,
     cache: BTreeMap<u32, Message>,
     building: BTreeSet<u32>,
     actions: VecDeque<Action>,
@@ -134,7 +134,7 @@ impl Fanout {
         Self {
             messages,
             ready,
-            children: (0..children).map(|_| Child::Awaited).collect(),
+            children: (0..children).map(|_| ChildState::Awaited).collect(),
             cache: BTreeMap::new(),
             building: BTreeSet::new(),
             actions: VecDeque::new(),
@@ -152,7 +152,7 @@ impl Fanout {
 
     /// A child has connected, with so many slots, and holds some blocks.
     pub(crate) fn connected(&mut self, child: ChildIndex, slots: u16, present: PresentBlocks) {
-        self.children[child] = Child::Open(OpenChild {
+        self.children[child] = ChildState::Open(OpenChild {
             present,
             free: (0..slots).rev().collect(),
             in_flight: vec![None; usize::from(slots)],
@@ -179,7 +179,7 @@ impl Fanout {
     /// A child has emptied a slot. Returns the data bytes that were in it, or what is wrong with the credit.
     pub(crate) fn credit(&mut self, child: ChildIndex, slot: u32) -> Result<u64, String> {
         let wrong = || format!("a credit for slot {slot}, which it was not given");
-        let Child::Open(open) = &mut self.children[child] else {
+        let ChildState::Open(open) = &mut self.children[child] else {
             return Err(wrong());
         };
         let bytes = usize::try_from(slot)
@@ -191,7 +191,7 @@ impl Fanout {
         // Fits: it is an index of `in_flight`.
         open.free.push(slot as u16);
         if open.next == self.messages && open.free.len() == open.in_flight.len() {
-            self.children[child] = Child::Done;
+            self.children[child] = ChildState::Done;
         }
         self.advance();
         Ok(bytes)
@@ -199,8 +199,8 @@ impl Fanout {
 
     /// A child's connection is over.
     pub(crate) fn failed(&mut self, child: ChildIndex) {
-        if !matches!(self.children[child], Child::Done) {
-            self.children[child] = Child::Failed;
+        if !matches!(self.children[child], ChildState::Done) {
+            self.children[child] = ChildState::Failed;
         }
         self.advance();
     }
@@ -212,19 +212,19 @@ impl Fanout {
 
     /// Whether this child has everything, published.
     pub(crate) fn is_done(&self, child: ChildIndex) -> bool {
-        matches!(self.children[child], Child::Done)
+        matches!(self.children[child], ChildState::Done)
     }
 
     /// Whether everything was sent to this child and only its last credits are missing.
     pub(crate) fn is_finishing(&self, child: ChildIndex) -> bool {
-        matches!(&self.children[child], Child::Open(open) if open.next == self.messages)
+        matches!(&self.children[child], ChildState::Open(open) if open.next == self.messages)
     }
 
     /// Whether no child needs anything any more: each is done, or has failed.
     pub(crate) fn is_over(&self) -> bool {
         self.children
             .iter()
-            .all(|child| matches!(child, Child::Done | Child::Failed))
+            .all(|child| matches!(child, ChildState::Done | ChildState::Failed))
     }
 
     /// Sends the messages that can be sent, drops those that no child needs, and asks for the next ones.
@@ -239,7 +239,7 @@ impl Fanout {
     }
 
     fn send(&mut self, index: ChildIndex) {
-        let Child::Open(open) = &mut self.children[index] else {
+        let ChildState::Open(open) = &mut self.children[index] else {
             return;
         };
         while open.may_go_on(self.limits)
@@ -272,7 +272,7 @@ impl Fanout {
     fn ask(&mut self) {
         let mut wanted: Vec<u32> = Vec::new();
         for child in &self.children {
-            if let Child::Open(open) = child
+            if let ChildState::Open(open) = child
                 && open.may_go_on(self.limits)
             {
                 wanted.push(open.next);
@@ -302,7 +302,7 @@ impl Fanout {
         while self.cache.len() + self.building.len() > self.limits.cache {
             let next = |number: &u32| {
                 self.children.iter().any(|child| {
-                    matches!(child, Child::Open(open) if open.next == *number && open.may_go_on(self.limits))
+                    matches!(child, ChildState::Open(open) if open.next == *number && open.may_go_on(self.limits))
                 })
             };
             let oldest = self.cache.keys().copied().find(|number| !next(number));
@@ -315,11 +315,11 @@ impl Fanout {
 }
 
 /// Whether a child will be sent this message.
-fn is_needed(children: &[Child], number: u32) -> bool {
+fn is_needed(children: &[ChildState], number: u32) -> bool {
     children.iter().any(|child| match child {
-        Child::Open(open) => open.next <= number,
-        Child::Awaited => true,
-        Child::Done | Child::Failed => false,
+        ChildState::Open(open) => open.next <= number,
+        ChildState::Awaited => true,
+        ChildState::Done | ChildState::Failed => false,
     })
 }
 

@@ -1,7 +1,7 @@
 //! Which messages have come over the connection with the parent, and which may come next.
 //!
 //! Pure. A message far ahead of the first that is missing would open files that nothing closes
-//! soon, so a parent sends none ([`crate::transfer::fanout`]) and a receiver takes none ([`crate::transfer::receiver`]).
+//! soon, so a parent sends none ([`crate::transfer::fanout`]) and a receiver takes none ([`crate::transfer::block_writer`]).
 
 use std::collections::BTreeSet;
 

@@ -272,8 +272,8 @@ impl Sender {
         }
         let peer = &self.config.peers[child];
         tracing::warn!(
-            job = self.config.attempt.job.uid,
-            attempt = self.config.attempt.job.number,
+            job = self.config.attempt.attempt_ref.uid,
+            attempt = self.config.attempt.attempt_ref.number,
             child = peer.node,
             reason = fault.reason(),
             "{fault}"

@@ -205,7 +205,7 @@ async fn of_a_copy_only_what_its_manifest_names_is_listed_and_sent() {
             node: "n1".to_owned(),
             control_address: lab.control(1),
             ticket: Some(lab.ticket(&attempt, 2, 1, |ticket| {
-                ticket.direction = Direction::FetchManifest.into();
+                ticket.permission = Permission::FetchManifest.into();
                 ticket.manifest_digest.clone_from(&listed.manifest_digest);
             })),
         }),

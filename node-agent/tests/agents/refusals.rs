@@ -151,7 +151,7 @@ async fn a_ticket_holds_for_its_nodes_its_time_and_its_transfer() {
         ("UnknownAttempt", |t| {
             t.attempt.as_mut().unwrap().uid = "unknown".to_owned();
         }),
-        ("TicketOtherTransfer", |t| t.direction = 0),
+        ("TicketOtherTransfer", |t| t.permission = 0),
     ];
     for (expected, change) in table {
         let ticket = lab.ticket(attempt, 0, 1, change);
@@ -326,11 +326,11 @@ async fn bad_requests_name_the_field() {
     let good = lab.prepare(&job("other", 1), 1, manifest);
     type Change = fn(&mut PrepareRequest);
     let table: [(&str, &str, Change); 10] = [
-        ("BadRequest", "job", |r| r.attempt = None),
-        ("BadRequest", "job.uid", |r| {
+        ("BadRequest", "attempt", |r| r.attempt = None),
+        ("BadRequest", "attempt.uid", |r| {
             r.attempt.as_mut().unwrap().uid = "../x".to_owned();
         }),
-        ("BadRequest", "job.attempt", |r| {
+        ("BadRequest", "attempt.number", |r| {
             r.attempt.as_mut().unwrap().number = 0;
         }),
         ("BadRequest", "location", |r| r.location = None),

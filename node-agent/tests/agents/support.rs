@@ -270,7 +270,7 @@ impl Lab {
             to_node: format!("n{to}"),
             source: Some(location.clone()),
             destination: Some(location),
-            direction: Direction::Write.into(),
+            permission: Permission::Write.into(),
             expires_unix_s: now.as_secs() + 600,
             manifest_digest: Vec::new(),
         };
@@ -323,7 +323,7 @@ impl Lab {
         listed: &StatResponse,
     ) -> SignedTicket {
         self.ticket(job, node, 0, |ticket| {
-            ticket.direction = Direction::FetchManifest.into();
+            ticket.permission = Permission::FetchManifest.into();
             ticket.manifest_digest.clone_from(&listed.manifest_digest);
         })
     }

@@ -139,7 +139,7 @@ pub(crate) struct Store<K> {
     is_synced: bool,
     /// Counts what has changed something.
     revision: u64,
-    /// What has changed since it was last asked.
+    /// What has changed since the controllers last reconciled.
     changed: BTreeSet<Key>,
 }
 
@@ -296,7 +296,7 @@ fn strip(metadata: &mut ObjectMeta) {
     }
 }
 
-/// A node's fabric and whether it is ready, by its FabricNode.
+/// The Ready condition of a FabricNode, if it has one.
 pub(crate) fn readiness(
     node: &FabricNode,
 ) -> Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition> {

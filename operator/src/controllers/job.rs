@@ -240,7 +240,7 @@ impl Controller for JobController {
                 now,
             });
             self.queue.update_entry(&uid, decision.entry);
-            if let Some(due) = decide::due(job).filter(|due| *due > now) {
+            if let Some(due) = decide::next_deadline(job).filter(|due| *due > now) {
                 let left = due.duration_since(now).unsigned_abs();
                 self.work_queue.add_at(&key, round.elapsed + left);
             }

@@ -58,7 +58,7 @@ pub(crate) enum Change {
 pub(crate) enum Priority {
     /// A job's next step waits for it.
     High,
-    /// The status and the labels of nodes, the status of fabrics, and the writes that end a job. Thousands of nodes may change at once.
+    /// The status and the labels of nodes, the status of fabrics, and the deletion of a job whose time to live is over. Thousands of nodes may change at once.
     Normal,
     /// Only people look at it: how many bytes have moved.
     Low,

@@ -20,7 +20,7 @@ use weft_cli::{
 };
 use weft_identity::server_name;
 use weft_proto::agent::v1::{
-    AttemptRef, Direction, ManifestHolder, Ticket, agent_client::AgentClient,
+    AttemptRef, ManifestHolder, Permission, Ticket, agent_client::AgentClient,
 };
 
 use crate::RUNTIME;
@@ -205,7 +205,7 @@ impl Stage {
             attempt: Some(job.clone()),
             from_node: name(to),
             to_node: name(from),
-            direction: Direction::FetchManifest.into(),
+            permission: Permission::FetchManifest.into(),
             expires_unix_s: expires.as_secs(),
             manifest_digest,
             ..Ticket::default()

@@ -191,7 +191,7 @@ async fn a_destination_is_told_who_has_the_manifest_with_a_ticket_for_that_one_o
         ("n0", "192.0.2.1:7400")
     );
     let ticket = Ticket::decode(&*holder.ticket.unwrap().ticket).unwrap();
-    assert_eq!(ticket.direction(), Direction::FetchManifest);
+    assert_eq!(ticket.permission(), Permission::FetchManifest);
     assert_eq!((&*ticket.from_node, &*ticket.to_node), ("n1", "n0"));
     assert_eq!(ticket.manifest_digest, [7; 32]);
     assert_eq!(ticket.attempt, fetches.attempt);

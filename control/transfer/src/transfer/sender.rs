@@ -32,7 +32,7 @@ impl PausedObject {
 }
 
 impl Transfer {
-    /// Its own copy is what this node reads from a store in this attempt.
+    /// Whether this node reads the object from the store in this attempt.
     pub(super) fn is_reader(&self, node: &str) -> bool {
         self.spec.object.is_some() && self.spec.source.node == node
     }

@@ -82,6 +82,18 @@ fn a_job_that_failed_says_where_and_why() {
 }
 
 #[test]
+fn a_message_without_a_reason_stands_alone() {
+    let mut verified = on("n2", DestinationState::Verified, 1);
+    verified.message = "node n2: the directory was there before".to_owned();
+    assert_eq!(reason(&verified), "node n2: the directory was there before");
+    verified.reason = "Replaced".to_owned();
+    assert_eq!(
+        reason(&verified),
+        "Replaced: node n2: the directory was there before"
+    );
+}
+
+#[test]
 fn a_job_that_waits_for_its_turn_has_a_place_in_the_queue() {
     let mut job = job("minilm", Phase::Waiting);
     job.ahead = Some(3);

@@ -189,7 +189,7 @@ fn next(view: &View<'_>) -> Decision {
 }
 
 /// When it has to be looked at though nothing has happened to it.
-pub(crate) fn due(job: &TransferJob) -> Option<Timestamp> {
+pub(crate) fn next_deadline(job: &TransferJob) -> Option<Timestamp> {
     let status = job.status.as_ref()?;
     let after = |seconds: Option<i64>, since: Option<&Time>| {
         let span = SignedDuration::from_secs(seconds?);
@@ -206,7 +206,7 @@ pub(crate) fn due(job: &TransferJob) -> Option<Timestamp> {
 }
 
 fn stop(job: &TransferJob, old: &TransferJobStatus, now: Timestamp) -> Option<StopReason> {
-    if !old.phase.is_over() && due(job).is_some_and(|until| now >= until) {
+    if !old.phase.is_over() && next_deadline(job).is_some_and(|until| now >= until) {
         Some(StopReason::Deadline)
     } else {
         job.spec.suspend.then_some(StopReason::Suspend)
@@ -319,7 +319,7 @@ fn finished(view: &View<'_>) -> Decision {
             ..Decision::default()
         };
     }
-    let request = due(view.job)
+    let request = next_deadline(view.job)
         .is_some_and(|until| view.now >= until)
         .then(|| Request::unless_changed(view.job, Change::Delete));
     Decision {

@@ -1,4 +1,4 @@
-//! Where an end of a job is: a root, and a path in it, that the job may name.
+//! Where a side of a job is: a root, and a path in it, that the job may name.
 
 use kube::{ResourceExt as _, core::SelectorExt as _};
 use weft_crds::{Destinations, FileSource, RdmaFabric, Root, RootAccess, RootScope, TransferJob};
@@ -11,7 +11,7 @@ use crate::controllers::{
     membership::selector,
 };
 
-/// One end of a job.
+/// One side of a job.
 #[derive(Clone, Copy)]
 pub(crate) enum JobSide<'a> {
     /// What is read.
@@ -20,7 +20,7 @@ pub(crate) enum JobSide<'a> {
     Destination(&'a Destinations),
 }
 
-/// Where an end is, once it is sure that the job may name it.
+/// Where a side is, once it is sure that the job may name it.
 pub(crate) fn locate(
     job: &TransferJob,
     fabric: &RdmaFabric,
@@ -103,7 +103,7 @@ pub(crate) fn destination_path(job: &TransferJob) -> (String, String) {
     (to.root.clone(), scoped(namespace, to.scope, &to.path))
 }
 
-/// The author may have been asked for no right to a root that was made Shared since.
+/// Where the root was made Shared after the job, nobody has checked that the job's author may use Shared roots.
 fn scope_differs(end: &str, root: &Root, fabric: &str) -> String {
     let name = &root.name;
     match root.scope {

@@ -91,7 +91,7 @@ pub(crate) fn topology(cache: &Cache, fabric: &RdmaFabric, names: &BTreeSet<&str
     Topology { uplinks, nodes }
 }
 
-/// By the smallest MTU among the nodes: it is what a plan's slowest link may have.
+/// The part of the line rate that is payload, by the smallest MTU among the nodes.
 pub(crate) fn payload_share(cache: &Cache, names: &BTreeSet<&str>) -> f64 {
     let mtus = names.iter().filter_map(|name| {
         let status = cache.fabric_nodes.named(name)?.status.as_ref()?;

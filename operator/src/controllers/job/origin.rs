@@ -21,7 +21,7 @@ pub(crate) enum Origin<'a> {
     Object(&'a ObjectSource),
 }
 
-/// Of a job, or what it has to say about that.
+/// The origin of a job's bytes, or the obstacle where its spec does not name exactly one.
 pub(crate) fn origin(job: &TransferJob) -> Result<Origin<'_>, Obstacle> {
     match (&job.spec.source.file, &job.spec.source.object) {
         (Some(file), None) => Ok(Origin::File(file)),

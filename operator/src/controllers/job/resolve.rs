@@ -186,7 +186,7 @@ fn build_transfer(
     }
     let readers = match origin {
         Origin::Object(_) => object_source::readers(job, &copies, cache, fabric),
-        // It has to look at all jobs for it.
+        // `readers` looks at all jobs, and a file needs none.
         Origin::File(_) => Vec::new(),
     };
     let is_reader = |copy: &&NodeLocation| readers.first() == Some(&copy.node);

@@ -214,7 +214,7 @@ fn merge_with_written(
 }
 
 fn apply_snapshot(status: &mut TransferJobStatus, job: &TransferJob, snapshot: &Snapshot) {
-    let (destinations, verified) = merge_with_written(status, snapshot);
+    let (destinations, verified_bytes) = merge_with_written(status, snapshot);
     let in_state = |state| {
         let count = destinations.iter().filter(|d| d.state == state).count();
         u32::try_from(count).unwrap_or(u32::MAX)
@@ -229,9 +229,9 @@ fn apply_snapshot(status: &mut TransferJobStatus, job: &TransferJob, snapshot: &
         status.bytes_total = snapshot.bytes_total;
     }
     status.bytes = if status.bytes_total > 0 {
-        verified.min(status.bytes_total)
+        verified_bytes.min(status.bytes_total)
     } else {
-        verified
+        verified_bytes
     };
     status.bytes_per_second = snapshot.bytes_per_second;
     let left = status.bytes_total.saturating_sub(status.bytes).max(0);

@@ -79,7 +79,8 @@ pub(crate) struct WriteQueue {
     waiting: BTreeMap<(Requester, ObjectId), Waiting>,
     in_flight: BTreeMap<ObjectId, Requester>,
     events: VecDeque<(ObjectReference, Event)>,
-    /// One is, beside the requests: people read them in order.
+    /// Whether an Event is in flight. One at a time, so that people read them in order; it does not count among the
+    /// requests.
     is_event_in_flight: bool,
     failed: Backoff<ObjectId>,
     conflicts: Backoff<ObjectId>,
@@ -101,7 +102,7 @@ impl Default for WriteQueue {
 }
 
 impl WriteQueue {
-    /// Replaces what waits of an requester. Returns how many of its reports were replaced by newer ones.
+    /// Replaces the waiting requests of a requester. Returns how many requests of low priority were replaced by newer ones.
     pub(crate) fn submit(&mut self, requester: &Requester, requests: Vec<Request>) -> u64 {
         let of_requester: Vec<_> = self.of_requester(requester).collect();
         let mut before: BTreeMap<_, _> = of_requester

@@ -36,6 +36,7 @@ use serde::{Deserialize, Serialize};
 pub struct RdmaFabricSpec {
     /// The nodes of this fabric, by their labels. A node belongs to one fabric: where two select it,
     /// the older fabric has it and the other gets the condition Conflicting.
+    #[schemars(schema_with = "crate::bounds::selector")]
     pub node_selector: LabelSelector,
     /// Directories that jobs may name, by the names given here.
     #[schemars(length(min = 1, max = 16))]
@@ -85,6 +86,7 @@ pub struct Root {
     #[serde(default)]
     pub scope: RootScope,
     /// The namespaces whose jobs may use it; all when absent.
+    #[schemars(schema_with = "crate::bounds::optional_selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespaces: Option<LabelSelector>,
     /// What jobs leave free of the root's file system: a percentage of it, or bytes such as 200Gi. A job that
@@ -309,7 +311,9 @@ impl Default for Ports {
 pub struct FabricStatus {
     /// The generation of the spec that this is about.
     pub observed_generation: i64,
-    /// Ready: every selected node's agent reports. Conflicting: another fabric has some of the nodes.
+    /// Ready: every selected node's agent reports; Unknown while a new operator has not heard them, and after an
+    /// uninstallation. Conflicting: another fabric has some of the nodes. AgentsApplied: the agents' DaemonSet is as
+    /// the chart's values and the spec say; when False, the message says who refuses it.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[schemars(length(max = 16))]
     pub conditions: Vec<Condition>,

@@ -4,6 +4,7 @@
 //! server checks (CEL) stand at the fields they are about; [`documents`] are what the chart installs.
 //! Nothing here talks to a cluster.
 
+mod bounds;
 mod fabric;
 mod fabric_node;
 mod live;

@@ -215,7 +215,8 @@ pub struct Destinations {
     /// a copy, too; once the job is Complete it stays so, and nodes that match later get none: make
     /// another job, which sends only what is missing. The source itself needs no copy unless root or
     /// path differ; then it makes one for itself.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::bounds::optional_selector")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<LabelSelector>,
     /// Nodes by their names.
     #[schemars(length(min = 1, max = 1024), inner(length(min = 1, max = 253)))]
@@ -259,7 +260,7 @@ pub struct Verification {
     pub algorithm: Algorithm,
     /// The digest that the source must have, lower-case hexadecimal. Of a file: as b3sum prints it. Of a
     /// directory: of the lines that b3sum prints for its files, sorted by path.
-    #[schemars(regex(pattern = r"^([0-9a-f]{64}|[0-9a-f]{32})$"))]
+    #[schemars(length(max = 64), regex(pattern = r"^([0-9a-f]{64}|[0-9a-f]{32})$"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expect: Option<String>,
 }
@@ -334,7 +335,7 @@ pub struct TransferJobStatus {
     pub observed_generation: i64,
     /// How far it is.
     pub phase: Phase,
-    /// Complete, Failed, Planned, Suspended.
+    /// Complete, Failed, Planned, Queued (it waits for other jobs), Suspended.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[schemars(length(max = 16))]
     pub conditions: Vec<Condition>,

@@ -3,7 +3,7 @@
 use kube::CustomResourceExt as _;
 use serde_json::Value;
 
-use crate::{FabricNode, RdmaFabric, TransferJob};
+use crate::{FabricNode, RdmaFabric, TransferJob, bounds};
 
 /// A generated file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +25,13 @@ pub fn documents() -> Vec<Document> {
         // The API server's to fill, and no part of what is installed.
         if let Some(fields) = definition.as_object_mut() {
             fields.remove("status");
+        }
+        for version in definition["spec"]["versions"]
+            .as_array_mut()
+            .into_iter()
+            .flatten()
+        {
+            bounds::bound_status(&mut version["schema"]["openAPIV3Schema"]["properties"]["status"]);
         }
         let name = format!(
             "{}.yaml",

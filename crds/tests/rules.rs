@@ -4,7 +4,7 @@ use kube::CustomResourceExt as _;
 use kube::core::cel::{validate_cel, validate_cel_update};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use weft_crds::{RdmaFabric, TransferJob};
+use weft_crds::{RdmaFabric, TransferJob, documents};
 
 fn fabric() -> Value {
     json!({
@@ -361,4 +361,72 @@ fn what_kubectl_prints_in_columns_is_in_the_status() {
             }
         }
     }
+}
+
+/// The fields below a schema that a tenant, or an agent, could fill without end.
+fn unbounded(path: &str, schema: &Value, found: &mut Vec<String>) {
+    let has = |key: &str| schema.get(key).is_some();
+    let is_bounded = match schema["type"].as_str() {
+        Some("string") => has("maxLength") || has("enum") || has("format"),
+        Some("array") => has("maxItems"),
+        Some("object") => has("properties") || has("maxProperties"),
+        Some(_) => true,
+        None => has("x-kubernetes-int-or-string"),
+    };
+    if !is_bounded {
+        found.push(path.to_owned());
+    }
+    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+        unbounded(&format!("{path}.{name}"), property, found);
+    }
+    for part in ["items", "additionalProperties"] {
+        if has(part) {
+            unbounded(&format!("{path}[]"), &schema[part], found);
+        }
+    }
+}
+
+#[test]
+fn every_list_map_and_text_has_a_bound() {
+    let mut found = Vec::new();
+    for document in documents() {
+        let schema = &document.definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        for part in ["spec", "status"] {
+            let path = format!("{}: {part}", document.name);
+            unbounded(&path, &schema["properties"][part], &mut found);
+        }
+    }
+    assert_eq!(found, Vec::<String>::new());
+    let open = json!({"type": "object", "properties": {
+        "text": {"type": "string"}, "map": {"type": "object", "additionalProperties": {"type": "string", "maxLength": 1}},
+        "list": {"type": "array", "items": {"type": "string"}},
+    }});
+    unbounded("x", &open, &mut found);
+    assert_eq!(found, ["x.list", "x.list[]", "x.map", "x.text"]);
+}
+
+#[test]
+fn a_selector_that_matches_nothing_for_its_form_is_refused() {
+    let selector = "/spec/destinations/nodeSelector";
+    let expression = |operator: &str, values: Value| json!({"matchExpressions": [{"key": "gpu", "operator": operator, "values": values}]});
+    for (good, operator, values) in [
+        (true, "In", json!(["a"])),
+        (true, "Exists", json!([])),
+        (false, "In", json!([])),
+        (false, "NotIn", json!([])),
+        (false, "Exists", json!(["a"])),
+    ] {
+        let said = said!(
+            TransferJob,
+            with(job(), selector, expression(operator, values))
+        );
+        assert_eq!(said.is_empty(), good, "{operator}: {said}");
+        assert!(good || said.contains("need values"), "{said}");
+    }
+    let key = "k".repeat(318);
+    let said = said!(
+        TransferJob,
+        with(job(), selector, json!({"matchLabels": {key: "v"}}))
+    );
+    assert!(said.contains("at most 317 characters"), "{said}");
 }

@@ -5,13 +5,16 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 
+/// An Event's note has at most 1024 bytes; a text of a status need not have more.
+pub(crate) const TEXT_MAX: usize = 1000;
+
 /// What a condition shall say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ConditionUpdate {
     /// The condition's type.
     pub(crate) kind: &'static str,
-    /// True or False.
-    pub(crate) holds: bool,
+    /// True, False or Unknown.
+    pub(crate) status: &'static str,
     /// Stable, UpperCamelCase.
     pub(crate) reason: String,
     /// For people.
@@ -21,24 +24,33 @@ pub(crate) struct ConditionUpdate {
 impl ConditionUpdate {
     /// What a condition of this type says.
     pub(crate) fn new(kind: &'static str, holds: bool, reason: &str, message: &str) -> Self {
+        let status = if holds { "True" } else { "False" };
+        Self {
+            status,
+            ..Self::unknown(kind, reason, message)
+        }
+    }
+
+    /// The same where nobody knows.
+    pub(crate) fn unknown(kind: &'static str, reason: &str, message: &str) -> Self {
         Self {
             kind,
-            holds,
+            status: "Unknown",
             reason: reason.to_owned(),
             message: message.to_owned(),
         }
     }
 }
 
-/// Puts a condition among those of a status; its time is that of the last change between True and
-/// False.
+/// Puts a condition among those of a status; its time is that of the last change of True, False and
+/// Unknown.
 pub(crate) fn set(
     conditions: &mut Vec<Condition>,
     update: ConditionUpdate,
     generation: i64,
     now: Timestamp,
 ) {
-    let status = if update.holds { "True" } else { "False" };
+    let status = update.status;
     let at = conditions.iter().position(|c| c.type_ == update.kind);
     let since = at
         .map(|at| &conditions[at])
@@ -66,6 +78,15 @@ pub(crate) fn is_true(conditions: &[Condition], kind: &str) -> bool {
     conditions
         .iter()
         .any(|condition| condition.type_ == kind && condition.status == "True")
+}
+
+/// At most [`TEXT_MAX`] bytes of a text, and a mark where it was longer. The definition refuses a status with much
+/// longer ones.
+pub(crate) fn cut(text: &str) -> String {
+    if text.len() <= TEXT_MAX {
+        return text.to_owned();
+    }
+    format!("{}…", &text[..text.floor_char_boundary(TEXT_MAX)])
 }
 
 /// A time as the API keeps it: of whole seconds.

@@ -96,8 +96,66 @@ impl Membership {
     }
 }
 
-/// A selector that can be asked; an error says what is wrong with it.
+/// A selector that can be asked; an error says what is wrong with it. The API server has no pattern for the keys of
+/// a map, so a key that no label can have comes here.
 pub(crate) fn selector(selector: &LabelSelector) -> Result<Selector, String> {
+    let mut keys = selector.match_labels.iter().flatten().map(|(key, _)| key);
+    if let Some(key) = keys.find(|key| !is_label_key(key)) {
+        return Err(format!(
+            "no label has the key {key:?}: give NAME or DOMAIN/NAME, of letters, digits, '-', '_' and '.'"
+        ));
+    }
     Selector::try_from(selector.clone())
         .map_err(|error| format!("{error}; operators are In, NotIn, Exists and DoesNotExist"))
+}
+
+/// What Kubernetes takes as a label's key: a name of at most 63 characters, after a DNS subdomain and a slash where
+/// it has one.
+fn is_label_key(key: &str) -> bool {
+    let (domain, name) = match key.split_once('/') {
+        Some((domain, name)) => (Some(domain), name),
+        None => (None, key),
+    };
+    let is_within = |text: &str, most, is_other: fn(u8) -> bool| {
+        let is_end = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+        let bytes = text.as_bytes();
+        let is_good = |byte: &u8| byte.is_ascii_alphanumeric() || is_other(*byte);
+        text.len() <= most
+            && is_end(bytes.first())
+            && is_end(bytes.last())
+            && bytes.iter().all(is_good)
+    };
+    is_within(name, 63, |byte| matches!(byte, b'-' | b'_' | b'.'))
+        && domain.is_none_or(|domain| {
+            is_within(domain, 253, |byte| matches!(byte, b'-' | b'.'))
+                && !domain.bytes().any(|byte| byte.is_ascii_uppercase())
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_label_key;
+
+    #[test]
+    fn keys_of_labels_are_told_from_what_no_label_can_have() {
+        let long = "k".repeat(63);
+        for good in ["gpu", "a.b_c-D", "weft.dev/fabric", &long] {
+            assert!(is_label_key(good), "{good}");
+        }
+        for bad in [
+            "",
+            "/",
+            "a/",
+            "/a",
+            "a b",
+            "-a",
+            "a-",
+            "A.b/c",
+            "a/b/c",
+            "ä",
+            &format!("{long}k"),
+        ] {
+            assert!(!is_label_key(bad), "{bad}");
+        }
+    }
 }

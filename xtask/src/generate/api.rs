@@ -77,8 +77,9 @@ fn fields(out: &mut String, path: &str, schema: &Value) {
         };
         writeln!(
             out,
-            "| `{path}` | {} | {default} | {} |",
+            "| `{path}` | {}{} | {default} | {} |",
             kind(of),
+            at_most(&property["maxItems"], "of them"),
             one_line(&property["description"])
         )
         .expect("writing to a string cannot fail");
@@ -106,11 +107,15 @@ fn kind(schema: &Value) -> String {
     if is_foreign(schema) {
         let selector = schema["properties"].get("matchExpressions").is_some();
         return if selector {
-            "label selector"
+            format!(
+                "label selector: {} labels, {} expressions of {} values at most",
+                schema["properties"]["matchLabels"]["maxProperties"],
+                schema["properties"]["matchExpressions"]["maxItems"],
+                schema["properties"]["matchExpressions"]["items"]["properties"]["values"]["maxItems"],
+            )
         } else {
-            "condition"
-        }
-        .to_owned();
+            "condition".to_owned()
+        };
     }
     let mut kind = schema["type"].as_str().unwrap_or_default().to_owned();
     let empty = Map::new();
@@ -121,7 +126,17 @@ fn kind(schema: &Value) -> String {
         _ => Ok(()),
     }
     .expect("writing to a string cannot fail");
-    kind
+    kind + &at_most(
+        schema.get("maxLength").unwrap_or(&Value::Null),
+        "characters",
+    )
+}
+
+fn at_most(bound: &Value, what: &str) -> String {
+    match bound {
+        Value::Null => String::new(),
+        bound => format!(", at most {bound} {what}"),
+    }
 }
 
 fn plain(number: &Value) -> String {

@@ -1,4 +1,4 @@
-//! What this process knows of a transfer that it is at, as plain data.
+//! What this process knows of a transfer that it is at, as plain data. Texts of agents are cut to what a status holds.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -7,6 +7,7 @@ use weft_crds::{
 };
 use weft_proto::agent::v1::State;
 
+use crate::controllers::condition::cut;
 use weft_transfer::{Destination, DestinationPhase, End, Transfer, TransferPhase, node_of};
 
 /// With a mark a second, the rate is that of the last ten: a person looks at it.
@@ -54,7 +55,7 @@ impl Snapshot {
             transfer.destinations().map(destination).collect();
         let count = u64::try_from(destinations.len()).unwrap_or(u64::MAX);
         let (link, reason) = transfer.link();
-        let digest = Some(transfer.digest().to_owned()).filter(|digest| !digest.is_empty());
+        let digest = Some(cut(transfer.digest())).filter(|digest| !digest.is_empty());
         let manifest = transfer.listing().map(|listing| ManifestSummary {
             files: u32::try_from(listing.found.files).unwrap_or(u32::MAX),
             bytes: signed(transfer.bytes()),
@@ -84,8 +85,8 @@ impl Snapshot {
                 )),
             }),
             link: (!link.is_empty()).then(|| LinkInUse {
-                name: link.to_owned(),
-                reason: reason.to_owned(),
+                name: cut(link),
+                reason: cut(reason),
             }),
             destinations,
             unconfirmed: transfer
@@ -119,17 +120,17 @@ fn destination(there: &Destination) -> DestinationStatus {
         node: node_of(&there.location.node).to_owned(),
         state,
         reason: failure
-            .map(|failure| failure.reason.clone())
+            .map(|failure| cut(&failure.reason))
             .unwrap_or_default(),
         message: match failure {
-            Some(failure) => failure.message.clone(),
+            Some(failure) => cut(&failure.message),
             // How the copy has appeared.
-            None if is_verified => there.report.message.clone(),
+            None if is_verified => cut(&there.report.message),
             None => String::new(),
         },
         bytes: signed(there.bytes),
         digest: if is_verified {
-            there.report.digest.clone()
+            cut(&there.report.digest)
         } else {
             String::new()
         },
@@ -190,6 +191,15 @@ mod tests {
         let verified = shown(DestinationPhase::Verified { after });
         assert_eq!(verified, (String::new(), "file by file".to_owned()));
         assert_eq!(shown(DestinationPhase::Pending), Default::default());
+        // An agent may say anything; the definition takes 2,048 characters.
+        let failed = DestinationPhase::Failed(weft_transfer::Failure {
+            node: "n1".to_owned(),
+            reason: "R".repeat(100_000),
+            message: "m".repeat(100_000),
+            retriable: false,
+        });
+        let (reason, message) = shown(failed);
+        assert!(reason.len() < 2048 && message.len() < 2048);
     }
 
     #[test]

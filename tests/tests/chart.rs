@@ -171,6 +171,14 @@ fn what_is_not_a_value_is_refused_by_its_name() {
         ),
         ("networkPolicy.metricsFrom={\"team\":\"sre\"}", "team"),
         ("agent.tolerations=[{\"operater\":\"Exists\"}]", "operater"),
+        (
+            "agent.resources.requests.memory=\"lots\"",
+            "agent.resources.requests.memory",
+        ),
+        (
+            "operator.resources.limits.memory=\"256MB\"",
+            "operator.resources.limits.memory",
+        ),
     ] {
         let said = refusal(value);
         assert!(said.contains(named), "{value}: {said}");

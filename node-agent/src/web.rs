@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use weft_identity::metrics;
+use weft_identity::{health_server, metrics};
 
 use crate::fail_fast;
 
@@ -42,11 +42,8 @@ impl HealthServer {
     pub(crate) fn start(listener: TcpListener, address: SocketAddr) -> Self {
         let ready = watch::Sender::new(None);
         let routes = router(ready.subscribe());
-        let server = tokio::spawn(async move {
-            if let Err(error) = axum::serve(listener, routes).await {
-                tracing::error!("/healthz is not served any more: {error}");
-            }
-        });
+        let server =
+            tokio::spawn(async move { match health_server::serve(listener, routes).await {} });
         Self {
             address,
             ready,

@@ -2,13 +2,15 @@
 //!
 //! The operator, the agents and `weft play` use this crate, so that both ends of a connection agree on
 //! it. [`authority`] issues certificates and signs tickets, [`role`] reads the role of a certificate,
-//! [`ticket`] checks a ticket, and [`tls`] makes TLS configurations from certificates. [`cause`] and
-//! [`metrics`] are what every server of Weft needs besides: texts of errors, and its metrics page.
+//! [`ticket`] checks a ticket, and [`tls`] makes TLS configurations from certificates. [`cause`],
+//! [`metrics`] and [`health_server`] are what every server of Weft needs besides: texts of errors, its metrics
+//! page, and the HTTP server of that page.
 //!
-//! It opens no connection and knows nothing of Kubernetes.
+//! It calls nobody and knows nothing of Kubernetes.
 
 pub mod authority;
 pub mod cause;
+pub mod health_server;
 pub mod metrics;
 pub mod role;
 pub mod ticket;

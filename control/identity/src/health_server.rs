@@ -1,0 +1,134 @@
+//! The HTTP server of the pages for probes and Prometheus. They have no authentication, so it bounds what a caller can
+//! hold: the number of connections, the time for a request's head, and the life of a connection.
+
+use std::{collections::VecDeque, convert::Infallible, io, time::Duration};
+
+use axum::Router;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto::Builder,
+    service::TowerToHyperService,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::{AbortHandle, JoinSet},
+    time::{sleep, timeout},
+};
+
+/// Connections at a time. One more ends the oldest: a probe takes milliseconds, and a caller who only holds
+/// connections keeps nobody out.
+pub const CONNECTIONS_MAX: usize = 64;
+/// For the head of a request, from the connection's beginning or the last answer on.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// For a whole connection: a caller who does not read the answer holds it no longer.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(120);
+/// Bytes of a request's head. hyper takes no less than 8 KiB.
+const HEADER_BYTES_MAX: usize = 16 << 10;
+/// After an error of accept, which is of this process's limits: too many files.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Serves the routes until it is dropped.
+pub async fn serve(listener: TcpListener, routes: Router) -> Infallible {
+    let mut connections = JoinSet::new();
+    // The oldest first.
+    let mut order: VecDeque<AbortHandle> = VecDeque::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    order.retain(|connection| !connection.is_finished());
+                    if order.len() >= CONNECTIONS_MAX && let Some(oldest) = order.pop_front() {
+                        oldest.abort();
+                    }
+                    order.push_back(connections.spawn(connection(stream, routes.clone())));
+                }
+                Err(error) => {
+                    tracing::warn!("a connection could not be accepted: {error}: raise the limit on open files");
+                    sleep(ACCEPT_RETRY).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, routes: Router) -> io::Result<()> {
+    let mut server = Builder::new(TokioExecutor::new()).http1_only();
+    server
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .max_buf_size(HEADER_BYTES_MAX);
+    let served = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+    // The caller's errors concern nobody else.
+    let _ = timeout(CONNECTION_TIMEOUT, served).await;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    /// Serves one page at the address that it returns.
+    async fn server() -> std::net::SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let routes = Router::new().route("/healthz", get(|| async { "ok\n" }));
+        tokio::spawn(serve(listener, routes));
+        address
+    }
+
+    async fn send(address: std::net::SocketAddr, text: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(text.as_bytes()).await.unwrap();
+        stream
+    }
+
+    async fn read(mut stream: TcpStream) -> String {
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer).await;
+        answer
+    }
+
+    const WHOLE: &str = "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+
+    #[tokio::test]
+    async fn a_thousand_slow_callers_hold_a_few_connections_and_keep_nobody_out() {
+        let address = server().await;
+        let mut slow = Vec::new();
+        for _ in 0..1000 {
+            slow.push(send(address, "GET /healthz HTTP/1.1\r\nHost: ").await);
+        }
+        assert!(read(send(address, WHOLE).await).await.ends_with("ok\n"));
+        // The newest ones are open, the others were closed.
+        let newest = slow.split_off(1000 - CONNECTIONS_MAX / 2);
+        for stream in slow.drain(..900) {
+            assert_eq!(read(stream).await, "");
+        }
+        for stream in newest {
+            let waits = timeout(Duration::from_millis(1), read(stream)).await;
+            assert!(waits.is_err(), "{waits:?}");
+        }
+    }
+
+    /// Time passes at once where all wait.
+    #[tokio::test(start_paused = true)]
+    async fn a_head_that_does_not_come_and_one_without_end_close_the_connection() {
+        let address = server().await;
+        let begun = tokio::time::Instant::now();
+        assert_eq!(
+            read(send(address, "GET /healthz HTTP/1.1\r\nHost: ").await).await,
+            ""
+        );
+        assert!(begun.elapsed() >= HEADER_TIMEOUT);
+        let endless = format!(
+            "GET /healthz HTTP/1.1\r\nx: {}",
+            "x".repeat(2 * HEADER_BYTES_MAX)
+        );
+        let answer = read(send(address, &endless).await).await;
+        assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
+    }
+}

@@ -151,7 +151,9 @@ impl fmt::Display for Report {
                 finding.subject,
                 finding.problem
             )?;
-            writeln!(f, "   fix: {}", finding.fix)?;
+            if !finding.fix.is_empty() {
+                writeln!(f, "   fix: {}", finding.fix)?;
+            }
         }
         match self.findings.len() {
             0 => writeln!(f, "nothing is wrong with what was measured"),

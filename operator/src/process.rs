@@ -9,7 +9,7 @@
 
 use std::{
     convert::Infallible,
-    future::{Future, IntoFuture as _},
+    future::Future,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     num::NonZeroU32,
     panic::AssertUnwindSafe,
@@ -33,7 +33,10 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep},
 };
-use weft_identity::authority::{AuthorityError, unique};
+use weft_identity::{
+    authority::{AuthorityError, unique},
+    health_server,
+};
 use weft_transfer::ConnectionPool;
 
 use crate::{
@@ -92,6 +95,9 @@ pub struct Settings {
     /// Requests that change something in the API, in a second, at most; Events are among them.
     #[arg(long, value_name = "NUMBER", default_value = "50")]
     writes_per_second: NonZeroU32,
+    /// Jobs of one namespace that may run at a time. The others wait with the condition Queued.
+    #[arg(long, value_name = "NUMBER", default_value = "256")]
+    jobs_per_namespace: NonZeroU32,
 }
 
 /// Why the program ended.
@@ -176,7 +182,7 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
         None => None,
     };
     let router = web::router(meters.registry(), readiness, heartbeat.clone());
-    let mut web = tokio::spawn(axum::serve(metrics, router).into_future());
+    let mut web = tokio::spawn(health_server::serve(metrics, router));
     let live_leader = live.is_some().then(|| Arc::new(OnceLock::new()));
 
     let prepared = async {
@@ -327,6 +333,7 @@ impl Leader {
                 owner: address.owner.clone(),
             },
             writes_per_second: settings.writes_per_second,
+            jobs_per_namespace: settings.jobs_per_namespace,
             metrics: self.controllers,
         };
         let controllers = pin!(controllers::run(context, asked));

@@ -5,8 +5,9 @@
 //! agents; then their finalizer goes. They stay, and go on from where they are once the chart is back
 //! and `spec.suspend` is false. When the operator does not answer, the finalizers go all the same
 //! after [`PATIENCE`]: agents end by themselves what no operator renews. Last, `labels` takes from the
-//! nodes what they say of fabrics and models.
+//! nodes what they say of fabrics and models, and `fabrics` says that nobody knows the fabrics' state.
 
+mod fabrics;
 mod labels;
 
 use std::{collections::BTreeSet, time::Duration};

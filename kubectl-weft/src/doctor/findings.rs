@@ -19,7 +19,7 @@ const CLOCK_APART_MS: u64 = 60_000;
 const AGENT_BYTES: u64 = 64 << 20;
 
 /// Where the problem says what to do.
-const SAYS_ITSELF: &str = "do what the message says";
+const SAYS_ITSELF: &str = "";
 
 /// Something that is wrong, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -28,7 +28,8 @@ pub(super) struct Finding {
     pub(super) subject: String,
     /// What is wrong.
     pub(super) problem: String,
-    /// What to do.
+    /// What to do; empty where the problem says it.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) fix: String,
 }
 
@@ -102,7 +103,11 @@ fn of_fabric(fabric: &RdmaFabric, found: &mut Vec<Finding>) {
     let Some(status) = &fabric.status else {
         return;
     };
-    for (kind, wrong) in [("Ready", "False"), ("Conflicting", "True")] {
+    for (kind, wrong) in [
+        ("Ready", "False"),
+        ("Conflicting", "True"),
+        ("AgentsApplied", "False"),
+    ] {
         let is_wrong = |said: &&Condition| said.status == wrong && said.reason != "NodesNotReady";
         if let Some(said) = condition(&status.conditions, kind).filter(is_wrong) {
             found.push(finding(

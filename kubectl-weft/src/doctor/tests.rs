@@ -123,6 +123,12 @@ fn every_finding_has_its_fix() {
                     "NoConflict",
                     "no other fabric selects its nodes",
                 ),
+                said(
+                    "AgentsApplied",
+                    "False",
+                    "WriteRefused",
+                    "DaemonSet weft-agent-default cannot be written: correct the values below agent",
+                ),
             ],
         ),
         fabric(

@@ -53,6 +53,8 @@ pub struct Context {
     pub template: AgentTemplate,
     /// Requests to the API server in a second, at most; Events are among them.
     pub writes_per_second: NonZeroU32,
+    /// Jobs of one namespace that may run at a time.
+    pub jobs_per_namespace: NonZeroU32,
     /// What is counted.
     pub metrics: Metrics,
 }

@@ -10,15 +10,18 @@ pub(crate) mod view;
 
 use std::{collections::BTreeMap, time::Duration};
 
+use k8s_openapi::{Resource as _, api::apps::v1::DaemonSet};
 use kube::ResourceExt as _;
 use tokio::{sync::watch, time::Instant};
 
 use self::agents::AgentTemplate;
 use super::{
+    api_writer::WriteError,
     cache::Key,
     controller::{Controller, ReconcileContext, Setup, TICK},
     kinds::Cache,
     membership::Membership,
+    request::Request,
 };
 use crate::reports::{FabricView, Fabrics as Views, NodeState};
 
@@ -31,6 +34,8 @@ pub(crate) struct FabricController {
     template: AgentTemplate,
     /// What was around the jobs when fabrics were last decided, and when that was.
     decided: Option<(u64, Duration)>,
+    /// Why the last write of a DaemonSet was refused, by its name.
+    refused: BTreeMap<String, String>,
 }
 
 impl FabricController {
@@ -41,6 +46,7 @@ impl FabricController {
             fabrics: setup.context.fabrics.clone(),
             template: setup.context.template.clone(),
             decided: None,
+            refused: BTreeMap::new(),
         }
     }
 
@@ -91,10 +97,27 @@ impl Controller for FabricController {
             membership: round.membership,
             reports: &self.reports.borrow(),
             leading: round.elapsed,
+            refused: &self.refused,
             template: &self.template,
             now: round.now,
             at: Instant::now(),
         });
         round.submit(&Key::default(), requests);
+    }
+
+    fn on_write_result(&mut self, _: &Key, request: &Request, result: Result<(), &WriteError>) {
+        if request.resource.kind != DaemonSet::KIND {
+            return;
+        }
+        match result {
+            Ok(()) => drop(self.refused.remove(&request.key.name)),
+            // The watch tells what is true now.
+            Err(error) if error.is_conflict() || error.is_not_found() => {}
+            Err(error) => {
+                self.refused
+                    .insert(request.key.name.clone(), error.to_string());
+            }
+        }
+        self.decided = None;
     }
 }

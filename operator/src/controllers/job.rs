@@ -81,7 +81,7 @@ impl JobController {
             crashes: Backoff::new(CRASH_FIRST, CRASH_LONGEST, CRASH_FORGET_AFTER),
             probes: SecretProbes::new(setup.secrets.clone(), Arc::clone(&setup.wake)),
             work_queue: WorkQueue::default(),
-            queue: AdmissionQueue::default(),
+            queue: AdmissionQueue::new(setup.context.jobs_per_namespace.get() as usize),
             pool: setup.context.pool.clone(),
             reports: setup.context.reports.clone(),
             wake: Arc::clone(&setup.wake),

@@ -53,7 +53,7 @@ pub(crate) enum Change {
     Delete,
 }
 
-/// How urgent a request is. The writer sends the most urgent first, of equally urgent ones the oldest.
+/// How urgent a request is. The writer sends the most urgent first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Priority {
     /// A job's next step waits for it.

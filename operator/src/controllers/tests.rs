@@ -68,6 +68,7 @@ impl Stage {
                 ..AgentTemplate::default()
             },
             writes_per_second: NonZeroU32::new(50).unwrap(),
+            jobs_per_namespace: NonZeroU32::new(256).unwrap(),
             metrics: metrics.clone(),
         };
         let controllers = tokio::spawn(async move { match run(context, asked).await {} });

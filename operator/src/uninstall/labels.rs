@@ -14,7 +14,7 @@ use kube::{
 use serde_json::{Map, Value, json};
 use tokio::time::sleep;
 
-use super::{MANAGER, POLL_INTERVAL};
+use super::{MANAGER, POLL_INTERVAL, fabrics};
 use crate::{
     api::call,
     lease::{LeaseStore, seize},
@@ -42,18 +42,22 @@ fn patch(node: &PartialObjectMeta<Node>) -> Option<Value> {
 /// Why some of it stays.
 pub(super) async fn remove(client: &Client, board: impl LeaseStore) -> Result<usize, String> {
     let Some(mut lead) = seize(board).await? else {
-        return strip(client).await;
+        let count = strip(client).await?;
+        fabrics::mark_unknown(client).await?;
+        return Ok(count);
     };
     sleep(NOTICE).await;
     let all = async {
         let mut count = 0;
         loop {
             match strip(client).await? {
-                0 => return Ok(count),
+                0 => break,
                 more => count += more,
             }
             sleep(POLL_INTERVAL).await;
         }
+        fabrics::mark_unknown(client).await?;
+        Ok(count)
     };
     tokio::select! {
         count = all => count,

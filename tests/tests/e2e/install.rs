@@ -272,6 +272,11 @@ pub(crate) fn helm_uninstall_leaves_nothing_that_does_not_end(cluster: &TestClus
     for ours in ["weft.dev/fabric", "weft.dev/model."] {
         assert!(!said.contains(ours), "{ours} in {said}");
     }
+    let path = "-o=jsonpath={.status.conditions[?(@.type=='Ready')].status}";
+    assert_eq!(
+        cluster.kubectl(&["get", "rdmafabric/default", path]),
+        "Unknown"
+    );
     let kept = cluster.kubectl(&["get", "crds", "-o=name"]);
     for kind in ["rdmafabrics", "fabricnodes", "transferjobs"] {
         assert!(kept.contains(&format!("{kind}.weft.dev")), "{kept}");

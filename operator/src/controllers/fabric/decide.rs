@@ -334,26 +334,36 @@ fn statuses(view: &View<'_>) -> Vec<Request> {
 fn fabric_status(fabric: &RdmaFabric, members: &Members, view: &View<'_>) -> FabricStatus {
     let mut status = fabric.status.clone().unwrap_or_default();
     let generation = fabric.metadata.generation.unwrap_or_default();
-    let waiting: Vec<&str> = members
-        .nodes
-        .iter()
-        .filter(|node| !is_ready(view.cache, node, &fabric.name_any()))
-        .map(String::as_str)
-        .collect();
+    let name = fabric.name_any();
+    let (ready, waiting): (Vec<&str>, Vec<&str>) = (members.nodes.iter().map(String::as_str))
+        .partition(|node| is_ready(view.cache, node, &name));
     let selected = members.nodes.len();
+    // That they are ready was written by an earlier operator.
+    let unheard = match view.leading < SILENCE {
+        true => ready
+            .iter()
+            .filter(|node| !view.reports.contains_key(**node))
+            .count(),
+        false => 0,
+    };
     status.observed_generation = generation;
     status.nodes = NodeCount {
         selected: u32::try_from(selected).unwrap_or(u32::MAX),
         ready: u32::try_from(selected - waiting.len()).unwrap_or(u32::MAX),
     };
     let (holds, reason, message) = if let Some(fault) = &members.fault {
-        (false, "SelectorInvalid", fault.clone())
+        (Some(false), "SelectorInvalid", fault.clone())
     } else if selected == 0 {
         let text = "spec.nodeSelector selects no node that is free: label the nodes, or correct it";
-        (false, "NoNodes", text.to_owned())
+        (Some(false), "NoNodes", text.to_owned())
+    } else if unheard > 0 {
+        let text = format!(
+            "a new operator leads: the agents of {unheard} of {selected} nodes have not reported to it yet"
+        );
+        (None, "AgentsNotHeard", text)
     } else if waiting.is_empty() {
         (
-            true,
+            Some(true),
             "NodesReady",
             format!("{selected} of {selected} nodes are ready"),
         )
@@ -363,13 +373,41 @@ fn fabric_status(fabric: &RdmaFabric, members: &Members, view: &View<'_>) -> Fab
             waiting.len(),
             listed(&waiting)
         );
-        (false, "NodesNotReady", text)
+        (Some(false), "NodesNotReady", text)
     };
-    let ready = ConditionUpdate::new("Ready", holds, reason, &message);
-    for update in [ready, conflict(members)] {
+    let ready = match holds {
+        Some(holds) => ConditionUpdate::new("Ready", holds, reason, &message),
+        None => ConditionUpdate::unknown("Ready", reason, &message),
+    };
+    for update in [ready, conflict(members), agents_applied(fabric, view)] {
         condition::set(&mut status.conditions, update, generation, view.now);
     }
     status
+}
+
+/// Whether the DaemonSet of the fabric's agents is as the chart's values and the fabric's spec say.
+fn agents_applied(fabric: &RdmaFabric, view: &View<'_>) -> ConditionUpdate {
+    let name = agents::name(&fabric.name_any());
+    match view.refused.get(&name) {
+        None => ConditionUpdate::new(
+            "AgentsApplied",
+            true,
+            "Applied",
+            "the DaemonSet is as it should be",
+        ),
+        Some(problem) => {
+            let text = format!(
+                "DaemonSet {name} cannot be written, so the agents stay as they are: {problem}; correct the values \
+                 of the chart below agent, or the fabric's spec"
+            );
+            ConditionUpdate::new(
+                "AgentsApplied",
+                false,
+                "WriteRefused",
+                &condition::cut(&text),
+            )
+        }
+    }
 }
 
 fn conflict(members: &Members) -> ConditionUpdate {

@@ -20,6 +20,8 @@ pub(crate) struct View<'a> {
     pub(crate) reports: &'a BTreeMap<String, NodeState>,
     /// How long this process has been leading: agents need a while to find a new leader.
     pub(crate) leading: Duration,
+    /// Why the last write of a DaemonSet was refused, by its name.
+    pub(crate) refused: &'a BTreeMap<String, String>,
     /// What DaemonSets are made from.
     pub(crate) template: &'a AgentTemplate,
     /// Now, by this machine's clock …

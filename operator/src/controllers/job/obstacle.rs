@@ -18,3 +18,6 @@ pub(crate) fn permanent(reason: &str, message: String) -> Obstacle {
         ..temporary(reason, message)
     }
 }
+
+/// Reasons of the obstacles that only other jobs are: the job has the condition Queued.
+pub(crate) const QUEUE_REASONS: [&str; 3] = ["PathInUse", "NamespaceFull", "Queued"];

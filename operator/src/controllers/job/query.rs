@@ -311,7 +311,7 @@ mod tests {
             Self {
                 cache,
                 snapshots: BTreeMap::new(),
-                queue: AdmissionQueue::default(),
+                queue: AdmissionQueue::new(usize::MAX),
                 reports: BTreeMap::new(),
             }
         }

@@ -4,6 +4,9 @@
 //! One job at a time writes to a path of a root, and to those above and below it: a job that is running
 //! there, else the oldest. A job has one destination path, so two jobs never wait for each other.
 //!
+//! A namespace has at most `operator.jobsPerNamespace` jobs that run or wait for a turn at a node: a tenant who makes
+//! a thousand jobs takes neither the operator's memory nor the agents' from the others. The oldest begin.
+//!
 //! On a fabric with a cap, jobs also take turns at nodes. They share the cap evenly, so a hundred that begin
 //! at once all end at the end; in turn, most of them end long before. The rules, and why they are these, are
 //! in docs/decisions/0019:
@@ -161,6 +164,11 @@ pub(crate) enum Admission {
         /// Where that job writes.
         path: String,
     },
+    /// Wait for another job of its namespace to end.
+    NamespaceFull {
+        /// Jobs that a namespace may have running.
+        most: usize,
+    },
     /// Wait for its turn.
     Queued {
         /// A node that takes part in as many jobs as it may, or is kept for jobs before this one.
@@ -184,6 +192,14 @@ impl Admission {
                 );
                 Some(temporary("PathInUse", text))
             }
+            Self::NamespaceFull { most } => {
+                let Key { namespace, .. } = &entry.key;
+                let text = format!(
+                    "namespace {namespace} has {most} older jobs that are not over, which is as many as may run at \
+                     a time (the chart's operator.jobsPerNamespace); this job begins once one of them is over",
+                );
+                Some(temporary("NamespaceFull", text))
+            }
             Self::Queued { node, .. } => {
                 let text = format!(
                     "node {node} takes part in {JOBS_PER_NODE_MAX} jobs at a time, since fabric {fabric} has \
@@ -205,8 +221,10 @@ impl Admission {
 }
 
 /// All jobs that are running or could begin, by their UIDs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct AdmissionQueue {
+    /// Jobs of one namespace that may run, or wait for a turn at a node.
+    namespace_most: usize,
     entries: BTreeMap<String, QueueEntry>,
     /// Of those that could begin.
     admissions: BTreeMap<String, Admission>,
@@ -215,6 +233,16 @@ pub(crate) struct AdmissionQueue {
 }
 
 impl AdmissionQueue {
+    /// No job is known yet. So many of a namespace may run.
+    pub(crate) fn new(namespace_most: usize) -> Self {
+        Self {
+            namespace_most,
+            entries: BTreeMap::new(),
+            admissions: BTreeMap::new(),
+            is_stale: false,
+        }
+    }
+
     /// A job is this by now; `None` when it neither is running nor could begin.
     pub(crate) fn update_entry(&mut self, uid: &str, entry: Option<QueueEntry>) {
         if self.entries.get(uid) == entry.as_ref() {
@@ -239,7 +267,7 @@ impl AdmissionQueue {
         if !std::mem::take(&mut self.is_stale) {
             return Vec::new();
         }
-        let admissions = admissions(self.entries.iter(), &self.admissions);
+        let admissions = admissions(self.entries.iter(), &self.admissions, self.namespace_most);
         let is_other = |(uid, admission): &(&String, &Admission)| {
             let before = self.admissions.get(*uid);
             before.is_none_or(|before| before.differs(admission))
@@ -261,7 +289,9 @@ impl AdmissionQueue {
     pub(crate) fn ahead(&self, uid: &str) -> Option<usize> {
         match self.admissions.get(uid)? {
             Admission::Queued { ahead, .. } => Some(*ahead),
-            Admission::Begins | Admission::PathInUse { .. } => None,
+            Admission::Begins | Admission::PathInUse { .. } | Admission::NamespaceFull { .. } => {
+                None
+            }
         }
     }
 
@@ -272,7 +302,7 @@ impl AdmissionQueue {
         let others = self.entries.iter();
         let others = others.filter(|(_, other)| other.key != entry.key);
         let all = others.chain([(&uid, entry)]);
-        admissions(all, &self.admissions)
+        admissions(all, &self.admissions, self.namespace_most)
             .remove(&uid)
             .unwrap_or(Admission::Begins)
     }
@@ -296,6 +326,7 @@ fn first_at<'a>(paths: &Paths<'a>, path: &[String]) -> Option<&'a QueueEntry> {
 fn admissions<'a>(
     entries: impl Iterator<Item = (&'a String, &'a QueueEntry)>,
     before: &BTreeMap<String, Admission>,
+    namespace_most: usize,
 ) -> BTreeMap<String, Admission> {
     let mut entries: Vec<_> = entries.collect();
     entries
@@ -303,12 +334,23 @@ fn admissions<'a>(
     let mut admissions = BTreeMap::new();
     let mut roots: BTreeMap<(&str, &str), Paths<'_>> = BTreeMap::new();
     let mut queues: BTreeMap<&str, FabricQueue<'_>> = BTreeMap::new();
+    let mut of_namespaces: BTreeMap<&str, usize> = BTreeMap::new();
     for (position, (uid, entry)) in entries.into_iter().enumerate() {
         let paths = roots.entry((&entry.fabric, &entry.root)).or_default();
         let first = first_at(paths, &entry.path);
         paths.entry(&entry.path).or_insert((position, entry));
-        match first {
-            Some(first) if !entry.is_running => {
+        let in_the_way = first.filter(|_| !entry.is_running);
+        if in_the_way.is_none() {
+            let of_namespace = of_namespaces.entry(&entry.key.namespace).or_default();
+            *of_namespace += 1;
+            if *of_namespace > namespace_most && !entry.is_running {
+                let most = namespace_most;
+                admissions.insert(uid.clone(), Admission::NamespaceFull { most });
+                continue;
+            }
+        }
+        match in_the_way {
+            Some(first) => {
                 let admission = Admission::PathInUse {
                     holder: first.key.clone(),
                     path: first.path.join("/"),

@@ -12,15 +12,16 @@ use weft_transfer::{End, TransferPhase};
 
 use crate::controllers::{
     cache::uid,
-    condition::{self, ConditionUpdate, moment},
+    condition::{self, ConditionUpdate, cut, moment},
     fabric::decide::listed,
     fabric::decide::model_label,
-    job::{job_side::destination_path, obstacle::Obstacle, snapshot::Snapshot},
+    job::{
+        job_side::destination_path,
+        obstacle::{Obstacle, QUEUE_REASONS},
+        snapshot::Snapshot,
+    },
     request::Event,
 };
-
-/// An Event's note has at most 1024 bytes; a message need not have more.
-const TEXT_MAX: usize = 1000;
 
 /// It cannot begin yet.
 pub(crate) fn waiting(job: &TransferJob, obstacle: &Obstacle, now: Timestamp) -> TransferJobStatus {
@@ -30,7 +31,24 @@ pub(crate) fn waiting(job: &TransferJob, obstacle: &Obstacle, now: Timestamp) ->
     resumed(&mut status, now);
     let planned = ConditionUpdate::new("Planned", false, &obstacle.reason, &status.message);
     set(&mut status, planned, now);
+    if QUEUE_REASONS.contains(&&*obstacle.reason) {
+        let queued = ConditionUpdate::new("Queued", true, &obstacle.reason, &status.message);
+        set(&mut status, queued, now);
+    } else {
+        leave_queue(&mut status, &obstacle.reason, &obstacle.message, now);
+    }
     status
+}
+
+/// It waits for no other job any more, if it ever did.
+fn leave_queue(status: &mut TransferJobStatus, reason: &str, message: &str, now: Timestamp) {
+    if condition::is_true(&status.conditions, "Queued") {
+        set(
+            status,
+            ConditionUpdate::new("Queued", false, reason, &cut(message)),
+            now,
+        );
+    }
 }
 
 /// It was stopped on request.
@@ -42,6 +60,8 @@ pub(crate) fn suspended(job: &TransferJob, now: Timestamp) -> TransferJobStatus 
     // The deadline counts anew when it goes on, as that of a batch Job does.
     status.start_time = None;
     clear_rates(&mut status);
+    let message = status.message.clone();
+    leave_queue(&mut status, "SpecSuspend", &message, now);
     let suspended = ConditionUpdate::new("Suspended", true, "SpecSuspend", &status.message);
     set(&mut status, suspended, now);
     status
@@ -79,6 +99,7 @@ pub(crate) fn overdue(
 }
 
 fn fail(status: &mut TransferJobStatus, reason: &str, message: &str, now: Timestamp) {
+    leave_queue(status, reason, message, now);
     status.phase = Phase::Failed;
     status.message = cut(message);
     status.completion_time = Some(moment(now));
@@ -107,6 +128,7 @@ pub(crate) fn of_transfer(
         .max(snapshot.unrecorded_attempt.unwrap_or(snapshot.attempt));
     apply_snapshot(&mut status, job, snapshot);
     resumed(&mut status, now);
+    leave_queue(&mut status, "Begun", "the job has begun", now);
     if let Some(plan) = &snapshot.plan {
         let text = format!(
             "{:?} to {} nodes should take {} s; bottleneck: {}",
@@ -264,17 +286,12 @@ fn apply_snapshot(status: &mut TransferJobStatus, job: &TransferJob, snapshot: &
         );
         status.node_label = format!("{key}={value}");
     }
-    status.message = trouble.map(|d| cut(&d.message)).unwrap_or_default();
+    status.message = trouble.map(|d| d.message.clone()).unwrap_or_default();
     let mut order: Vec<&DestinationStatus> = destinations.iter().collect();
     order.sort_by_key(|d| (d.state != DestinationState::Failed, d.bytes, &d.node));
     status.destinations_truncated = order.len() > DESTINATIONS_SHOWN;
     let shown = order.into_iter().take(DESTINATIONS_SHOWN);
-    status.destinations = shown
-        .map(|d| DestinationStatus {
-            message: cut(&d.message),
-            ..d.clone()
-        })
-        .collect();
+    status.destinations = shown.cloned().collect();
 }
 
 fn carry_over(job: &TransferJob) -> TransferJobStatus {
@@ -411,14 +428,6 @@ pub(crate) fn events_for(old: &TransferJobStatus, new: &TransferJobStatus) -> Ve
         say(true, &reason, &message);
     }
     events
-}
-
-/// At most [`TEXT_MAX`] bytes of a text.
-fn cut(text: &str) -> String {
-    if text.len() <= TEXT_MAX {
-        return text.to_owned();
-    }
-    format!("{}…", &text[..text.floor_char_boundary(TEXT_MAX)])
 }
 
 fn progress(done: i64, total: i64) -> String {

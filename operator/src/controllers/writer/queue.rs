@@ -68,7 +68,7 @@ pub(crate) enum Write {
 
 #[derive(Debug)]
 struct Waiting {
-    /// Since when it waits, by the number of submissions. A newer request takes its place in the line.
+    /// Since when it waits, by the number of submissions. A newer request takes its position in the queue.
     since: u64,
     request: Request,
 }
@@ -85,6 +85,10 @@ pub(crate) struct WriteQueue {
     failed: Backoff<ObjectId>,
     conflicts: Backoff<ObjectId>,
     submissions: u64,
+    /// When each namespace was served last, by the number of requests taken. Those that were not served since the
+    /// queue was empty are absent.
+    served: BTreeMap<String, u64>,
+    taken: u64,
 }
 
 impl Default for WriteQueue {
@@ -97,6 +101,8 @@ impl Default for WriteQueue {
             failed: Backoff::new(FAILED_FIRST, FAILED_LONGEST, FORGET_AFTER),
             conflicts: Backoff::new(CONFLICT_FIRST, CONFLICT_LONGEST, FORGET_AFTER),
             submissions: 0,
+            served: BTreeMap::new(),
+            taken: 0,
         }
     }
 }
@@ -180,7 +186,8 @@ impl WriteQueue {
         request.or(has_event.then_some(Next::Event))
     }
 
-    /// The most urgent request that may be sent, of equally urgent ones the oldest.
+    /// The most urgent request that may be sent; of equally urgent ones that of the namespace which was served longest
+    /// ago, so that a tenant with a thousand jobs delays another's by one request; of one namespace the oldest.
     fn first(&self, now: Duration) -> Option<&(Requester, ObjectId)> {
         if self.in_flight.len() >= IN_FLIGHT_MAX {
             return None;
@@ -195,7 +202,8 @@ impl WriteQueue {
                 Priority::Normal if self.failed.has_failed(object) => Priority::Low,
                 priority => priority,
             };
-            (priority, waiting.since)
+            let served = self.served.get(&object.key.namespace);
+            (priority, served.copied().unwrap_or_default(), waiting.since)
         };
         let ready = self.waiting.iter().filter(|((_, object), _)| {
             !self.in_flight.contains_key(object)
@@ -212,6 +220,11 @@ impl WriteQueue {
             Next::Request(key) => {
                 let waiting = self.waiting.remove(&key)?;
                 let (requester, object) = key;
+                self.taken += 1;
+                match self.waiting.is_empty() {
+                    true => self.served.clear(),
+                    false => drop(self.served.insert(object.key.namespace.clone(), self.taken)),
+                }
                 self.in_flight.insert(object, requester.clone());
                 Some(Write::Request(requester, waiting.request))
             }

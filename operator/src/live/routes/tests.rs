@@ -14,7 +14,7 @@ use tower::ServiceExt as _;
 use weft_identity::authority::Authority;
 
 use super::*;
-use crate::controllers::tests::scenario;
+use crate::controllers::{job::queue::AdmissionQueue, tests::scenario};
 
 /// An API server that allows what it is told to, and remembers what was asked.
 #[derive(Clone, Default)]
@@ -96,7 +96,7 @@ fn leading(roles: &Roles) -> Router {
             query(&QueryView {
                 cache: &cache,
                 snapshots: &BTreeMap::new(),
-                queue: &Default::default(),
+                queue: &AdmissionQueue::new(usize::MAX),
                 reports: &BTreeMap::new(),
                 leader_epoch: 1,
                 now: Timestamp::now(),

@@ -24,6 +24,8 @@ struct Stage {
     at: Instant,
     /// Nodes that the API server does not let anybody write to.
     refused: BTreeSet<String>,
+    /// Why a DaemonSet cannot be written, by its name.
+    daemon_sets_refused: BTreeMap<String, String>,
 }
 
 impl Stage {
@@ -38,6 +40,7 @@ impl Stage {
             leading: HOUR,
             now: scenario::start(),
             refused: BTreeSet::new(),
+            daemon_sets_refused: BTreeMap::new(),
         }
     }
 
@@ -52,6 +55,7 @@ impl Stage {
             membership: &membership,
             reports: &self.reports,
             leading: self.leading,
+            refused: &self.daemon_sets_refused,
             template: &template,
             now: self.now,
             at: self.at,
@@ -164,6 +168,45 @@ fn a_new_fabric_gets_agents_and_nodes_and_is_ready_once_all_have_reported() {
     assert_eq!((count.selected, count.ready), (3, 3));
     // What has been said is not said again.
     assert_eq!(stage.settle(), Vec::<String>::new());
+}
+
+#[test]
+fn a_new_leader_says_that_a_fabric_is_unknown_until_its_agents_have_reported() {
+    let mut stage = Stage::new();
+    for node in ["n1", "n2", "n3"] {
+        stage.sees(node, 1);
+    }
+    stage.settle();
+    assert_eq!(stage.fabric("default", "Ready").0, "True");
+    let reports = std::mem::take(&mut stage.reports);
+    stage.leading = Duration::ZERO;
+    assert_eq!(stage.settle(), ["status RdmaFabric default"]);
+    let (status, reason, message) = stage.fabric("default", "Ready");
+    assert_eq!((&*status, &*reason), ("Unknown", "AgentsNotHeard"));
+    assert!(message.contains("3 of 3 nodes"), "{message}");
+    stage.reports = reports;
+    assert_eq!(stage.settle(), ["status RdmaFabric default"]);
+    assert_eq!(stage.fabric("default", "Ready").0, "True");
+}
+
+#[test]
+fn a_fabric_says_why_the_daemon_set_of_its_agents_cannot_be_written() {
+    let mut stage = Stage::new();
+    stage.settle();
+    assert_eq!(stage.fabric("default", "AgentsApplied").0, "True");
+    let problem = "quantities must match the regular expression".to_owned();
+    let name = "weft-agent-default".to_owned();
+    stage.daemon_sets_refused.insert(name, problem);
+    assert_eq!(stage.settle(), ["status RdmaFabric default"]);
+    let (status, reason, message) = stage.fabric("default", "AgentsApplied");
+    assert_eq!((&*status, &*reason), ("False", "WriteRefused"));
+    assert!(
+        message.contains("weft-agent-default") && message.contains("quantities"),
+        "{message}"
+    );
+    stage.daemon_sets_refused.clear();
+    stage.settle();
+    assert_eq!(stage.fabric("default", "AgentsApplied").0, "True");
 }
 
 #[test]

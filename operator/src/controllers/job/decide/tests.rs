@@ -82,7 +82,7 @@ impl Stage {
             kill_after: None,
             dead: BTreeSet::new(),
             secret: Ok(()),
-            queue: AdmissionQueue::default(),
+            queue: AdmissionQueue::new(usize::MAX),
             reports: BTreeMap::new(),
             released: BTreeSet::new(),
         }
@@ -160,7 +160,7 @@ impl Stage {
     fn kill(&mut self) {
         self.process = None;
         self.written = None;
-        self.queue = AdmissionQueue::default();
+        self.queue = AdmissionQueue::new(usize::MAX);
         self.life += 1;
     }
 

@@ -53,7 +53,7 @@ fn running(entry: QueueEntry) -> QueueEntry {
 
 /// Their UIDs are their names.
 fn queue(entries: impl IntoIterator<Item = QueueEntry>) -> AdmissionQueue {
-    let mut queue = AdmissionQueue::default();
+    let mut queue = AdmissionQueue::new(usize::MAX);
     for entry in entries {
         queue.update_entry(&uid(&entry), Some(entry));
     }
@@ -358,7 +358,7 @@ proptest! {
             let nodes: Vec<&str> = nodes.iter().map(|node| &*names[usize::from(*node)]).collect();
             entry(&format!("t{namespace}/{i:02}"), *second, &nodes)
         };
-        let mut queue = AdmissionQueue::default();
+        let mut queue = AdmissionQueue::new(usize::MAX);
         let mut left: BTreeMap<String, u8> = BTreeMap::new();
         let mut over = 0;
         let steps: u32 = jobs.iter().map(|job| u32::from(job.3)).sum();
@@ -434,4 +434,46 @@ fn a_thousand_jobs_of_two_hundred_nodes_are_put_in_order() {
     let ahead: BTreeSet<usize> =
         (queue.admissions.keys().filter_map(|uid| queue.ahead(uid))).collect();
     assert_eq!(ahead, (0..998).collect());
+}
+
+#[test]
+fn a_namespace_has_as_many_jobs_running_as_it_may_and_its_oldest_come_first() {
+    let entry = |text: &str, second| {
+        let (namespace, name) = text.split_once('/').unwrap();
+        let key = Key {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        };
+        QueueEntry {
+            key,
+            ..to_path(name, second, text)
+        }
+    };
+    let mut queue = AdmissionQueue::new(2);
+    let entries = [
+        running(entry("a/3", 3)),
+        entry("a/1", 1),
+        entry("a/2", 2),
+        entry("b/1", 4),
+    ];
+    for entry in &entries {
+        queue.update_entry(&uid(entry), Some(entry.clone()));
+    }
+    queue.recompute_admissions();
+    assert_eq!(begin(&queue), ["a/1", "b/1"]);
+    let obstacle = queue.admissions["a/2"].obstacle(&entries[2]).unwrap();
+    assert_eq!(obstacle.reason, "NamespaceFull");
+    assert!(
+        crate::controllers::job::obstacle::QUEUE_REASONS.contains(&&*obstacle.reason)
+            && obstacle.message.contains("namespace a")
+    );
+    // A job that is over makes room; one that runs goes on though a leader with another limit admitted it.
+    queue.update_entry("a/3", None);
+    assert_eq!(queue.recompute_admissions(), [entries[2].key.clone()]);
+    assert_eq!(begin(&queue), ["a/1", "a/2", "b/1"]);
+    let mut queue = AdmissionQueue::new(1);
+    for name in ["a/1", "a/2"] {
+        queue.update_entry(name, Some(running(entry(name, 1))));
+    }
+    assert_eq!(queue.recompute_admissions(), Vec::<Key>::new());
 }

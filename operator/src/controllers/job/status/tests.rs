@@ -2,6 +2,7 @@ use weft_crds::Strategy;
 use weft_transfer::TransferPhase;
 
 use super::*;
+use crate::controllers::condition::TEXT_MAX;
 use crate::controllers::tests::scenario;
 
 fn destination(node: &str, state: DestinationState, bytes: i64) -> DestinationStatus {

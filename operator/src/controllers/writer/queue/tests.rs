@@ -98,6 +98,46 @@ fn what_an_owner_does_not_want_any_more_is_not_sent() {
 }
 
 #[test]
+fn a_namespace_with_many_requests_delays_another_by_one() {
+    let mut queue = WriteQueue::default();
+    let submit = |queue: &mut WriteQueue, namespace: &str, name: &str| {
+        let key = Key {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        };
+        let requester = Requester {
+            controller: "jobs",
+            key: key.clone(),
+        };
+        let request = Request {
+            key,
+            ..status(name, &format!("{namespace}/{name}"))
+        };
+        queue.submit(&requester, vec![request]);
+    };
+    for number in 0..4 {
+        submit(&mut queue, "a", &number.to_string());
+    }
+    let mut sent = Vec::new();
+    for round in 0..6 {
+        if round == 2 {
+            submit(&mut queue, "b", "0");
+            submit(&mut queue, "b", "1");
+        }
+        let next = queue.next(SECOND).unwrap();
+        let Some(Write::Request(requester, request)) = queue.take(next) else {
+            panic!("no request");
+        };
+        queue.answered(&request.object(), WriteOutcome::Written, SECOND);
+        sent.push(format!(
+            "{}/{}",
+            requester.key.namespace, requester.key.name
+        ));
+    }
+    assert_eq!(sent, ["a/0", "a/1", "b/0", "a/2", "b/1", "a/3"]);
+}
+
+#[test]
 fn jobs_go_before_nodes_and_these_before_progress_and_events() {
     let mut queue = WriteQueue::default();
     let (object, news) = event("event");

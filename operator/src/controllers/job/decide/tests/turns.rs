@@ -47,7 +47,7 @@ impl Yard {
         Self {
             cache,
             tasks: BTreeMap::new(),
-            queue: AdmissionQueue::default(),
+            queue: AdmissionQueue::new(usize::MAX),
             now: scenario::start(),
             log: Vec::new(),
             kill_after: None,
@@ -119,7 +119,7 @@ impl Yard {
             self.log.push((key.clone(), line(request)));
             if self.kill_after == Some(self.log.len()) {
                 self.tasks.clear();
-                self.queue = AdmissionQueue::default();
+                self.queue = AdmissionQueue::new(usize::MAX);
                 self.is_killed = true;
                 return false;
             }
@@ -452,7 +452,7 @@ fn a_job_that_is_deleted_after_a_crash_keeps_its_path_until_its_agents_know() {
         job.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
     });
     yard.tasks.clear();
-    yard.queue = AdmissionQueue::default();
+    yard.queue = AdmissionQueue::new(usize::MAX);
     yard.edit("team-a/z", deleted);
     let has_begun = |yard: &Yard| yard.tasks.contains_key("job-a");
     let is_there = |yard: &Yard| yard.cache.jobs.get(&Yard::key("team-a/z")).is_some();

@@ -184,6 +184,7 @@ fn refused(args: &Args, nodes: &Path, error: PlanError) -> Error {
         PlanError::TooManyBytes { .. } if args.manifest.is_some() => "--manifest",
         PlanError::TooManyBytes { .. } => "--size",
         PlanError::NoPath { .. } => "--nodes",
+        PlanError::TooManyReceivers { .. } => "--strategy",
     };
     Error::Request {
         flag,

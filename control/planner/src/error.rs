@@ -3,7 +3,9 @@
 use thiserror::Error;
 
 use crate::{
+    plan::RECEIVERS_MAX,
     request::{BLOCK_BYTES, PAYLOAD_SHARE_MIN},
+    strategy::Strategy,
     topology::TopologyError,
 };
 
@@ -73,6 +75,16 @@ pub enum PlanError {
         /// The receiver.
         to_node: String,
     },
+    /// A node would send to more nodes than an agent does.
+    #[error(
+        "strategy {strategy} has one node send to {receivers}, and an agent sends to {RECEIVERS_MAX} at most: take auto, binomial or chain, or fewer destinations"
+    )]
+    TooManyReceivers {
+        /// The strategy that was asked for.
+        strategy: Strategy,
+        /// Nodes that one node would send to.
+        receivers: usize,
+    },
 }
 
 impl PlanError {
@@ -88,6 +100,7 @@ impl PlanError {
             Self::BadPayloadShare { .. } => "PlanBadPayloadShare",
             Self::TooManyBytes { .. } => "PlanTooManyBytes",
             Self::NoPath { .. } => "PlanNoPath",
+            Self::TooManyReceivers { .. } => "PlanTooManyReceivers",
         }
     }
 }

@@ -21,7 +21,7 @@ mod topology;
 pub use error::PlanError;
 pub use estimate::{CHECK_BYTES_PER_SECOND, LinkLoad};
 pub use manifest::{DirectoryEntry, FileEntry, Manifest, ManifestError};
-pub use plan::{Alternative, Assignment, Plan, Seconds, plan};
+pub use plan::{Alternative, Assignment, Plan, RECEIVERS_MAX, Seconds, plan};
 pub use request::{BLOCK_BYTES, HOP_LATENCY_NS, PAYLOAD_SHARE, Request};
 pub use strategy::{Strategy, UnknownStrategy};
 pub use topology::{Node, Topology, TopologyError, Uplink};

@@ -60,6 +60,9 @@ pub struct Alternative {
     pub estimate_seconds: f64,
 }
 
+/// Nodes that one node sends to, at most: an agent's `Start` takes no more.
+pub const RECEIVERS_MAX: usize = 64;
+
 /// Estimates within this part of the lowest count as equal to it, and fewer hops decide.
 const TIE: f64 = 1e-9;
 
@@ -82,24 +85,26 @@ impl Candidate {
 /// Plans a transfer.
 ///
 /// The plan depends on names, leaves and rates, and not on the order in which nodes, uplinks or
-/// destinations are listed. With [`Strategy::Auto`] a strategy that would need a path where there is
-/// none is passed over.
+/// destinations are listed. With [`Strategy::Auto`] a strategy is passed over that would need a path where
+/// there is none, or a node that sends to more than [`RECEIVERS_MAX`].
 pub fn plan(request: &Request, topology: &Topology) -> Result<Plan, PlanError> {
     topology.validate()?;
     let ordered = order_nodes(request, topology)?;
 
     let mut candidates = Vec::new();
-    let mut no_path = None;
+    let mut refused = None;
     for (strategy, tree) in Strategy::TREES {
         let sends_to = tree(ordered.len());
-        match cost(request, topology, &ordered, &sends_to) {
+        let costed = check_receivers(strategy, &sends_to)
+            .and_then(|()| cost(request, topology, &ordered, &sends_to));
+        match costed {
             Ok(cost) => candidates.push(Candidate {
                 strategy,
                 sends_to,
                 cost,
             }),
             Err(error) if strategy == request.strategy => return Err(error),
-            Err(error) => no_path = Some(error),
+            Err(error) => refused = Some(error),
         }
     }
 
@@ -114,14 +119,24 @@ pub fn plan(request: &Request, topology: &Topology) -> Result<Plan, PlanError> {
             Strategy::Auto => candidate.cost.seconds <= lowest * (1.0 + TIE),
             asked => candidate.strategy == asked,
         });
-    match (chosen, no_path) {
+    match (chosen, refused) {
         (Some(index), _) => {
             let chosen = candidates.remove(index);
             candidates.sort_by(|a, b| a.cost.seconds.total_cmp(&b.cost.seconds));
             Ok(build(request, &ordered, chosen, &candidates))
         }
         (None, Some(error)) => Err(error),
-        (None, None) => unreachable!("a strategy is a candidate or has no path"),
+        (None, None) => unreachable!("a strategy is a candidate or was refused"),
+    }
+}
+
+fn check_receivers(strategy: Strategy, sends_to: &[Vec<usize>]) -> Result<(), PlanError> {
+    match sends_to.iter().map(Vec::len).max() {
+        Some(receivers) if receivers > RECEIVERS_MAX => Err(PlanError::TooManyReceivers {
+            strategy,
+            receivers,
+        }),
+        _ => Ok(()),
     }
 }
 

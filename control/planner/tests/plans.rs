@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use weft_planner::{
-    CHECK_BYTES_PER_SECOND, HOP_LATENCY_NS, Node, PAYLOAD_SHARE, Plan, PlanError, Request, Seconds,
-    Strategy, Topology, TopologyError, Uplink, plan,
+    CHECK_BYTES_PER_SECOND, HOP_LATENCY_NS, Node, PAYLOAD_SHARE, Plan, PlanError, RECEIVERS_MAX,
+    Request, Seconds, Strategy, Topology, TopologyError, Uplink, plan,
 };
 
 const GBIT: u64 = 1_000_000_000;
@@ -116,7 +116,12 @@ fn estimates_over_sizes_and_groups() {
     for nodes in [2, 4, 8, 64, 512] {
         let fabric = fabric(nodes, nodes.div_ceil(16), 8, 100 * GBIT, 100 * GBIT);
         for bytes in [64, 64 << 10, 1 << 20, 16 << 20, 512 << 20, 16 << 30] {
-            let seconds = |strategy| Seconds(with(strategy, &fabric, bytes).estimate_seconds);
+            let seconds = |strategy| {
+                if strategy == Strategy::Direct && nodes > RECEIVERS_MAX + 1 {
+                    return "-".to_owned();
+                }
+                Seconds(with(strategy, &fabric, bytes).estimate_seconds).to_string()
+            };
             writeln!(
                 table,
                 "{nodes} {bytes} {} | {} | {} | {}",
@@ -378,4 +383,30 @@ fn seconds_are_shown_with_three_digits() {
     ] {
         assert_eq!(Seconds(seconds).to_string(), text);
     }
+}
+
+#[test]
+fn no_node_sends_to_more_nodes_than_an_agent_does() {
+    for nodes in [RECEIVERS_MAX + 1, RECEIVERS_MAX + 2, 5000] {
+        let topology = fabric(nodes, 1, 1, GBIT, GBIT);
+        let plan = with(Strategy::Auto, &topology, 1000);
+        let receivers = plan.assignments.iter().map(|one| one.sends_to.len());
+        assert!(receivers.max().unwrap() <= RECEIVERS_MAX, "{nodes} nodes");
+    }
+    let topology = fabric(RECEIVERS_MAX + 1, 1, 1, GBIT, GBIT);
+    let all = with(Strategy::Direct, &topology, 1000);
+    assert_eq!(all.assignments[0].sends_to.len(), RECEIVERS_MAX);
+    let topology = fabric(80, 1, 1, GBIT, GBIT);
+    let request = Request {
+        strategy: Strategy::Direct,
+        ..to_all(&topology, 1000)
+    };
+    let error = plan(&request, &topology).unwrap_err();
+    assert_eq!(error.reason(), "PlanTooManyReceivers");
+    assert!(
+        error
+            .to_string()
+            .contains("send to 79, and an agent sends to 64 at most"),
+        "{error}"
+    );
 }

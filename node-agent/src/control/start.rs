@@ -30,7 +30,7 @@ use crate::transfer::recorder::{RecordedFiles, Recorder};
 use crate::transfer::sender::{Sender, SenderConfig};
 use crate::transfer::state::{Event, State};
 
-/// Children of one agent, at most: what a binomial tree of 2⁶⁴ nodes would ask for.
+/// Children of one agent, at most. A plan asks for no more.
 const CHILDREN_MAX: usize = 64;
 
 impl AttemptRegistry {
@@ -283,4 +283,12 @@ fn repeatable(request: &StartRequest) -> StartRequest {
         source.credentials = None;
     }
     request
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_plan_asks_an_agent_for_no_more_children_than_it_takes() {
+        assert_eq!(super::CHILDREN_MAX, weft_planner::RECEIVERS_MAX);
+    }
 }

@@ -1,7 +1,7 @@
 //! Who sends to whom: planned for all destinations once it is known what there is, for people to see, and for
 //! those that are ready when an attempt begins.
 
-use weft_planner::{Assignment, Plan, PlanError, Request, plan};
+use weft_planner::{Assignment, Plan, PlanError, RECEIVERS_MAX, Request, plan};
 
 use super::Transfer;
 use crate::failure::SENDER_LOST;
@@ -45,7 +45,10 @@ impl Transfer {
         }
         let senders = assignments.len();
         for (index, node) in last.into_iter().enumerate() {
-            let sender = &mut assignments[index % senders];
+            let has_room = |at: &usize| assignments[*at].sends_to.len() < RECEIVERS_MAX;
+            let mut in_turn = (0..senders).map(|turn| (index + turn) % senders);
+            let sender = in_turn.find(has_room).unwrap_or(index % senders);
+            let sender = &mut assignments[sender];
             sender.sends_to.push(node.clone());
             let assignment = Assignment {
                 node,

@@ -208,7 +208,7 @@ impl CopyWatcher {
             ..Listing::default()
         };
         let mut bytes = 0;
-        for copy in all {
+        for copy in taking_turns(all) {
             bytes += copy.encoded_len() + COPY_HEADER_BYTES;
             if bytes > REPORTED_BYTES_MAX {
                 listing.is_full = true;
@@ -217,7 +217,26 @@ impl CopyWatcher {
             listing.copies.push(copy);
         }
         listing
+            .copies
+            .sort_by(|a, b| (&a.root, &a.path).cmp(&(&b.root, &b.path)));
+        listing
     }
+}
+
+/// The first copy of every namespace, then the second of each, and so on: where a list has an end, a namespace with
+/// many copies leaves room for the others.
+fn taking_turns(copies: impl Iterator<Item = Copy>) -> Vec<Copy> {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let mut turns: Vec<(usize, Copy)> = copies
+        .map(|copy| {
+            let namespace = copy.jobs.first().map(|job| job.namespace.clone());
+            let count = counts.entry(namespace.unwrap_or_default()).or_default();
+            *count += 1;
+            (*count, copy)
+        })
+        .collect();
+    turns.sort_by_key(|(turn, _)| *turn);
+    turns.into_iter().map(|(_, copy)| copy).collect()
 }
 
 fn to_proto(root: &str, copy: &CopyHeader) -> Copy {
@@ -383,6 +402,34 @@ mod tests {
         }
         watcher.begin_with(&names(&["b"]), 0, now, |root| found(root, None));
         assert_eq!(told(&watcher), (names(&["b/m"]), true));
+    }
+
+    #[tokio::test]
+    async fn a_namespace_with_many_copies_leaves_room_in_the_report_for_the_others() {
+        let of = |namespace: &str, number: usize| {
+            let mut copy = copy(&format!("{namespace}/{number:0240}"));
+            copy.jobs.push(crate::files::copies::CopyJob {
+                uid: "u".into(),
+                namespace_uid: String::new(),
+                namespace: namespace.into(),
+                name: "j".into(),
+            });
+            copy
+        };
+        let mut copies: Vec<CopyHeader> = (0..1000).map(|number| of("a", number)).collect();
+        copies.extend((0..3).map(|number| of("b", number)));
+        let mut watcher = CopyWatcher::new(PACE);
+        let scan = move |root: &str| found(root, Some(copies.clone()));
+        watcher.begin_with(&names(&["r"]), 0, Instant::now(), scan);
+        watcher.ended().await;
+        let listing = watcher.listing();
+        assert!(listing.is_full);
+        let of_b = listing
+            .copies
+            .iter()
+            .filter(|copy| copy.path.starts_with("b/"));
+        assert_eq!(of_b.count(), 3);
+        assert!(listing.copies.is_sorted_by_key(|copy| &copy.path));
     }
 
     #[tokio::test]

@@ -98,6 +98,9 @@ pub struct Settings {
     /// Jobs of one namespace that may run at a time. The others wait with the condition Queued.
     #[arg(long, value_name = "NUMBER", default_value = "256")]
     jobs_per_namespace: NonZeroU32,
+    /// Labels of models of one namespace that a node may have.
+    #[arg(long, value_name = "NUMBER", default_value = "32")]
+    labels_per_namespace: NonZeroU32,
 }
 
 /// Why the program ended.
@@ -334,6 +337,7 @@ impl Leader {
             },
             writes_per_second: settings.writes_per_second,
             jobs_per_namespace: settings.jobs_per_namespace,
+            labels_per_namespace: settings.labels_per_namespace,
             metrics: self.controllers,
         };
         let controllers = pin!(controllers::run(context, asked));

@@ -8,6 +8,9 @@ use k8s_openapi::{
 /// An Event's note has at most 1024 bytes; a text of a status need not have more.
 pub(crate) const TEXT_MAX: usize = 1000;
 
+/// Nodes that a message names at most.
+const NAMED_MAX: usize = 5;
+
 /// What a condition shall say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ConditionUpdate {
@@ -87,6 +90,15 @@ pub(crate) fn cut(text: &str) -> String {
         return text.to_owned();
     }
     format!("{}…", &text[..text.floor_char_boundary(TEXT_MAX)])
+}
+
+/// The first few of many names.
+pub(crate) fn listed(names: &[&str]) -> String {
+    let shown = names[..names.len().min(NAMED_MAX)].join(", ");
+    match names.len().saturating_sub(NAMED_MAX) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
 }
 
 /// A time as the API keeps it: of whole seconds.

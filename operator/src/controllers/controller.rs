@@ -55,6 +55,8 @@ pub struct Context {
     pub writes_per_second: NonZeroU32,
     /// Jobs of one namespace that may run at a time.
     pub jobs_per_namespace: NonZeroU32,
+    /// Labels of models of one namespace that a node may have.
+    pub labels_per_namespace: NonZeroU32,
     /// What is counted.
     pub metrics: Metrics,
 }

@@ -10,7 +10,7 @@ pub(crate) mod view;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use k8s_openapi::{Resource as _, api::apps::v1::DaemonSet};
+use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Node};
 use kube::ResourceExt as _;
 use tokio::{sync::watch, time::Instant};
 
@@ -19,9 +19,10 @@ use super::{
     api_writer::WriteError,
     cache::Key,
     controller::{Controller, ReconcileContext, Setup, TICK},
+    job::obstacle::Obstacle,
     kinds::Cache,
     membership::Membership,
-    request::Request,
+    request::{ObjectId, Request},
 };
 use crate::reports::{FabricView, Fabrics as Views, NodeState};
 
@@ -34,8 +35,11 @@ pub(crate) struct FabricController {
     template: AgentTemplate,
     /// What was around the jobs when fabrics were last decided, and when that was.
     decided: Option<(u64, Duration)>,
-    /// Why the last write of a DaemonSet was refused, by its name.
-    refused: BTreeMap<String, String>,
+    /// Why the last write of a DaemonSet or of a node was refused.
+    refused: BTreeMap<ObjectId, String>,
+    labels_per_namespace: usize,
+    /// Why nodes cannot have the label of a job.
+    unlabelled: BTreeMap<Key, Obstacle>,
 }
 
 impl FabricController {
@@ -47,6 +51,8 @@ impl FabricController {
             template: setup.context.template.clone(),
             decided: None,
             refused: BTreeMap::new(),
+            labels_per_namespace: setup.context.labels_per_namespace.get() as usize,
+            unlabelled: BTreeMap::new(),
         }
     }
 
@@ -80,6 +86,12 @@ impl Controller for FabricController {
         "fabrics"
     }
 
+    fn prepare(&mut self, cache: &mut Cache) {
+        if cache.unlabelled != self.unlabelled {
+            cache.unlabelled.clone_from(&self.unlabelled);
+        }
+    }
+
     fn reconcile(&mut self, round: &mut ReconcileContext<'_>) {
         let around = round.cache.non_job_revision();
         let is_same = self
@@ -92,32 +104,41 @@ impl Controller for FabricController {
         self.reports.mark_unchanged();
         self.decided = Some((around, round.elapsed));
         self.publish(round.cache, round.membership);
-        let requests = decide::decide(&view::View {
+        let decision = decide::decide(&view::View {
             cache: round.cache,
             membership: round.membership,
             reports: &self.reports.borrow(),
             leading: round.elapsed,
             refused: &self.refused,
+            labels_per_namespace: self.labels_per_namespace,
             template: &self.template,
             now: round.now,
             at: Instant::now(),
         });
-        round.submit(&Key::default(), requests);
+        self.unlabelled = decision.unlabelled;
+        round.submit(&Key::default(), decision.requests);
     }
 
     fn on_write_result(&mut self, _: &Key, request: &Request, result: Result<(), &WriteError>) {
-        if request.resource.kind != DaemonSet::KIND {
-            return;
-        }
+        let id = request.object();
+        let is_noted = [
+            ObjectId::of::<DaemonSet>(request.key.clone()),
+            ObjectId::of::<Node>(request.key.clone()),
+        ]
+        .contains(&id);
         match result {
-            Ok(()) => drop(self.refused.remove(&request.key.name)),
+            Ok(()) => drop(self.refused.remove(&id)),
             // The watch tells what is true now.
-            Err(error) if error.is_conflict() || error.is_not_found() => {}
-            Err(error) => {
-                self.refused
-                    .insert(request.key.name.clone(), error.to_string());
+            Err(error) if error.is_conflict() || error.is_not_found() => {
+                self.refused.remove(&id);
             }
+            Err(error) if is_noted => {
+                self.refused.insert(id, error.to_string());
+            }
+            Err(_) => return,
         }
-        self.decided = None;
+        if is_noted {
+            self.decided = None;
+        }
     }
 }

@@ -31,8 +31,8 @@ use tokio::sync::{Notify, watch};
 use weft_crds::TransferJob;
 
 use self::{
-    decide::Effect, query::Query, queue::AdmissionQueue, secret_probes::SecretProbes,
-    transfer_task::TransferTask,
+    decide::Effect, obstacle::Obstacle, query::Query, queue::AdmissionQueue,
+    secret_probes::SecretProbes, transfer_task::TransferTask,
 };
 use super::{
     api_writer::WriteError,
@@ -63,6 +63,8 @@ pub(crate) struct JobController {
     /// Transfers whose task ended without an outcome, by the jobs' UIDs.
     crashes: Backoff<String>,
     probes: SecretProbes,
+    /// Why nodes cannot have the label of a job, as the jobs were last decided.
+    unlabelled: BTreeMap<Key, Obstacle>,
     work_queue: WorkQueue,
     queue: AdmissionQueue,
     pool: ConnectionPool,
@@ -80,6 +82,7 @@ impl JobController {
             written: BTreeMap::new(),
             crashes: Backoff::new(CRASH_FIRST, CRASH_LONGEST, CRASH_FORGET_AFTER),
             probes: SecretProbes::new(setup.secrets.clone(), Arc::clone(&setup.wake)),
+            unlabelled: BTreeMap::new(),
             work_queue: WorkQueue::default(),
             queue: AdmissionQueue::new(setup.context.jobs_per_namespace.get() as usize),
             pool: setup.context.pool.clone(),
@@ -202,8 +205,15 @@ impl Controller for JobController {
         "jobs"
     }
 
-    /// Enters the results of probes. The jobs that wait for them are decided at once.
+    /// Enters the results of probes. The jobs that wait for them are decided at once, and so are those whose labels
+    /// nodes cannot have, or can have again.
     fn prepare(&mut self, cache: &mut Cache) {
+        if self.unlabelled != cache.unlabelled {
+            let before = std::mem::replace(&mut self.unlabelled, cache.unlabelled.clone());
+            for key in before.into_keys().chain(cache.unlabelled.keys().cloned()) {
+                self.work_queue.add(key);
+            }
+        }
         for secret in self.probes.update(&mut cache.secrets) {
             for (key, job) in cache.jobs.iter() {
                 if object_source::secret(job).as_ref() == Some(&secret) {

@@ -43,6 +43,8 @@ macro_rules! kinds {
             pub(crate) ticket_key: String,
             /// Whether the Secrets that jobs name could be read. What they hold is kept nowhere.
             pub(crate) secrets: BTreeMap<Key, Result<(), Obstacle>>,
+            /// Why nodes cannot have the label of a job.
+            pub(crate) unlabelled: BTreeMap<Key, Obstacle>,
             /// Reads Secrets for transfers; `None` in tests.
             pub(crate) secret_reader: Option<Arc<dyn ReadSecret>>,
         }

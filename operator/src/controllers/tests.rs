@@ -69,6 +69,7 @@ impl Stage {
             },
             writes_per_second: NonZeroU32::new(50).unwrap(),
             jobs_per_namespace: NonZeroU32::new(256).unwrap(),
+            labels_per_namespace: NonZeroU32::new(32).unwrap(),
             metrics: metrics.clone(),
         };
         let controllers = tokio::spawn(async move { match run(context, asked).await {} });

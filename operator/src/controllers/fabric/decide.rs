@@ -22,13 +22,14 @@ use weft_proto::operator::v1::NodeReport;
 pub(crate) use self::labels::model_label;
 use crate::controllers::{
     cache::{Key, readiness, uid},
-    condition::{self, ConditionUpdate},
+    condition::{self, ConditionUpdate, listed},
     fabric::agents::{self, APPLIED, FABRIC_LABEL},
     fabric::configuration::pod_configuration,
     fabric::view::View,
+    job::obstacle::Obstacle,
     kinds::Cache,
     membership::Members,
-    request::{Change, Event, Request},
+    request::{Change, Event, ObjectId, Request},
 };
 use crate::reports::{NodeState, SILENCE};
 
@@ -37,16 +38,26 @@ use crate::reports::{NodeState, SILENCE};
 const STARTUP: SignedDuration = SignedDuration::from_secs(60);
 /// Why a node is Ready whose agent works with an earlier configuration of its fabric.
 const CONFIGURATION_PENDING: &str = "ConfigurationPending";
-/// Nodes that a message names at most.
-const NAMED_MAX: usize = 5;
 
-/// What is to be written, one request for an object at most.
-pub(crate) fn decide(view: &View<'_>) -> Vec<Request> {
-    let mut requests = labels::requests(view);
+/// What is decided about fabrics.
+#[derive(Debug, Default)]
+pub(crate) struct Decision {
+    /// What is to be written, one request for an object at most.
+    pub(crate) requests: Vec<Request>,
+    /// Why nodes cannot have the label of a job.
+    pub(crate) unlabelled: BTreeMap<Key, Obstacle>,
+}
+
+/// Decides fabrics, their nodes and their agents.
+pub(crate) fn decide(view: &View<'_>) -> Decision {
+    let (mut requests, unlabelled) = labels::decide(view);
     requests.extend(agents(view));
     requests.extend(fabric_nodes(view));
     requests.extend(statuses(view));
-    requests
+    Decision {
+        requests,
+        unlabelled,
+    }
 }
 
 fn agents(view: &View<'_>) -> Vec<Request> {
@@ -388,7 +399,11 @@ fn fabric_status(fabric: &RdmaFabric, members: &Members, view: &View<'_>) -> Fab
 /// Whether the DaemonSet of the fabric's agents is as the chart's values and the fabric's spec say.
 fn agents_applied(fabric: &RdmaFabric, view: &View<'_>) -> ConditionUpdate {
     let name = agents::name(&fabric.name_any());
-    match view.refused.get(&name) {
+    let daemon_set = Key {
+        namespace: view.template.namespace.clone(),
+        name: name.clone(),
+    };
+    match view.refused.get(&ObjectId::of::<DaemonSet>(daemon_set)) {
         None => ConditionUpdate::new(
             "AgentsApplied",
             true,
@@ -425,15 +440,6 @@ fn conflict(members: &Members) -> ConditionUpdate {
         listed(&fabrics)
     );
     ConditionUpdate::new("Conflicting", true, "NodesTaken", &text)
-}
-
-/// The first few of many names.
-pub(crate) fn listed(names: &[&str]) -> String {
-    let shown = names[..names.len().min(NAMED_MAX)].join(", ");
-    match names.len().saturating_sub(NAMED_MAX) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
-    }
 }
 
 /// A node of a fabric whose agent reports that it can work.

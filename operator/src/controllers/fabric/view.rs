@@ -6,7 +6,9 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::{
-    controllers::{fabric::agents::AgentTemplate, kinds::Cache, membership::Membership},
+    controllers::{
+        fabric::agents::AgentTemplate, kinds::Cache, membership::Membership, request::ObjectId,
+    },
     reports::NodeState,
 };
 
@@ -20,8 +22,10 @@ pub(crate) struct View<'a> {
     pub(crate) reports: &'a BTreeMap<String, NodeState>,
     /// How long this process has been leading: agents need a while to find a new leader.
     pub(crate) leading: Duration,
-    /// Why the last write of a DaemonSet was refused, by its name.
-    pub(crate) refused: &'a BTreeMap<String, String>,
+    /// Why the last write of a DaemonSet or of a node was refused.
+    pub(crate) refused: &'a BTreeMap<ObjectId, String>,
+    /// Labels of models of one namespace that a node may have.
+    pub(crate) labels_per_namespace: usize,
     /// What DaemonSets are made from.
     pub(crate) template: &'a AgentTemplate,
     /// Now, by this machine's clock …

@@ -319,14 +319,26 @@ fn finished(view: &View<'_>) -> Decision {
             ..Decision::default()
         };
     }
-    let request = next_deadline(view.job)
-        .is_some_and(|until| view.now >= until)
-        .then(|| Request::unless_changed(view.job, Change::Delete));
+    let request = match next_deadline(view.job) {
+        Some(until) if view.now >= until => Some(Request::unless_changed(view.job, Change::Delete)),
+        _ => labelled(view),
+    };
     Decision {
         request,
         effect,
         ..Decision::default()
     }
+}
+
+/// Writes that nodes cannot have the job's label, and that they can again.
+fn labelled(view: &View<'_>) -> Option<Request> {
+    let old = view.job.status.as_ref()?;
+    let obstacle = view.cache.unlabelled.get(&Key::of(&view.job.metadata));
+    let new = status::labelled(view.job, obstacle, view.now)?;
+    Some(Request {
+        events: status::events_for(old, &new),
+        ..Request::status(view.job, &new)
+    })
 }
 
 fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: StopReason) -> Decision {

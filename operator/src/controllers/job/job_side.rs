@@ -5,7 +5,7 @@ use weft_crds::{Destinations, FileSource, RdmaFabric, Root, RootAccess, RootScop
 use weft_transfer::NodeLocation;
 
 use crate::controllers::{
-    fabric::decide::listed,
+    condition::listed,
     job::obstacle::{Obstacle, permanent, temporary},
     kinds::Cache,
     membership::selector,

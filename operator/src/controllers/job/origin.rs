@@ -6,7 +6,7 @@ use kube::{ResourceExt as _, core::SelectorExt as _};
 use weft_crds::{FileSource, ObjectSource, RdmaFabric, TransferJob};
 
 use crate::controllers::{
-    fabric::decide::listed,
+    condition::listed,
     job::obstacle::{Obstacle, permanent, temporary},
     kinds::Cache,
     membership::{Membership, selector},

@@ -11,7 +11,8 @@ use weft_transfer::{
 };
 
 use crate::controllers::{
-    fabric::decide::{is_configuration_pending, is_ready, listed},
+    condition::listed,
+    fabric::decide::{is_configuration_pending, is_ready},
     job::{
         job_side::{JobSide, check_not_nested, locate},
         network::{endpoints, payload_share, topology},

@@ -12,8 +12,7 @@ use weft_transfer::{End, TransferPhase};
 
 use crate::controllers::{
     cache::uid,
-    condition::{self, ConditionUpdate, cut, moment},
-    fabric::decide::listed,
+    condition::{self, ConditionUpdate, cut, listed, moment},
     fabric::decide::model_label,
     job::{
         job_side::destination_path,
@@ -196,6 +195,36 @@ fn complete(status: &mut TransferJobStatus, now: Timestamp) {
         ConditionUpdate::new("Complete", true, "Verified", &text),
         now,
     );
+}
+
+/// Whether nodes can have the label of a job that is over, if that is another than what is written. The nodes that cannot
+/// come and go, and are written once.
+pub(crate) fn labelled(
+    job: &TransferJob,
+    obstacle: Option<&Obstacle>,
+    now: Timestamp,
+) -> Option<TransferJobStatus> {
+    let mut status = carry_over(job);
+    let conditions = status.conditions.iter();
+    let written =
+        conditions.filter(|condition| condition.type_ == "Labelled" && condition.status == "False");
+    let written = written.map(|condition| &*condition.reason).next();
+    if written == obstacle.map(|obstacle| &*obstacle.reason) {
+        return None;
+    }
+    let update = match obstacle {
+        Some(obstacle) => {
+            ConditionUpdate::new("Labelled", false, &obstacle.reason, &cut(&obstacle.message))
+        }
+        None => ConditionUpdate::new(
+            "Labelled",
+            true,
+            "LabelsWritten",
+            "the nodes with a verified copy have the label status.nodeLabel",
+        ),
+    };
+    set(&mut status, update, now);
+    Some(status)
 }
 
 /// After a failover, keeps the written status of a destination until its agent reports again.
@@ -423,6 +452,9 @@ pub(crate) fn events_for(old: &TransferJobStatus, new: &TransferJobStatus) -> Ve
     }
     if let Some((true, _, message)) = turned("Complete") {
         say(false, "Complete", &message);
+    }
+    if let Some((holds, reason, message)) = turned("Labelled") {
+        say(!holds, &reason, &message);
     }
     if let Some((true, reason, message)) = turned("Failed") {
         say(true, &reason, &message);

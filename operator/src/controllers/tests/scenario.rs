@@ -247,6 +247,7 @@ pub(crate) fn cache(nodes: usize) -> Cache {
         daemon_sets: std::iter::empty().collect(),
         ticket_key: "0a".repeat(32),
         secrets: BTreeMap::new(),
+        unlabelled: BTreeMap::new(),
         shortcuts: std::iter::empty().collect(),
         secret_reader: Some(Arc::new(NoSecrets)),
     }

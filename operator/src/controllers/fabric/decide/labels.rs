@@ -1,21 +1,28 @@
 //! The labels of the cluster's nodes: the fabric that a node belongs to, and the models that it has.
 //!
 //! A model is a verified copy. Agents keep the record of copies and report them; the labels follow from
-//! the reports, so one that a write has missed is written in a later round.
+//! the reports, so one that a write has missed is written in a later round. A namespace has so many labels
+//! at a node: a tenant with many jobs takes them from nobody else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
 use serde_json::json;
+use weft_crds::{DestinationState, Phase, TransferJobStatus};
 use weft_proto::operator::v1::NodeReport;
 
 use crate::controllers::{
     cache::Key,
     cluster_node::ClusterNode,
+    condition::listed,
     fabric::{agents::FABRIC_LABEL, view::View},
+    job::{
+        job_side::destination_path,
+        obstacle::{Obstacle, temporary},
+    },
     kinds::Cache,
-    request::{Change, Priority, Request},
+    request::{Change, ObjectId, Priority, Request},
 };
 
 /// Of the keys of the labels that name models.
@@ -24,6 +31,8 @@ const MODEL_LABEL: &str = "weft.dev/model.";
 const NAME_BYTES_MAX: usize = 63;
 /// Digits of the digest that the label's value shows.
 const DIGEST_DIGITS: usize = 12;
+/// What an agent finds that has more copies than a report can list.
+const COPIES_FULL: &str = "CopiesFull";
 
 /// The label by which a job's model is known, with its value: `weft.dev/model.NAMESPACE.NAME` and the
 /// beginning of the digest. Where the name is too long for a label, it is cut and ends with its hash.
@@ -48,30 +57,109 @@ fn is_label_part(text: &str) -> bool {
     is_end(bytes.first()) && is_end(bytes.last()) && bytes.iter().copied().all(is_inner)
 }
 
-/// The labels of the models that a node reports, with their values.
-fn models(report: &NodeReport, cache: &Cache) -> BTreeMap<String, String> {
-    let mut models = BTreeMap::new();
+/// A label that a node is to have for a job.
+struct Model {
+    value: String,
+    job: Key,
+    /// The job is there, and not one before it with its name.
+    exists: bool,
+}
+
+/// Root, path and digest of a copy.
+type CopyId = (String, String, String);
+
+/// The jobs that are Complete, by what their copies are.
+#[derive(Default)]
+struct CompleteJobs<'a>(BTreeMap<CopyId, Vec<(&'a Key, &'a TransferJobStatus)>>);
+
+impl<'a> CompleteJobs<'a> {
+    fn of(cache: &'a Cache) -> Self {
+        let mut jobs = Self::default();
+        for (key, job) in cache.jobs.iter() {
+            let status = job.status.as_ref();
+            let Some(status) = status.filter(|status| status.phase == Phase::Complete) else {
+                continue;
+            };
+            let digest = status.manifest.as_ref().and_then(|of| of.digest.clone());
+            let (root, path) = destination_path(job);
+            let copy = (root, path, digest.unwrap_or_default());
+            jobs.0.entry(copy).or_default().push((key, status));
+        }
+        jobs
+    }
+
+    /// All of them, with the digest of their copies.
+    fn iter(&self) -> impl Iterator<Item = (&str, &Key, &TransferJobStatus)> {
+        let jobs = self.0.iter();
+        jobs.flat_map(|((_, _, digest), jobs)| {
+            jobs.iter()
+                .map(|(key, status)| (digest.as_str(), *key, *status))
+        })
+    }
+}
+
+/// The labels of the models that a node reports.
+fn models(
+    report: &NodeReport,
+    cache: &Cache,
+    complete: &CompleteJobs<'_>,
+) -> BTreeMap<String, Model> {
+    let mut models: BTreeMap<String, Model> = BTreeMap::new();
     for copy in &report.copies {
-        let jobs = copy.jobs.iter().filter(|job| {
-            let parts = [&job.namespace, &job.name, &copy.digest];
-            parts.into_iter().all(|part| is_label_part(part))
-        });
-        for job in jobs {
+        let recorded = copy.jobs.iter().map(|job| {
             let key = Key {
                 namespace: job.namespace.clone(),
                 name: job.name.clone(),
             };
-            // Of several copies under one name the one of the job that has the name now counts.
-            let has_the_name = cache.jobs.get(&key).is_some_and(|there| {
+            let exists = cache.jobs.get(&key).is_some_and(|there| {
                 there.uid().as_deref() == Some(weft_transfer::job_uid(&job.uid))
             });
+            (key, exists)
+        });
+        // An agent names the jobs since the files were last written. Who had the same bytes there before has
+        // them again.
+        let id = (copy.root.clone(), copy.path.clone(), copy.digest.clone());
+        let earlier = complete.0.get(&id).into_iter().flatten();
+        let earlier = earlier.map(|(key, _)| ((*key).clone(), true));
+        for (job, exists) in recorded.chain(earlier) {
+            let parts = [&job.namespace, &job.name, &copy.digest];
+            if !parts.into_iter().all(|part| is_label_part(part))
+                || cache.namespaces.named(&job.namespace).is_none()
+            {
+                continue;
+            }
             let (label, value) = model_label(&job.namespace, &job.name, &copy.digest);
-            if has_the_name || !models.contains_key(&label) {
-                models.insert(label, value);
+            // Of several copies under one name the one of the job that has the name now counts.
+            if exists || !models.contains_key(&label) {
+                let model = Model { value, job, exists };
+                models.insert(label, model);
             }
         }
     }
     models
+}
+
+/// Takes out what a namespace has beyond its limit: the labels of jobs that are gone first, then those that the node
+/// does not have yet.
+fn take_surplus(
+    models: &mut BTreeMap<String, Model>,
+    node: &ClusterNode,
+    limit: usize,
+) -> BTreeMap<String, Model> {
+    let mut ranks: Vec<_> = models
+        .iter()
+        .map(|(label, model)| {
+            let is_new = !node.labels().contains_key(label);
+            let namespace = model.job.namespace.clone();
+            (namespace, !model.exists, is_new, label.clone())
+        })
+        .collect();
+    ranks.sort();
+    let of_namespace = ranks.chunk_by(|one, other| one.0 == other.0);
+    let surplus = of_namespace.flat_map(|ranks| ranks.iter().skip(limit));
+    surplus
+        .filter_map(|(.., label)| models.remove_entry(label))
+        .collect()
 }
 
 /// Whether a node has the label of its fabric, and none where it is of no fabric.
@@ -80,38 +168,156 @@ pub(crate) fn has_fabric_label(view: &View<'_>, node: &ClusterNode) -> bool {
     said == view.membership.fabric(&node.name_any())
 }
 
-/// What is to change of a node's labels; `None` removes one.
-fn changes(view: &View<'_>, node: &ClusterNode) -> BTreeMap<String, Option<String>> {
-    let name = node.name_any();
-    let fabric = view.membership.fabric(&name);
-    let state = view.reports.get(&name);
-    // What an agent said that has fallen silent may be of another machine with the node's name.
-    let state = state.filter(|state| Some(&*state.fabric) == fabric && !state.is_silent(view.at));
-    let wanted = state.map(|state| models(&state.report, view.cache));
-    let wanted = wanted.unwrap_or_default();
-    let mut changes = BTreeMap::new();
-    // What an agent has not listed yet may be there.
-    if fabric.is_none() || state.is_some_and(|state| state.report.copies_listed) {
-        let labels = node.labels().keys();
-        let gone = labels.filter(|key| key.starts_with(MODEL_LABEL) && !wanted.contains_key(*key));
-        changes.extend(gone.map(|key| (key.clone(), None)));
-    }
-    for (key, value) in wanted {
-        if node.labels().get(&key) != Some(&value) {
-            changes.insert(key, Some(value));
-        }
-    }
-    if !has_fabric_label(view, node) {
-        changes.insert(FABRIC_LABEL.to_owned(), fabric.map(str::to_owned));
-    }
-    changes
+/// Whether the namespace that a model's label names is gone.
+fn is_of_no_namespace(label: &str, cache: &Cache) -> bool {
+    let name = label.strip_prefix(MODEL_LABEL).unwrap_or_default();
+    let namespace = name.split('.').next().unwrap_or_default();
+    cache.namespaces.named(namespace).is_none()
 }
 
-/// One request for each node whose labels are to change.
-pub(crate) fn requests(view: &View<'_>) -> Vec<Request> {
+/// The labels of the models of all nodes.
+struct Labels<'a> {
+    view: &'a View<'a>,
+    complete: CompleteJobs<'a>,
+    /// The nodes that cannot have the label of a job, by the job and the reason.
+    missing: BTreeMap<Key, (&'static str, BTreeSet<String>)>,
+}
+
+impl Labels<'_> {
+    /// What is to change of a node's labels; `None` removes one.
+    fn changes(&mut self, node: &ClusterNode) -> BTreeMap<String, Option<String>> {
+        let name = node.name_any();
+        let fabric = self.view.membership.fabric(&name);
+        let state = self.view.reports.get(&name);
+        // What an agent said that has fallen silent may be of another machine with the node's name.
+        let state =
+            state.filter(|state| Some(&*state.fabric) == fabric && !state.is_silent(self.view.at));
+        let mut wanted = state.map_or_else(BTreeMap::new, |state| {
+            models(&state.report, self.view.cache, &self.complete)
+        });
+        let surplus = take_surplus(&mut wanted, node, self.view.labels_per_namespace);
+        let mut changes = BTreeMap::new();
+        // What an agent has not listed yet may be there.
+        let is_listed = fabric.is_none() || state.is_some_and(|state| state.report.copies_listed);
+        for label in node.labels().keys() {
+            if label.starts_with(MODEL_LABEL)
+                && !wanted.contains_key(label)
+                && (is_listed
+                    || surplus.contains_key(label)
+                    || is_of_no_namespace(label, self.view.cache))
+            {
+                changes.insert(label.clone(), None);
+            }
+        }
+        self.note_missing(node, state.map(|state| &state.report), &wanted, surplus);
+        for (label, model) in wanted {
+            if node.labels().get(&label) != Some(&model.value) {
+                changes.insert(label, Some(model.value));
+            }
+        }
+        if !has_fabric_label(self.view, node) {
+            changes.insert(FABRIC_LABEL.to_owned(), fabric.map(str::to_owned));
+        }
+        changes
+    }
+
+    fn note_missing(
+        &mut self,
+        node: &ClusterNode,
+        report: Option<&NodeReport>,
+        wanted: &BTreeMap<String, Model>,
+        surplus: BTreeMap<String, Model>,
+    ) {
+        let name = node.name_any();
+        let mut note = |reason, job: &Key| {
+            let there = self.missing.entry(job.clone());
+            let (_, nodes) = there.or_insert((reason, BTreeSet::new()));
+            nodes.insert(name.clone());
+        };
+        for model in surplus.values().filter(|model| model.exists) {
+            note(NAMESPACE_FULL, &model.job);
+        }
+        let is_refused = self.view.refused.contains_key(&node_id(&name));
+        for (label, model) in wanted {
+            if is_refused && model.exists && node.labels().get(label) != Some(&model.value) {
+                note(REFUSED, &model.job);
+            }
+        }
+        let mut findings = report.into_iter().flat_map(|report| &report.findings);
+        if findings.any(|finding| finding.reason == COPIES_FULL) {
+            for (digest, job, status) in self.complete.iter() {
+                let (label, value) = model_label(&job.namespace, &job.name, digest);
+                let is_here = |there: &weft_crds::DestinationStatus| {
+                    there.node == name && there.state == DestinationState::Verified
+                };
+                if node.labels().get(&label) != Some(&value)
+                    && !wanted.contains_key(&label)
+                    && !surplus.contains_key(&label)
+                    && status.destinations.iter().any(is_here)
+                {
+                    note(COPIES_FULL, job);
+                }
+            }
+        }
+    }
+
+    fn unlabelled(self) -> BTreeMap<Key, Obstacle> {
+        let explain = |(job, (reason, nodes)): (Key, (&str, BTreeSet<String>))| {
+            let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
+            let cause = match reason {
+                NAMESPACE_FULL => format!(
+                    "namespace {} has {} labels of models there, as many as a namespace may have at a node \
+                     (the chart's operator.labelsPerNamespace): delete jobs that nobody needs any more",
+                    job.namespace, self.view.labels_per_namespace
+                ),
+                REFUSED => {
+                    let error = nodes.first().and_then(|node| self.view.refused.get(&node_id(node)));
+                    format!(
+                        "the API server refuses to change the node's labels: {}",
+                        error.map_or("", String::as_str)
+                    )
+                }
+                _ => "more copies are there than the node's agent can list: delete jobs with deletionPolicy Delete, \
+                      or copies"
+                    .to_owned(),
+            };
+            let message = format!(
+                "pods that select status.nodeLabel do not find {}: {cause}; the label then comes by itself",
+                listed(&names)
+            );
+            (job, temporary(reason, message))
+        };
+        let missing = self.missing.into_iter();
+        missing.map(explain).collect()
+    }
+}
+
+/// Why a node has not the label of a job: its namespace has its share …
+const NAMESPACE_FULL: &str = "NamespaceLabelsFull";
+/// … or the API server refuses it.
+const REFUSED: &str = "NodeLabelRefused";
+
+fn node_id(name: &str) -> ObjectId {
+    ObjectId::of::<Node>(Key::cluster_scoped(name))
+}
+
+/// One request for each node whose labels are to change, and why nodes cannot have the label of a job.
+pub(crate) fn decide(view: &View<'_>) -> (Vec<Request>, BTreeMap<Key, Obstacle>) {
+    let has_copies = view
+        .reports
+        .values()
+        .any(|state| !state.report.copies.is_empty());
+    let mut labels = Labels {
+        view,
+        complete: match has_copies {
+            true => CompleteJobs::of(view.cache),
+            false => CompleteJobs::default(),
+        },
+        missing: BTreeMap::new(),
+    };
     let mut requests = Vec::new();
     for (_, node) in view.cache.nodes.iter() {
-        let changes = changes(view, node);
+        let changes = labels.changes(node);
         if changes.is_empty() {
             continue;
         }
@@ -126,5 +332,5 @@ pub(crate) fn requests(view: &View<'_>) -> Vec<Request> {
             ..Request::new::<Node>(Key::of(&node.metadata), Change::MergeMetadata(metadata))
         });
     }
-    requests
+    (requests, labels.unlabelled())
 }

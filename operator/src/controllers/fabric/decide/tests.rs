@@ -14,6 +14,8 @@ use crate::controllers::{
 mod configuration;
 mod labels;
 
+/// Labels of models of one namespace that a node may have.
+const LABELS: usize = 2;
 const HOUR: Duration = Duration::from_secs(3600);
 
 struct Stage {
@@ -24,8 +26,8 @@ struct Stage {
     at: Instant,
     /// Nodes that the API server does not let anybody write to.
     refused: BTreeSet<String>,
-    /// Why a DaemonSet cannot be written, by its name.
-    daemon_sets_refused: BTreeMap<String, String>,
+    /// What the API server has refused to write, and why.
+    errors: BTreeMap<ObjectId, String>,
 }
 
 impl Stage {
@@ -40,11 +42,15 @@ impl Stage {
             leading: HOUR,
             now: scenario::start(),
             refused: BTreeSet::new(),
-            daemon_sets_refused: BTreeMap::new(),
+            errors: BTreeMap::new(),
         }
     }
 
     fn decide(&self) -> Vec<Request> {
+        self.decision().requests
+    }
+
+    fn decision(&self) -> Decision {
         let membership = Membership::of(&self.cache);
         let template = AgentTemplate {
             namespace: "weft-system".into(),
@@ -55,7 +61,8 @@ impl Stage {
             membership: &membership,
             reports: &self.reports,
             leading: self.leading,
-            refused: &self.daemon_sets_refused,
+            refused: &self.errors,
+            labels_per_namespace: LABELS,
             template: &template,
             now: self.now,
             at: self.at,
@@ -195,8 +202,12 @@ fn a_fabric_says_why_the_daemon_set_of_its_agents_cannot_be_written() {
     stage.settle();
     assert_eq!(stage.fabric("default", "AgentsApplied").0, "True");
     let problem = "quantities must match the regular expression".to_owned();
-    let name = "weft-agent-default".to_owned();
-    stage.daemon_sets_refused.insert(name, problem);
+    let daemon_set = Key {
+        namespace: "weft-system".into(),
+        name: "weft-agent-default".into(),
+    };
+    let daemon_set = ObjectId::of::<DaemonSet>(daemon_set);
+    stage.errors.insert(daemon_set, problem);
     assert_eq!(stage.settle(), ["status RdmaFabric default"]);
     let (status, reason, message) = stage.fabric("default", "AgentsApplied");
     assert_eq!((&*status, &*reason), ("False", "WriteRefused"));
@@ -204,7 +215,7 @@ fn a_fabric_says_why_the_daemon_set_of_its_agents_cannot_be_written() {
         message.contains("weft-agent-default") && message.contains("quantities"),
         "{message}"
     );
-    stage.daemon_sets_refused.clear();
+    stage.errors.clear();
     stage.settle();
     assert_eq!(stage.fabric("default", "AgentsApplied").0, "True");
 }

@@ -14,6 +14,7 @@ mod turns;
 use super::*;
 use crate::controllers::{
     condition,
+    job::obstacle,
     tests::scenario::{self, minilm},
 };
 use weft_transfer::{Call, Command, DestinationPhase, Failure, Input, Transfer, TransferPhase};

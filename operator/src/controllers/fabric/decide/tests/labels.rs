@@ -1,6 +1,8 @@
 //! The labels of nodes: agents run where one says, and pods find copies by the others.
 
-use weft_proto::operator::v1::Copy;
+use k8s_openapi::api::core::v1::Node;
+use weft_crds::{DestinationState, DestinationStatus, ManifestSummary, Phase, TransferJobStatus};
+use weft_proto::operator::v1::{Copy, CopyJob};
 
 use super::*;
 use crate::controllers::{
@@ -61,6 +63,32 @@ fn a_node_whose_label_is_refused_says_so_and_holds_up_no_other() {
     stage.refused.clear();
     stage.settle();
     assert_eq!(stage.ready("n2").1, "AgentMissing");
+}
+
+impl Stage {
+    /// The job minilm is over, and n2 has what it was to have.
+    fn complete(&mut self, digest: &str) {
+        self.cache
+            .change_job(&scenario::minilm(), "job-minilm", |job| {
+                job.status = Some(TransferJobStatus {
+                    phase: Phase::Complete,
+                    manifest: Some(ManifestSummary {
+                        files: 1,
+                        bytes: 1000,
+                        digest: Some(digest.into()),
+                    }),
+                    destinations: vec![DestinationStatus {
+                        node: "n2".into(),
+                        state: DestinationState::Verified,
+                        reason: String::new(),
+                        message: String::new(),
+                        bytes: 1000,
+                        digest: digest.into(),
+                    }],
+                    ..TransferJobStatus::default()
+                });
+            });
+    }
 }
 
 /// What n2 has, as its agent reports it.
@@ -198,4 +226,139 @@ fn a_label_is_of_the_namespace_and_fits() {
         name.len() <= 63 && name.starts_with("model.team-a.xxx"),
         "{one}"
     );
+}
+
+/// A copy of another job of a namespace, which is there.
+fn other(stage: &mut Stage, namespace: &str, name: &str) -> Copy {
+    let mut job = scenario::job(name);
+    job.metadata.namespace = Some(namespace.into());
+    stage.cache.jobs.learn(job);
+    let known = scenario::namespace(namespace, &[]);
+    stage.cache.namespaces.learn(known);
+    let mut copy = copy("d1");
+    copy.path = format!("{namespace}/{name}");
+    copy.jobs[0] = CopyJob {
+        uid: format!("job-{name}"),
+        namespace: namespace.into(),
+        name: name.into(),
+    };
+    copy
+}
+
+fn models(stage: &Stage) -> Vec<String> {
+    let labels = stage.cache.nodes.named("n2").unwrap().labels();
+    let models = labels
+        .keys()
+        .filter_map(|key| key.strip_prefix("weft.dev/model."));
+    models.map(str::to_owned).collect()
+}
+
+#[test]
+fn a_namespace_has_so_many_labels_at_a_node_and_takes_none_from_another() {
+    let mut stage = Stage::new();
+    let mut copies: Vec<Copy> = ["a", "b"]
+        .map(|name| other(&mut stage, "team-b", name))
+        .into();
+    copies.push(copy("d1"));
+    reports(&mut stage, &copies, true);
+    stage.settle();
+    assert_eq!(models(&stage), ["team-a.minilm", "team-b.a", "team-b.b"]);
+    assert_eq!(stage.decision().unlabelled, BTreeMap::new());
+    // One that sorts before does not push one out that is there.
+    copies.push(other(&mut stage, "team-b", "0"));
+    reports(&mut stage, &copies, true);
+    stage.settle();
+    assert_eq!(models(&stage), ["team-a.minilm", "team-b.a", "team-b.b"]);
+    let unlabelled = stage.decision().unlabelled;
+    let of = |namespace: &str, name: &str| Key {
+        namespace: namespace.into(),
+        name: name.into(),
+    };
+    assert_eq!(unlabelled.len(), 1);
+    let obstacle = &unlabelled[&of("team-b", "0")];
+    assert_eq!(obstacle.reason, "NamespaceLabelsFull");
+    assert!(
+        obstacle.message.contains("n2") && obstacle.message.contains("operator.labelsPerNamespace"),
+        "{}",
+        obstacle.message
+    );
+    // A copy whose job is gone gives its label up, though the files are there.
+    stage.cache.jobs.forget(&of("team-b", "a"));
+    stage.settle();
+    assert_eq!(models(&stage), ["team-a.minilm", "team-b.0", "team-b.b"]);
+    assert_eq!(stage.decision().unlabelled, BTreeMap::new());
+}
+
+#[test]
+fn the_labels_of_a_namespace_go_with_it_though_its_copies_stay() {
+    let mut stage = Stage::new();
+    let copies = [other(&mut stage, "team-b", "a"), copy("d1")];
+    for listed in [true, false] {
+        let known = scenario::namespace("team-b", &[]);
+        stage.cache.namespaces.learn(known);
+        reports(&mut stage, &copies, true);
+        stage.settle();
+        assert_eq!(models(&stage), ["team-a.minilm", "team-b.a"]);
+        let gone = if listed { &copies[..] } else { &copies[1..] };
+        reports(&mut stage, gone, listed);
+        stage
+            .cache
+            .namespaces
+            .forget(&Key::cluster_scoped("team-b"));
+        stage.settle();
+        assert_eq!(models(&stage), ["team-a.minilm"], "listed: {listed}");
+    }
+}
+
+#[test]
+fn a_job_has_its_label_again_when_another_has_written_the_same_bytes() {
+    let mut stage = Stage::new();
+    let digest = "0123456789abcdef";
+    stage.complete(digest);
+    // The agent knows the last one only.
+    let mut rewritten = copy(digest);
+    rewritten.jobs[0].name = "second".into();
+    rewritten.jobs[0].uid = "job-second".into();
+    reports(&mut stage, std::slice::from_ref(&rewritten), true);
+    stage.settle();
+    assert_eq!(models(&stage), ["team-a.minilm", "team-a.second"]);
+    // Other bytes are not its own.
+    rewritten.digest = "fedcba9876543210".into();
+    reports(&mut stage, &[rewritten], true);
+    stage.settle();
+    assert_eq!(models(&stage), ["team-a.second"]);
+}
+
+#[test]
+fn a_job_says_why_its_label_is_not_written() {
+    let mut stage = Stage::new();
+    stage.complete("d1");
+    reports(&mut stage, &[copy("d1")], true);
+    let node = ObjectId::of::<Node>(Key::cluster_scoped("n2"));
+    stage.errors.insert(node, "denied by webhook x".into());
+    let reason = |stage: &Stage| {
+        let mut unlabelled = stage.decision().unlabelled;
+        let obstacle = unlabelled.remove(&scenario::minilm())?;
+        Some((obstacle.reason, obstacle.message))
+    };
+    let (why, message) = reason(&stage).unwrap();
+    assert_eq!(why, "NodeLabelRefused");
+    assert!(message.contains("denied by webhook x"), "{message}");
+    stage.settle();
+    assert_eq!(reason(&stage), None);
+    // Or the agent cannot list all copies.
+    stage.errors.clear();
+    let another = other(&mut stage, "team-b", "a");
+    reports(&mut stage, &[another], false);
+    let mut node = stage.cache.nodes.named("n2").unwrap().clone();
+    node.metadata.labels.as_mut().unwrap().remove(MODEL);
+    node.metadata.resource_version = Some("999".into());
+    stage.cache.nodes.learn(node);
+    assert_eq!(reason(&stage), None);
+    let report = &mut stage.reports.get_mut("n2").unwrap().report;
+    report.findings.push(weft_proto::operator::v1::Finding {
+        reason: "CopiesFull".into(),
+        message: String::new(),
+    });
+    assert_eq!(reason(&stage).unwrap().0, "CopiesFull");
 }

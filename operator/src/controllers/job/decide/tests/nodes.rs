@@ -111,6 +111,36 @@ fn the_status_names_the_label_by_which_pods_find_the_copies() {
 }
 
 #[test]
+fn a_complete_job_says_once_that_nodes_cannot_have_its_label_and_that_they_can_again() {
+    let mut stage = Stage::new();
+    stage.settle();
+    let labelled = |stage: &Stage| {
+        let conditions = stage.status().conditions;
+        let found = conditions.into_iter().find(|c| c.type_ == "Labelled")?;
+        Some((found.status, found.reason, found.message))
+    };
+    assert_eq!(labelled(&stage), None);
+    let writes = |stage: &mut Stage| {
+        let before = stage.log.len();
+        stage.settle();
+        stage.log.len() - before
+    };
+    for node in ["n2", "n3"] {
+        let text = format!("{node} has no room");
+        let obstacle = obstacle::temporary("NamespaceLabelsFull", text);
+        stage.cache.unlabelled.insert(minilm(), obstacle);
+        assert_eq!(writes(&mut stage), usize::from(node == "n2"));
+        let (status, reason, message) = labelled(&stage).unwrap();
+        assert_eq!((&*status, &*reason), ("False", "NamespaceLabelsFull"));
+        assert_eq!(message, "n2 has no room");
+    }
+    stage.cache.unlabelled.clear();
+    assert_eq!(writes(&mut stage), 1);
+    assert_eq!(labelled(&stage).unwrap().0, "True");
+    assert_eq!(stage.phase(), Phase::Complete);
+}
+
+#[test]
 fn a_copy_on_the_source_alone_needs_no_network() {
     let mut stage = Stage::with(|job| {
         job.spec.destinations.path = "copy/".into();

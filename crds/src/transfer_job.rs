@@ -212,8 +212,8 @@ pub struct FileSource {
     .message("spec.destinations: give either nodeSelector or nodes"))]
 pub struct Destinations {
     /// Nodes of the source's fabric by their labels. A node that comes to match while the job runs gets
-    /// a copy, too; once the job is Complete it stays so, and nodes that match later get none: make
-    /// another job, which sends only what is missing. The source itself needs no copy unless root or
+    /// a copy, too, and one that ceases to match is not waited for; once the job is Complete it stays so, and nodes
+    /// that match later get none: make another job, which sends only what is missing. The source itself needs no copy unless root or
     /// path differ; then it makes one for itself.
     #[schemars(schema_with = "crate::bounds::optional_selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]

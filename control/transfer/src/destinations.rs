@@ -83,6 +83,11 @@ impl DestinationStates {
         true
     }
 
+    /// One less; the bytes that it had.
+    pub(crate) fn remove(&mut self, node: &str) -> u64 {
+        self.all.remove(node).map_or(0, |there| there.bytes)
+    }
+
     pub(crate) fn get(&self, node: &str) -> Option<&Destination> {
         self.all.get(node).map(Box::as_ref)
     }

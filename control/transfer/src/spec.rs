@@ -98,10 +98,10 @@ impl Spec {
     }
 }
 
-/// An update of the destinations: more of them may come while a job runs, and none goes.
+/// An update of the destinations: nodes may come and go while a job runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DestinationsUpdate {
-    /// All destinations; those that the job has already change nothing.
+    /// All destinations. One that the job has, and that is not among these, gets no copy unless it has it already.
     pub destinations: Vec<NodeLocation>,
     /// What the next plan is made from; holds the nodes of all destinations, earlier ones too.
     pub topology: Topology,

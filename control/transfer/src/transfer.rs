@@ -19,7 +19,7 @@ use crate::{
     failure::Failure,
     object::is_store_error,
     phase::{End, TransferPhase},
-    spec::{DestinationsUpdate, Listing, Spec, node_of},
+    spec::{DestinationsUpdate, Listing, NodeLocation, Spec, node_of},
 };
 
 /// One transfer: what a TransferJob, or `weft play`, moves. The crate's documentation describes its course.
@@ -42,6 +42,8 @@ pub struct Transfer {
     destinations: DestinationStates,
     /// Nodes whose agents a call of this job has reached: they may have files of it.
     reached: BTreeSet<String>,
+    /// Nodes that were destinations, and are none any more.
+    left: BTreeSet<String>,
     /// Nodes that have not confirmed that the job ended.
     unconfirmed: BTreeSet<String>,
     /// Counts up from 1.
@@ -96,6 +98,7 @@ impl Transfer {
             other_holder: None,
             destinations,
             reached: BTreeSet::new(),
+            left: BTreeSet::new(),
             unconfirmed: BTreeSet::new(),
             progress_before: 0,
             failures: 0,
@@ -151,11 +154,9 @@ impl Transfer {
 
     /// Destinations that have not confirmed its end: partial files may be left there.
     pub fn unconfirmed(&self) -> impl Iterator<Item = &str> {
-        let nodes = self
-            .spec
-            .destinations
-            .iter()
-            .map(|location| &*location.node);
+        let locations = self.spec.destinations.iter();
+        let nodes = locations.map(|location| &*location.node);
+        let nodes = nodes.chain(self.left.iter().map(String::as_str));
         nodes.filter(|node| self.unconfirmed.contains(*node))
     }
 
@@ -402,14 +403,15 @@ impl Transfer {
         }
     }
 
-    /// New destinations get a copy, too, unless the end has begun.
+    /// New destinations get a copy, too, and those that are gone are not waited for, unless the end has begun.
     fn on_destinations(&mut self, update: DestinationsUpdate) {
         if matches!(self.state, State::Ending { .. } | State::Over(_)) {
             return;
         }
+        let has_lost = self.drop_missing(&update.destinations);
         self.configuration_pending = update.configuration_pending;
         let spec = Arc::make_mut(&mut self.spec);
-        let mut is_other = spec.topology != update.topology;
+        let mut is_other = has_lost || spec.topology != update.topology;
         spec.topology = update.topology;
         spec.payload_share = update.payload_share;
         for location in update.destinations {
@@ -418,6 +420,7 @@ impl Transfer {
             }
             is_other = true;
             let node = location.node.clone();
+            self.left.remove(&node);
             spec.destinations.push(location);
             match &mut self.state {
                 State::Preparing { waiting, .. } => {
@@ -435,6 +438,44 @@ impl Transfer {
         }
         if is_other && self.listing.is_some() {
             self.plan_for_all();
+        }
+        if has_lost {
+            self.go_on_without_lost();
+        }
+    }
+
+    /// Takes out destinations that the job has no more; whether there are any. A verified copy stays one.
+    fn drop_missing(&mut self, wanted: &[NodeLocation]) -> bool {
+        let wanted: BTreeSet<&str> = wanted.iter().map(|location| &*location.node).collect();
+        let nodes = self.destinations().filter(|there| !there.is_verified());
+        let nodes = nodes.map(|there| there.location.node.clone());
+        let lost: Vec<String> = nodes.filter(|node| !wanted.contains(&**node)).collect();
+        for node in &lost {
+            tracing::info!(node, "it is no destination any more");
+            let bytes = self.destinations.remove(node);
+            self.progress_before = self.progress_before.saturating_sub(bytes);
+            let spec = Arc::make_mut(&mut self.spec);
+            spec.destinations.retain(|location| location.node != *node);
+            self.left.insert(node.clone());
+        }
+        !lost.is_empty()
+    }
+
+    /// Whatever waited for destinations that the job has no more goes on.
+    fn go_on_without_lost(&mut self) {
+        let is_done = self.destinations.remaining().is_empty();
+        match &mut self.state {
+            State::Preparing { waiting, .. } => {
+                waiting.retain(|node| !self.left.contains(node));
+                if waiting.is_empty() {
+                    self.start_attempt();
+                }
+            }
+            State::Running(_) => self.proceed(),
+            State::Listing | State::Waiting { .. } | State::RecordingAttempt if is_done => {
+                self.finish();
+            }
+            _ => {}
         }
     }
 

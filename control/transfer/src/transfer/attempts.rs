@@ -70,11 +70,12 @@ impl Transfer {
         self.destinations.record_failure(node, failure);
     }
 
-    fn start_attempt(&mut self) {
+    pub(super) fn start_attempt(&mut self) {
         let State::Preparing { ready, .. } = &mut self.state else {
             return;
         };
-        let ready = std::mem::take(ready);
+        let mut ready = std::mem::take(ready);
+        ready.retain(|node| !self.left.contains(node));
         self.choose_other_holder(&ready);
         if ready.is_empty() {
             return self.wait_or_finish(false);
@@ -204,9 +205,11 @@ impl Transfer {
     }
 
     /// Goes on where the last answer made that possible.
-    fn proceed(&mut self) {
+    pub(super) fn proceed(&mut self) {
+        // Nodes that are destinations no more may still take part.
+        let is_done = self.destinations.remaining().is_empty();
         match &mut self.state {
-            State::Running(attempt) if attempt.can_go_on() => {
+            State::Running(attempt) if attempt.can_go_on() && !is_done => {
                 if let Some(assignment) = attempt.start_source() {
                     self.push_call(&assignment.node.clone(), Call::Start(assignment));
                 }

@@ -395,6 +395,92 @@ fn a_late_destination_does_not_hold_up_the_others_and_gets_an_attempt_of_its_own
     assert!(harness.transfer.is_complete());
 }
 
+impl Harness {
+    /// The job has these destinations now.
+    fn has_only(&mut self, nodes: &[u32]) {
+        let spec = Harness::chain(4).transfer.spec().clone();
+        let names: Vec<String> = nodes.iter().copied().map(name).collect();
+        let mut destinations = spec.destinations;
+        destinations.retain(|location| names.contains(&location.node));
+        self.answer(Input::Destinations(Box::new(DestinationsUpdate {
+            destinations,
+            topology: spec.topology,
+            payload_share: spec.payload_share,
+            configuration_pending: BTreeSet::new(),
+        })));
+    }
+
+    fn destinations(&self) -> Vec<&str> {
+        let all = self.transfer.destinations();
+        all.map(|there| &*there.location.node).collect()
+    }
+}
+
+#[test]
+fn a_node_that_is_no_destination_any_more_is_not_waited_for_and_keeps_no_partial_file() {
+    // Its agent is still there, and sends on what the next one needs.
+    let mut harness = Harness::chain(4);
+    harness.reports(2, |report| report.bytes = 40);
+    harness.log();
+    harness.has_only(&[1, 3]);
+    assert_eq!(harness.destinations(), ["node1", "node3"]);
+    assert_eq!(harness.log(), "");
+    for node in [1, 3, 0] {
+        harness.verifies(node);
+        harness.ends(node, Ok(()));
+    }
+    harness.rests();
+    assert_eq!(harness.log(), "discard node2 #1");
+    assert!(harness.transfer.is_complete());
+    // Its agent goes with it: the others get another attempt.
+    let mut harness = Harness::chain(4);
+    harness.has_only(&[1, 3]);
+    harness.dies(2);
+    harness.verifies(1);
+    harness.log();
+    harness.rests();
+    assert_eq!(
+        harness.log(),
+        "stat\nprepare node3 #2\nstart node3 #2 -> []\nstart node0 #2 -> [node3]"
+    );
+    harness.all_verify(3..4);
+    harness.all_verify(0..1);
+    assert!(harness.transfer.is_complete());
+    let unconfirmed: Vec<&str> = harness.transfer.unconfirmed().collect();
+    assert_eq!(unconfirmed, ["node2"]);
+}
+
+#[test]
+fn a_verified_copy_stays_one_and_a_node_that_comes_back_gets_its_own() {
+    let mut harness = Harness::chain(4);
+    harness.verifies(1);
+    harness.has_only(&[3]);
+    assert_eq!(harness.destinations(), ["node1", "node3"]);
+    harness.has_only(&[1, 2, 3]);
+    for node in [2, 3, 0] {
+        harness.verifies(node);
+    }
+    (0..4).for_each(|node| harness.ends(node, Ok(())));
+    assert!(harness.transfer.is_complete());
+    assert_eq!(harness.transfer.bytes_moved(), 3 * BYTES);
+}
+
+#[test]
+fn a_job_that_waits_for_a_node_alone_that_is_gone_is_complete() {
+    let mut harness = Harness::chain(4);
+    harness.dies(3);
+    harness.verifies(1);
+    harness.verifies(2);
+    (0..3).for_each(|node| harness.ends(node, Ok(())));
+    assert!(!harness.transfer.is_over());
+    harness.has_only(&[1, 2]);
+    assert!(harness.transfer.is_complete());
+    // None is left: nothing was copied.
+    let mut harness = Harness::without(2, Strategy::Chain, 1);
+    harness.has_only(&[]);
+    assert_eq!(harness.transfer.end(), Some(End::Failed));
+}
+
 #[test]
 fn a_node_that_stays_away_is_given_up_after_the_backoff_limit() {
     let mut harness = Harness::chain(3);

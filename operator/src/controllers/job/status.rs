@@ -450,6 +450,21 @@ pub(crate) fn events_for(old: &TransferJobStatus, new: &TransferJobStatus) -> Ve
     if new.phase == Phase::Transferring && old.phase != Phase::Transferring {
         say(false, "Transferring", "the transfer of data has started");
     }
+    let lost: Vec<&str> = match (old.destinations_truncated, new.destinations.is_empty()) {
+        (false, false) => {
+            let there = |node: &str| new.destinations.iter().any(|there| there.node == node);
+            let nodes = old.destinations.iter().map(|there| there.node.as_str());
+            nodes.filter(|node| !there(node)).collect()
+        }
+        _ => Vec::new(),
+    };
+    if !lost.is_empty() && !new.destinations_truncated {
+        let note = format!(
+            "no destinations any more, for spec.destinations or the fabric does not select them: {}",
+            listed(&lost)
+        );
+        say(false, "DestinationsLeft", &note);
+    }
     if let Some((true, _, message)) = turned("Complete") {
         say(false, "Complete", &message);
     }

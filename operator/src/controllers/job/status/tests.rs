@@ -158,3 +158,24 @@ fn another_attempt_says_what_went_wrong_with_the_last() {
         "attempt 2: node n2 at 10.0.0.2:7400 does not answer"
     );
 }
+
+#[test]
+fn an_event_names_the_nodes_that_are_no_destinations_any_more() {
+    let job = scenario::job("minilm");
+    let of = |nodes: &[&str]| {
+        let one = |node: &&str| destination(node, DestinationState::Transferring, 0);
+        let snapshot = snapshot(nodes.iter().map(one).collect());
+        of_transfer(&job, &snapshot, scenario::start())
+    };
+    let events = events_for(&of(&["n2", "n3", "n4"]), &of(&["n3"]));
+    let event = events
+        .iter()
+        .find(|event| event.reason == "DestinationsLeft")
+        .unwrap();
+    assert!(
+        !event.warning && event.note.ends_with(": n2, n4"),
+        "{event:?}"
+    );
+    let come = events_for(&of(&["n3"]), &of(&["n3", "n4"]));
+    assert!(!come.iter().any(|event| event.reason == "DestinationsLeft"));
+}

@@ -34,6 +34,22 @@ fn a_node_that_comes_to_match_while_the_job_runs_gets_a_copy_too() {
 }
 
 #[test]
+fn a_node_that_matches_no_more_while_the_job_runs_is_no_destination_and_the_others_finish() {
+    killed_after_any_request(|stage| {
+        stage.dead.insert("n3".into());
+        stage.until(|stage| stage.status().counts.verified == 1);
+        let mut node = scenario::node("n3", &[]);
+        node.metadata.resource_version = Some("2".into());
+        stage.cache.nodes.learn(node);
+        stage.settle();
+        let status = stage.status();
+        assert_eq!(status.phase, Phase::Complete, "{:?}", stage.log);
+        assert_eq!((status.counts.total, status.counts.verified), (1, 1));
+        assert_eq!((status.bytes, status.bytes_total), (1000, 1000));
+    });
+}
+
+#[test]
 fn a_node_that_comes_to_match_a_complete_job_changes_nothing() {
     let mut stage = Stage::new();
     stage.settle();

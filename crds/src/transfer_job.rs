@@ -321,6 +321,11 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// Agents may be at work for the job.
+    pub fn is_running(self) -> bool {
+        matches!(self, Self::Planning | Self::Preparing | Self::Transferring)
+    }
+
     /// Nothing will change any more.
     pub fn is_over(self) -> bool {
         matches!(self, Phase::Complete | Phase::Failed)

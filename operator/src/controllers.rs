@@ -51,7 +51,10 @@ pub use self::{
     metrics::Metrics,
 };
 
-pub(crate) use self::{job::query, request::FINALIZER};
+pub(crate) use self::{
+    job::query,
+    request::{FABRIC_FINALIZER, FINALIZER},
+};
 
 /// Changes that come within this time are decided together.
 const DEBOUNCE: Duration = Duration::from_millis(20);

@@ -5,7 +5,8 @@
 //! agents; then their finalizer goes. They stay, and go on from where they are once the chart is back
 //! and `spec.suspend` is false. When the operator does not answer, the finalizers go all the same
 //! after [`PATIENCE`]: agents end by themselves what no operator renews. Last, `labels` takes from the
-//! nodes what they say of fabrics and models, and `fabrics` says that nobody knows the fabrics' state.
+//! nodes what they say of fabrics and models, and `fabrics` lets the
+//! fabrics go and says that nobody knows their state.
 
 mod fabrics;
 mod labels;
@@ -87,8 +88,12 @@ pub async fn run(client: Client, board: impl LeaseStore) -> Result<(), Uninstall
     let_go(&client).await?;
     match timeout(LABELS_WITHIN, labels::remove(&client, board)).await {
         Ok(Ok(nodes)) => tracing::info!(nodes, "no node says anything of fabrics and models"),
-        Ok(Err(problem)) => tracing::warn!("labels weft.dev/* of nodes stay: {problem}"),
-        Err(_) => tracing::warn!("labels weft.dev/* of nodes stay: not done in {LABELS_WITHIN:?}"),
+        Ok(Err(problem)) => tracing::warn!(
+            "labels weft.dev/* of nodes and finalizers of fabrics may stay: {problem}"
+        ),
+        Err(_) => tracing::warn!(
+            "labels weft.dev/* of nodes and finalizers of fabrics may stay: not done in {LABELS_WITHIN:?}"
+        ),
     }
     Ok(())
 }

@@ -456,7 +456,7 @@ fn the_operator_may_do_this_in_the_cluster_and_this_in_its_namespace() {
     assert_eq!(
         granted("ClusterRole"),
         table(&[
-            ("rdmafabrics", "get list watch"),
+            ("rdmafabrics", "get list watch patch"),
             ("rdmafabrics/status", "patch"),
             ("fabricnodes", "get list watch create patch delete"),
             ("fabricnodes/status", "patch"),
@@ -568,7 +568,11 @@ fn the_policies_of_the_operators_account_follow_the_agents_of_the_chart() {
         "request.userInfo.username == 'system:serviceaccount:{NAMESPACE}:{}'",
         weft_operator::NAME
     );
-    for name in ["operator-nodes.weft.dev", "operator-daemonsets.weft.dev"] {
+    for name in [
+        "operator-nodes.weft.dev",
+        "operator-fabrics.weft.dev",
+        "operator-daemonsets.weft.dev",
+    ] {
         let policy = &rendered.find("ValidatingAdmissionPolicy", name)["spec"];
         assert_eq!(policy["failurePolicy"], "Fail");
         assert_eq!(policy["matchConditions"][0]["expression"], account);

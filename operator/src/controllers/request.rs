@@ -13,6 +13,9 @@ use crate::controllers::cache::Key;
 /// Keeps a job in the API until the agents have nothing of it left.
 pub(crate) const FINALIZER: &str = "weft.dev/agents";
 
+/// Keeps a fabric in the API while jobs run in it.
+pub(crate) const FABRIC_FINALIZER: &str = "weft.dev/jobs";
+
 /// An object of the API, by kind and name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ObjectId {

@@ -1,5 +1,5 @@
-//! Says of the fabrics that nobody knows their state: `kubectl wait` shall not take the last one for that of a new
-//! installation.
+//! Lets the fabrics go, so that they can be deleted without an operator, and says that nobody knows their state:
+//! `kubectl wait` shall not take the last one for that of a new installation.
 
 use k8s_openapi::jiff::Timestamp;
 use kube::{
@@ -11,8 +11,12 @@ use weft_crds::RdmaFabric;
 
 use super::MANAGER;
 use crate::{
+    NAME,
     api::call,
-    controllers::condition::{self, ConditionUpdate},
+    controllers::{
+        FABRIC_FINALIZER,
+        condition::{self, ConditionUpdate},
+    },
 };
 
 /// The patch of a fabric's status; `None` where it says so already, or nothing.
@@ -28,16 +32,33 @@ fn patch(fabric: &RdmaFabric, now: Timestamp) -> Option<Value> {
 }
 
 /// Looks at all fabrics once. The operator must not write any more.
-pub(super) async fn mark_unknown(client: &Client) -> Result<(), String> {
+pub(super) async fn release(client: &Client) -> Result<(), String> {
     let fabrics: Api<RdmaFabric> = Api::all(client.clone());
     let listed = call(fabrics.list(&ListParams::default())).await;
     for fabric in listed.map_err(|error| error.to_string())? {
+        let name = fabric.name_any();
+        if fabric
+            .finalizers()
+            .iter()
+            .any(|one| one == FABRIC_FINALIZER)
+        {
+            // The operator applied it; the same manager takes it back.
+            let manifest = json!({
+                "apiVersion": "weft.dev/v1alpha1",
+                "kind": "RdmaFabric",
+                "metadata": {"name": name, "uid": fabric.uid(), "finalizers": []},
+            });
+            let parameters = PatchParams::apply(NAME).force();
+            match call(fabrics.patch(&name, &parameters, &Patch::Apply(&manifest))).await {
+                Err(error) if !error.is_conflict() => return Err(error.to_string()),
+                _ => {}
+            }
+        }
         let Some(patch) = patch(&fabric, Timestamp::now()) else {
             continue;
         };
         let parameters = PatchParams::apply(MANAGER);
         let patch = Patch::Merge(patch);
-        let name = fabric.name_any();
         match call(fabrics.patch_status(&name, &parameters, &patch)).await {
             Err(error) if !error.is_conflict() => return Err(error.to_string()),
             // A fabric that is gone says nothing any more.

@@ -43,7 +43,7 @@ fn patch(node: &PartialObjectMeta<Node>) -> Option<Value> {
 pub(super) async fn remove(client: &Client, board: impl LeaseStore) -> Result<usize, String> {
     let Some(mut lead) = seize(board).await? else {
         let count = strip(client).await?;
-        fabrics::mark_unknown(client).await?;
+        fabrics::release(client).await?;
         return Ok(count);
     };
     sleep(NOTICE).await;
@@ -56,7 +56,7 @@ pub(super) async fn remove(client: &Client, board: impl LeaseStore) -> Result<us
             }
             sleep(POLL_INTERVAL).await;
         }
-        fabrics::mark_unknown(client).await?;
+        fabrics::release(client).await?;
         Ok(count)
     };
     tokio::select! {

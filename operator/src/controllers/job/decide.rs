@@ -20,7 +20,7 @@ use crate::controllers::{
     job::{
         object_source::{self, SecretUnavailable},
         obstacle::Obstacle,
-        queue::{self, AdmissionQueue, QueueEntry, SlotRequest},
+        queue::{AdmissionQueue, QueueEntry, SlotRequest},
         resolve::{self, TransferRequest},
         snapshot::Snapshot,
         status,
@@ -148,7 +148,7 @@ pub(crate) fn decide(view: &View<'_>) -> Decision {
     });
     // A leader before this one had begun it, and its agents have not been told of an end yet.
     let old = view.job.status.as_ref().filter(|_| view.snapshot.is_none());
-    let begun = old.filter(|old| queue::is_running(old) && !old.fabric.is_empty());
+    let begun = old.filter(|old| old.phase.is_running() && !old.fabric.is_empty());
     let begun = begun.map(|old| running(&old.fabric, None));
     Decision {
         entry: own.or(decision.entry).or(begun),
@@ -396,7 +396,7 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
             Ok(()) => begin_if_admitted(view, old, transfer),
             Err(SecretUnavailable::NotProbed(secret)) => {
                 // What is running keeps its path and its slots while that is seen.
-                let is_running = queue::is_running(old);
+                let is_running = old.phase.is_running();
                 Decision {
                     entry: is_running.then(|| {
                         let slots = SlotRequest::of(&transfer, view.cache);
@@ -425,7 +425,7 @@ fn begin_if_admitted(
     transfer: TransferRequest,
 ) -> Decision {
     let slots = SlotRequest::of(&transfer, view.cache);
-    let mut entry = QueueEntry::new(view.job, &transfer.fabric, queue::is_running(old), slots);
+    let mut entry = QueueEntry::new(view.job, &transfer.fabric, old.phase.is_running(), slots);
     if !entry.is_running {
         let decision = match view.queue.admission(&uid(view.job), &entry) {
             // The queue has not heard of it, and decides once every job is known.

@@ -41,13 +41,20 @@ pub(crate) fn fabric_of_job<'a>(
     cache: &'a Cache,
     membership: &'a Membership,
 ) -> Result<(&'a str, &'a RdmaFabric), Obstacle> {
-    match origin {
+    let (name, fabric) = match origin {
         Origin::File(file) => {
             let field = ("SourceNodeNotInFabric", "spec.source.file.node");
-            fabric_of(&file.node, field, cache, membership)
+            fabric_of(&file.node, field, cache, membership)?
         }
-        Origin::Object(_) => fabric_of_destinations(job, cache, membership),
+        Origin::Object(_) => fabric_of_destinations(job, cache, membership)?,
+    };
+    if fabric.metadata.deletion_timestamp.is_some() {
+        let text = format!(
+            "RdmaFabric {name} is being deleted; the job begins when another one has its nodes"
+        );
+        return Err(temporary("FabricDeleted", text));
     }
+    Ok((name, fabric))
 }
 
 /// A node's fabric, or what is wrong with the field that names it.

@@ -26,7 +26,7 @@ use std::{
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
-use weft_crds::{DestinationState, Phase, TransferJob, TransferJobStatus};
+use weft_crds::{DestinationState, TransferJob};
 use weft_transfer::{is_local, node_of};
 
 use crate::controllers::{
@@ -142,14 +142,6 @@ impl QueueEntry {
     fn nodes(&self) -> impl Iterator<Item = &str> {
         self.slots.iter().flat_map(SlotRequest::nodes)
     }
-}
-
-/// By what is written: a leader before this one had begun it, and nobody has ended it.
-pub(crate) fn is_running(status: &TransferJobStatus) -> bool {
-    matches!(
-        status.phase,
-        Phase::Planning | Phase::Preparing | Phase::Transferring
-    )
 }
 
 /// What a job that could begin may do.

@@ -375,6 +375,22 @@ fn destinations(
             .filter(|node| membership.fabric(node) != Some(fabric))
             .map(String::as_str)
             .collect();
+        let unknown: Vec<&str> = others
+            .iter()
+            .copied()
+            .filter(|node| cache.nodes.named(node).is_none())
+            .collect();
+        if !unknown.is_empty() {
+            let what = match unknown.len() {
+                1 => "there is no node",
+                _ => "there are no nodes",
+            };
+            let text = format!(
+                "spec.destinations.nodes: {what} {}; name one of: kubectl get fabricnodes",
+                listed(&unknown)
+            );
+            return Err(temporary("NodeNotInFabric", text));
+        }
         if !others.is_empty() {
             let text = format!(
                 "spec.destinations.nodes: {} not of fabric {fabric}, which the {} is of; label \

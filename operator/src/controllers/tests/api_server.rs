@@ -408,7 +408,7 @@ impl ApiServer {
                     false => without(said, "status"),
                 };
                 let mut said = part(said);
-                if let Some(metadata) = said["metadata"].as_object_mut() {
+                if let Some(Value::Object(metadata)) = said.get_mut("metadata") {
                     metadata.remove("resourceVersion");
                 }
                 if let Some((manager, is_status)) = apply {

@@ -303,7 +303,11 @@ impl Cache {
             "RdmaFabric" => {
                 let mut fabric = changed(self.fabrics.named(name).unwrap(), request);
                 newer(&mut fabric.metadata);
-                self.fabrics.learn(fabric);
+                let is_held = !fabric.finalizers().is_empty();
+                match fabric.metadata.deletion_timestamp.is_none() || is_held {
+                    true => self.fabrics.learn(fabric),
+                    false => self.fabrics.forget(key),
+                }
             }
             "FabricNode" if is_delete => self.fabric_nodes.forget(key),
             "FabricNode" => {

@@ -89,6 +89,20 @@ impl Stage {
         self.reports.insert(node.to_owned(), state);
     }
 
+    /// Somebody deletes the fabric, which has these annotations.
+    fn delete_fabric(&mut self, annotations: &[&str]) {
+        let mut fabric = self.cache.fabrics.named("default").unwrap().clone();
+        let version = if annotations.is_empty() { "100" } else { "200" };
+        fabric.metadata.resource_version = Some(version.into());
+        fabric.metadata.deletion_timestamp = Some(
+            k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.now),
+        );
+        let annotations = annotations.iter();
+        let annotations = annotations.map(|key| ((*key).to_owned(), "true".to_owned()));
+        fabric.metadata.annotations = Some(annotations.collect());
+        self.cache.fabrics.learn(fabric);
+    }
+
     fn ready(&self, node: &str) -> (String, String) {
         let node = self.cache.fabric_nodes.named(node).unwrap();
         let condition = readiness(node).unwrap();
@@ -147,6 +161,7 @@ fn a_new_fabric_gets_agents_and_nodes_and_is_ready_once_all_have_reported() {
             "status FabricNode n2",
             "apply FabricNode n3",
             "status FabricNode n3",
+            "apply RdmaFabric default",
             "status RdmaFabric default",
         ]
     );
@@ -483,4 +498,57 @@ fn what_an_agent_finds_is_an_event_once() {
     // It is gone: nothing to say.
     stage.reports.get_mut("n2").unwrap().report.findings.clear();
     assert_eq!(told(&mut stage), [""; 0]);
+}
+
+#[test]
+fn a_fabric_that_is_deleted_is_kept_while_jobs_run_in_it_and_says_which() {
+    for forced in [false, true] {
+        let mut stage = Stage::new();
+        stage.settle();
+        stage
+            .cache
+            .change_job(&scenario::minilm(), "job-minilm", |job| {
+                job.status = Some(weft_crds::TransferJobStatus {
+                    phase: weft_crds::Phase::Transferring,
+                    fabric: "default".into(),
+                    ..Default::default()
+                });
+            });
+        assert_eq!(stage.settle(), Vec::<String>::new());
+        stage.delete_fabric(&[]);
+        assert_eq!(stage.settle(), ["status RdmaFabric default"]);
+        let (status, reason, message) = stage.fabric("default", "InUse");
+        assert_eq!((&*status, &*reason), ("True", "JobsRunning"));
+        assert!(
+            message.contains("team-a/minilm") && message.contains(FORCE),
+            "{message}"
+        );
+        // The agents stay as they are.
+        assert!(stage.cache.daemon_sets.iter().next().is_some());
+        if forced {
+            stage.delete_fabric(&[FORCE]);
+        } else {
+            stage
+                .cache
+                .change_job(&scenario::minilm(), "job-minilm", |job| {
+                    job.status.as_mut().unwrap().phase = weft_crds::Phase::Complete;
+                });
+        }
+        let log = stage.settle();
+        assert_eq!(log[0], "apply RdmaFabric default", "{log:?}");
+        assert!(
+            log.contains(&"delete DaemonSet weft-agent-default".into()),
+            "{log:?}"
+        );
+    }
+}
+
+#[test]
+fn a_fabric_in_which_no_job_runs_is_let_go_at_once() {
+    let mut stage = Stage::new();
+    stage.settle();
+    stage.delete_fabric(&[]);
+    let log = stage.settle();
+    assert_eq!(log[0], "apply RdmaFabric default", "{log:?}");
+    assert!(stage.cache.fabrics.named("default").is_none());
 }

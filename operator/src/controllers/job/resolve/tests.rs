@@ -175,7 +175,7 @@ fn a_job_waits_while_some_of_its_agents_and_not_all_have_an_earlier_configuratio
 #[test]
 fn every_obstacle_names_the_field_and_what_to_do() {
     type Change = fn(&mut Cache, &mut TransferJob);
-    let table: [(&str, bool, &str, Change); 15] = [
+    let table: [(&str, bool, &str, Change); 17] = [
         (
             "SourceNodeNotInFabric",
             false,
@@ -237,9 +237,32 @@ fn every_obstacle_names_the_field_and_what_to_do() {
             false,
             "spec.destinations.nodes: node n9 is not of fabric default, which the source is of; label \
              them so that it selects them, or name one of: kubectl get fabricnodes",
-            |_, job| {
+            |cache, job| {
+                cache.nodes.learn(scenario::node("n9", &[]));
                 job.spec.destinations.node_selector = None;
                 job.spec.destinations.nodes = Some(vec!["n2".into(), "n9".into()]);
+            },
+        ),
+        (
+            "NodeNotInFabric",
+            false,
+            "spec.destinations.nodes: there are no nodes n8, n9; name one of: kubectl get fabricnodes",
+            |_, job| {
+                job.spec.destinations.node_selector = None;
+                job.spec.destinations.nodes = Some(vec!["n2".into(), "n8".into(), "n9".into()]);
+            },
+        ),
+        (
+            "FabricDeleted",
+            false,
+            "RdmaFabric default is being deleted; the job begins when another one has its nodes",
+            |cache, _| {
+                let mut fabric = cache.fabrics.named("default").unwrap().clone();
+                fabric.metadata.deletion_timestamp = Some(
+                    k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(scenario::start()),
+                );
+                fabric.metadata.resource_version = Some("2".into());
+                cache.fabrics.learn(fabric);
             },
         ),
         (

@@ -164,7 +164,7 @@ impl Yard {
         for (_, job) in self.cache.jobs.iter() {
             let task = self.tasks.get(&uid(job));
             let status = job.status.as_ref();
-            let is_said = status.is_some_and(crate::controllers::job::queue::is_running);
+            let is_said = status.is_some_and(|status| status.phase.is_running());
             if task.map_or(is_said, |task| task.snapshot.end.is_none()) {
                 let to = job.spec.destinations.nodes.iter().flatten();
                 let from = &job.spec.source.file.as_ref().unwrap().node;
@@ -428,7 +428,7 @@ fn a_successor_lets_nobody_in_beside_a_job_that_is_at_work() {
         let mut yard = to_one_path(&["team-a/z", "team-a/a"]);
         yard.kill_after = kill_after;
         yard.until(|yard| {
-            let is_running = |name| queue::is_running(&yard.status(name));
+            let is_running = |name| yard.status(name).phase.is_running();
             assert!(
                 !(is_running("team-a/z") && is_running("team-a/a")),
                 "{:#?}",

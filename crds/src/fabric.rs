@@ -44,6 +44,7 @@ pub struct RdmaFabricSpec {
         .message("spec.roots: two roots have the same name; give each a name of its own"))]
     #[x_kube(validation = Rule::new("self.all(a, self.all(b, a.name == b.name || !(b.hostPath + '/').startsWith(a.hostPath + '/')))")
         .message("spec.roots: one hostPath lies within another; roots must be apart"))]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub roots: Vec<Root>,
     /// Which network interfaces carry the data.
     #[serde(default)]

@@ -17,9 +17,9 @@ pub use fabric::{
 };
 pub use fabric_node::{FabricNode, FabricNodeSpec, FabricNodeStatus, Finding, NodePorts};
 pub use live::{
-    CopyJob, CopyRemoval, CopyRemovalRequest, Diagnosis, DiagnosisRequest, KeptCopy, LIVE_GROUP,
-    LIVE_VERSION, NodeCopy, NodeCopyList, NodeFacts, Obstacle, Reach, TransferPlan,
-    TransferProgress, TransferProgressList, live_api_version,
+    AvailableRoot, AvailableRootList, CopyJob, CopyRemoval, CopyRemovalRequest, Diagnosis,
+    DiagnosisRequest, KeptCopy, LIVE_GROUP, LIVE_VERSION, NodeCopy, NodeCopyList, NodeFacts,
+    Obstacle, Reach, TransferPlan, TransferProgress, TransferProgressList, live_api_version,
 };
 pub use transfer_job::{
     Algorithm, Counts, DESTINATIONS_SHOWN, DeletionPolicy, DestinationState, DestinationStatus,

@@ -7,16 +7,19 @@
 //! | `transferplans` | create | [`TransferPlan`]: what a job would do, and what is in its way |
 //! | `diagnoses` | create | [`Diagnosis`]: what a node's agent has tried and found |
 //! | `nodecopies` | list | [`NodeCopyList`]: the verified copies that agents have recorded |
+//! | `availableroots` | list | [`AvailableRootList`]: the roots that the jobs of a namespace may name |
 //! | `copyremovals` | create | [`CopyRemoval`]: removes copies that no job holds |
 
 mod copies;
+mod roots;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
 use serde::{Deserialize, Serialize};
 use weft_planner::Plan;
 
-pub use self::copies::{
-    CopyJob, CopyRemoval, CopyRemovalRequest, KeptCopy, NodeCopy, NodeCopyList,
+pub use self::{
+    copies::{CopyJob, CopyRemoval, CopyRemovalRequest, KeptCopy, NodeCopy, NodeCopyList},
+    roots::{AvailableRoot, AvailableRootList},
 };
 use crate::{ManifestSummary, TransferJobStatus};
 

@@ -7,4 +7,5 @@ pub mod cluster;
 pub mod copies;
 pub mod doctor;
 pub mod plan;
+pub mod roots;
 pub mod status;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
-use weft_kubectl::{copies, doctor, plan, status};
+use weft_kubectl::{copies, doctor, plan, roots, status};
 
 /// The arguments make no sense, or nothing could be found out.
 const UNKNOWN: u8 = 2;
@@ -36,6 +36,10 @@ enum Command {
     /// Exit status: 0; with delete 1 when a copy stays, or there is none; 2 when the cluster did not answer.
     #[command(subcommand)]
     Copies(copies::Command),
+    /// List the roots that the jobs of a namespace may name, and the nodes that have them.
+    ///
+    /// Exit status: 0; 2 when the cluster did not answer.
+    Roots(Box<roots::Args>),
     /// Find what keeps a cluster from moving bytes well: reach of every pair of nodes by packets of
     /// every size and at every port, clocks, certificates, releases, kernels, buffers, memory.
     ///
@@ -52,6 +56,7 @@ fn main() -> ExitCode {
             "copies",
             block_on(copies::run(&command, &mut out, &mut err)),
         ),
+        Command::Roots(args) => ended("roots", block_on(roots::run(&args, &mut out, &mut err))),
         Command::Doctor(args) => ended("doctor", block_on(doctor::run(&args, &mut out))),
     }
 }

@@ -327,11 +327,11 @@ fn encode_peers(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
         ];
         values.into_iter().filter_map(move |(of, value)| {
             let labels = [("peer", host.to_string()), ("of_paths", of.to_owned())];
-            Some((labels, *value?))
+            Some((labels, seconds(*value?)))
         })
     });
-    out.gauge(
-        "peer_rtt_nanoseconds",
+    out.gauge_f64(
+        "peer_rtt_seconds",
         "Smoothed round-trip time of the paths to a peer: the smallest, the median and the largest",
         round_trips,
     )?;
@@ -414,11 +414,23 @@ fn encode_paths(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
         "1 for a path that is given data",
         of(|p| u64::from(matches!(p.state, PathState::Live))),
     )?;
-    out.gauge(
-        "path_rtt_nanoseconds",
-        "Smoothed round-trip time of a path; 0 before it is measured",
-        of(|p| p.srtt.map_or(0, |srtt| srtt.get())),
+    let peers = snapshot.peers.iter().take(PATH_PEERS_MAX);
+    let round_trips = peers.flat_map(|peer| {
+        let known = peer.paths.iter();
+        known.filter_map(|path| {
+            let labels = path_labels(peer.address.host(), path);
+            Some((labels, seconds(path.srtt?.get())))
+        })
+    });
+    out.gauge_f64(
+        "path_rtt_seconds",
+        "Smoothed round-trip time of a path, once it is measured",
+        round_trips,
     )
+}
+
+fn seconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1e9
 }
 
 fn path_labels(peer: Host, path: &PathReport) -> [(&'static str, String); 2] {
@@ -447,13 +459,22 @@ impl Out<'_> {
         self.family(name, help, MetricType::Gauge, ConstGauge::new, values)
     }
 
-    fn family<const N: usize, M: EncodeMetric>(
+    fn gauge_f64<const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl IntoIterator<Item = ([(&'static str, String); N], f64)>,
+    ) -> fmt::Result {
+        self.family(name, help, MetricType::Gauge, ConstGauge::new, values)
+    }
+
+    fn family<const N: usize, V, M: EncodeMetric>(
         &mut self,
         name: &str,
         help: &str,
         kind: MetricType,
-        metric: fn(u64) -> M,
-        values: impl IntoIterator<Item = ([(&'static str, String); N], u64)>,
+        metric: fn(V) -> M,
+        values: impl IntoIterator<Item = ([(&'static str, String); N], V)>,
     ) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, kind)?;
         for (labels, value) in values {
@@ -583,9 +604,9 @@ mod tests {
     fn the_paths_to_a_peer_are_one_peers_metrics() {
         let text = page(|| {
             let paths = vec![
-                path(0, 30, PathState::Live),
-                path(1, 10, PathState::Suspended),
-                path(2, 20, PathState::Live),
+                path(0, 30_000_000, PathState::Live),
+                path(1, 10_000_000, PathState::Suspended),
+                path(2, 20_000_000, PathState::Live),
             ];
             let peer = peer([10, 0, 0, 1], paths);
             let connection = ConnectionSnapshot {
@@ -612,14 +633,40 @@ mod tests {
             }
         });
         for line in [
-            r#"weft_peer_rtt_nanoseconds{peer="10.0.0.1",of_paths="min"} 10"#,
-            r#"weft_peer_rtt_nanoseconds{peer="10.0.0.1",of_paths="median"} 20"#,
-            r#"weft_peer_rtt_nanoseconds{peer="10.0.0.1",of_paths="max"} 30"#,
+            r#"weft_peer_rtt_seconds{peer="10.0.0.1",of_paths="min"} 0.01"#,
+            r#"weft_peer_rtt_seconds{peer="10.0.0.1",of_paths="median"} 0.02"#,
+            r#"weft_peer_rtt_seconds{peer="10.0.0.1",of_paths="max"} 0.03"#,
             r#"weft_peer_paths_down{peer="10.0.0.1"} 1"#,
             r#"weft_peer_chunks_sent_total{peer="10.0.0.1"} 3"#,
             r#"weft_peer_acknowledged_bytes_total{peer="10.0.0.1"} 77"#,
         ] {
             assert!(text.contains(line), "{line} is not in:\n{text}");
+        }
+    }
+
+    #[test]
+    fn every_metric_that_the_documentation_names_is_exported() {
+        let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operations.md");
+        let guide = std::fs::read_to_string(guide).unwrap();
+        let text = page(|| Metrics {
+            jobs: vec![job(1)],
+            refused: BTreeMap::new(),
+            engine: Snapshot::default(),
+            buffer_bytes: 0,
+        });
+        let is_of_name = |c: char| c.is_ascii_lowercase() || c == '_';
+        let words = guide.split(|c: char| !is_of_name(c));
+        let names = words.filter(|word| word.starts_with("weft_"));
+        let names: BTreeSet<&str> = names
+            .filter(|name| !name.starts_with("weft_operator_"))
+            .map(|name| name.trim_end_matches("_total"))
+            .collect();
+        assert!(names.len() > 5, "{names:?}");
+        for name in names {
+            assert!(
+                text.contains(&format!("# HELP {name} ")),
+                "{name} in\n{text}"
+            );
         }
     }
 }

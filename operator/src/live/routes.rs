@@ -19,9 +19,9 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::json;
 use tokio::{sync::oneshot, time::timeout};
 use weft_crds::{
-    CopyRemoval, CopyRemovalRequest, Diagnosis, DiagnosisRequest, GROUP, LIVE_GROUP, LIVE_VERSION,
-    ManifestSummary, NodeCopy, NodeCopyList, Obstacle, TransferJob, TransferPlan, TransferProgress,
-    TransferProgressList, live_api_version,
+    AvailableRoot, AvailableRootList, CopyRemoval, CopyRemovalRequest, Diagnosis, DiagnosisRequest,
+    GROUP, LIVE_GROUP, LIVE_VERSION, ManifestSummary, NodeCopy, NodeCopyList, Obstacle,
+    TransferJob, TransferPlan, TransferProgress, TransferProgressList, live_api_version,
 };
 use weft_planner::Request;
 use weft_transfer::ConnectionPool;
@@ -67,6 +67,7 @@ pub(super) fn router(api: LiveApi) -> Router {
         .route(&of_all(Diagnosis::RESOURCE), post(LiveApi::diagnose))
         .route(&of_all(NodeCopy::RESOURCE), get(LiveApi::copies))
         .route(&of_namespace(NodeCopy::RESOURCE), get(LiveApi::copies))
+        .route(&of_namespace(AvailableRoot::RESOURCE), get(LiveApi::roots))
         .route(
             &of_namespace(CopyRemoval::RESOURCE),
             post(LiveApi::remove_copies),
@@ -161,6 +162,8 @@ async fn resources() -> Response {
              "namespaced": false, "kind": Diagnosis::KIND, "verbs": ["create"]},
             {"name": NodeCopy::RESOURCE, "singularName": "nodecopy",
              "namespaced": true, "kind": "NodeCopy", "verbs": ["list"]},
+            {"name": AvailableRoot::RESOURCE, "singularName": "availableroot",
+             "namespaced": true, "kind": "AvailableRoot", "verbs": ["list"]},
             {"name": CopyRemoval::RESOURCE, "singularName": "copyremoval",
              "namespaced": true, "kind": CopyRemoval::KIND, "verbs": ["create"]},
         ],
@@ -293,6 +296,24 @@ impl LiveApi {
             kind: NodeCopyList::KIND.to_owned(),
             metadata: Default::default(),
             items: copies.await?,
+        };
+        Ok(answer(StatusCode::OK, &list))
+    }
+
+    /// The roots that are for a namespace, for who may list its jobs.
+    async fn roots(
+        State(api): State<Self>,
+        Path(Names { namespace, .. }): Path<Names>,
+        call: HeaderMap,
+    ) -> Result<Response, Refused> {
+        let access = access_to_jobs("list", &namespace, "");
+        let (leader, _) = api.authorize(&call, &access).await?;
+        let roots = leader.ask(move |known| query::available_roots(known.cache, &namespace));
+        let list = AvailableRootList {
+            api_version: live_api_version(),
+            kind: AvailableRootList::KIND.to_owned(),
+            metadata: Default::default(),
+            items: roots.await?,
         };
         Ok(answer(StatusCode::OK, &list))
     }

@@ -65,6 +65,26 @@ pub(crate) fn nodes_are_changed_in_weft_dev_only(cluster: &TestCluster) {
     patched(&json!({"metadata": {"labels": none}})).unwrap();
 }
 
+pub(crate) fn of_a_fabric_the_finalizers_are_changed_only(cluster: &TestCluster) {
+    let patched = |patch: &Value| {
+        let patch = patch.to_string();
+        let fabric = ["patch", "rdmafabric", "default", "--type=merge", "--patch"];
+        tried(cluster, &[&fabric[..], &[&patch]].concat())
+    };
+    for patch in [
+        json!({"spec": {"nodeSelector": {"matchLabels": {"x": "y"}}}}),
+        json!({"spec": {"transport": {"capMbps": 7}}}),
+        json!({"metadata": {"annotations": {"weft.dev/force": "true"}}}),
+        json!({"metadata": {"labels": {"x": "y"}}}),
+    ] {
+        let said = patched(&patch).expect_err(&patch.to_string());
+        for part in ["'operator-fabrics.weft.dev'", "finalizers and the status"] {
+            assert!(said.contains(part), "{patch}: {said}");
+        }
+    }
+    patched(&json!({"metadata": {"finalizers": []}})).unwrap();
+}
+
 /// The DaemonSet of the fabric `default`, changed; the words are those of the refusal.
 type Change = (&'static str, fn(&mut Value), &'static str);
 

@@ -144,6 +144,27 @@ pub(crate) fn roots_are_where_the_chart_allows_them(cluster: &TestCluster) {
     cluster.wait_until("it is allowed", || patch(&spec).ok());
 }
 
+/// A list of roots belongs to nobody as a whole: each root is of the manager that applies it.
+pub(crate) fn two_managers_have_roots_of_their_own(cluster: &TestCluster) {
+    let mut second = fabric();
+    second["spec"] = json!({"roots": [
+        {"name": "second", "hostPath": "/var/lib/weft/second", "access": "ReadOnly"},
+    ]});
+    let file = cluster.scratch.path().join("second.json");
+    fs::write(&file, second.to_string()).unwrap();
+    let file = file.display().to_string();
+    let apply = [
+        "apply",
+        "--server-side",
+        "--field-manager=second",
+        "--dry-run=server",
+    ];
+    let merged = cluster.json(&[&apply[..], &["-f", &file]].concat());
+    let roots = merged["spec"]["roots"].as_array().unwrap().iter();
+    let names: Vec<&str> = roots.map(|root| root["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["models", "second"]);
+}
+
 /// Another number of paths replaces the agents' pods, and each node is ready with its new one.
 pub(crate) fn another_configuration_of_the_fabric_replaces_the_pods(cluster: &TestCluster) {
     let begun = Instant::now();
@@ -277,6 +298,8 @@ pub(crate) fn helm_uninstall_leaves_nothing_that_does_not_end(cluster: &TestClus
         cluster.kubectl(&["get", "rdmafabric/default", path]),
         "Unknown"
     );
+    let path = "-o=jsonpath={.metadata.finalizers}";
+    assert_eq!(cluster.kubectl(&["get", "rdmafabric/default", path]), "");
     let kept = cluster.kubectl(&["get", "crds", "-o=name"]);
     for kind in ["rdmafabrics", "fabricnodes", "transferjobs"] {
         assert!(kept.contains(&format!("{kind}.weft.dev")), "{kept}");

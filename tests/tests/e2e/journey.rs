@@ -7,6 +7,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use weft_crds::TransferJob;
 
+use crate::install;
 use crate::test_cluster::{MODELS, TestCluster, report, repository};
 use crate::tree::Tree;
 
@@ -87,15 +88,28 @@ pub(crate) fn the_pod_runs_where_the_model_is(cluster: &TestCluster, files: &Tre
     cluster.kubectl(&["delete", "pod", "serve", "-n", TEAM, "--timeout=60s"]);
 }
 
+/// The nodes with the label of the job's model.
+fn holders(cluster: &TestCluster, files: &Tree) -> Vec<String> {
+    let digest = files.digest();
+    let selector = format!("-l=weft.dev/model.{TEAM}.{JOB}={}", &digest[..12]);
+    let said = cluster.kubectl(&["get", "nodes", &selector, "-o=name"]);
+    said.lines().map(str::to_owned).collect()
+}
+
+/// The copies are still there, so the labels are, too.
+pub(crate) fn the_labels_are_back_after_a_new_installation(cluster: &TestCluster, files: &Tree) {
+    assert_eq!(holders(cluster, files), Vec::<String>::new());
+    install::helm_install(cluster);
+    let begun = Instant::now();
+    cluster.wait_until("the nodes with a copy have the label again", || {
+        (holders(cluster, files) == ["node/node0", "node/node1"]).then_some(())
+    });
+    report("helm install --wait to the labels of the copies", begun);
+}
+
 /// What is not whole any more is not promised any more.
 pub(crate) fn a_node_that_loses_a_file_loses_the_label(cluster: &TestCluster, files: &Tree) {
-    let digest = files.digest();
-    let label = format!("weft.dev/model.{TEAM}.{JOB}");
-    let holders = || {
-        let selector = format!("-l={label}={}", &digest[..12]);
-        let said = cluster.kubectl(&["get", "nodes", &selector, "-o=name"]);
-        said.lines().map(str::to_owned).collect::<Vec<_>>()
-    };
+    let holders = || holders(cluster, files);
     cluster.wait_until("all nodes with a copy have the label", || {
         (holders() == ["node/node0", "node/node1", "node/node2"]).then_some(())
     });

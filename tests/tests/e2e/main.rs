@@ -53,8 +53,10 @@ fn from_helm_install_to_a_verified_copy_and_to_helm_uninstall() {
     install::helm_install(&cluster);
     install::a_fabric_becomes_ready(&cluster, &install::fabric());
     account::nodes_are_changed_in_weft_dev_only(&cluster);
+    account::of_a_fabric_the_finalizers_are_changed_only(&cluster);
     account::daemonsets_run_the_charts_agents_only(&cluster);
     install::roots_are_where_the_chart_allows_them(&cluster);
+    install::two_managers_have_roots_of_their_own(&cluster);
     install::agents_need_the_namespaces_label(&cluster);
     install::helm_test_finds_it_well(&cluster);
     plugin::a_doctor_finds_every_pair_reached_by_large_packets_and_small(&cluster);
@@ -70,4 +72,5 @@ fn from_helm_install_to_a_verified_copy_and_to_helm_uninstall() {
     journey::a_deleted_job_is_gone_and_its_files_stay(&cluster, &files);
     install::another_configuration_of_the_fabric_replaces_the_pods(&cluster);
     install::helm_uninstall_leaves_nothing_that_does_not_end(&cluster);
+    journey::the_labels_are_back_after_a_new_installation(&cluster, &files);
 }

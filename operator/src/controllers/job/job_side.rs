@@ -119,7 +119,8 @@ fn scope_differs(end: &str, root: &Root, fabric: &str) -> String {
     }
 }
 
-fn admits(root: &Root, namespace: &str, cache: &Cache) -> Result<bool, Obstacle> {
+/// Whether a root is for jobs of a namespace.
+pub(crate) fn admits(root: &Root, namespace: &str, cache: &Cache) -> Result<bool, Obstacle> {
     let Some(wanted) = &root.namespaces else {
         return Ok(true);
     };

@@ -68,9 +68,9 @@ fn fabric_of<'a>(
     let found = name.and_then(|name| Some((name, cache.fabrics.named(name)?)));
     found.ok_or_else(|| {
         let what = if cache.nodes.named(node).is_none() {
-            "there is no such node; name one of: kubectl get fabricnodes".to_owned()
+            "there is no such node; name one of: kubectl weft roots".to_owned()
         } else {
-            "no RdmaFabric selects it; label the node, or name one of: kubectl get fabricnodes"
+            "no RdmaFabric selects it; label the node, or name one of: kubectl weft roots"
                 .to_owned()
         };
         temporary(reason, format!("{field}: {node}: {what}"))

@@ -9,7 +9,8 @@ use k8s_openapi::{
 };
 use kube::ResourceExt as _;
 use weft_crds::{
-    CopyJob, NodeCopy, Obstacle, RootScope, TransferJob, TransferProgress, live_api_version,
+    AvailableRoot, CopyJob, NodeCopy, Obstacle, Root, RootScope, TransferJob, TransferProgress,
+    live_api_version,
 };
 use weft_proto::agent::v1::{DiagnosePeer, Ports};
 
@@ -17,6 +18,7 @@ use crate::controllers::{
     cache::{Key, uid},
     fabric::decide::is_ready,
     job::{
+        job_side::admits,
         object_source::{self, SecretUnavailable},
         queue::{AdmissionQueue, QueueEntry, SlotRequest},
         resolve::{self, TransferRequest},
@@ -247,6 +249,28 @@ pub(crate) fn copies(view: &QueryView<'_>, namespace: Option<&str>) -> Vec<Repor
     };
     copies.sort_by_cached_key(place);
     copies
+}
+
+/// The roots that the jobs of a namespace may name.
+pub(crate) fn available_roots(cache: &Cache, namespace: &str) -> Vec<AvailableRoot> {
+    let membership = Membership::of(cache);
+    let mut found = Vec::new();
+    for (key, fabric) in cache.fabrics.iter() {
+        let members = membership.members(&key.name);
+        let nodes = members.iter().flat_map(|members| &members.nodes);
+        let nodes: Vec<String> = nodes.cloned().collect();
+        let roots = fabric.spec.roots.iter();
+        let is_for = |root: &&Root| admits(root, namespace, cache).unwrap_or(false);
+        found.extend(roots.filter(is_for).map(|root| AvailableRoot {
+            fabric: key.name.clone(),
+            name: root.name.clone(),
+            access: root.access,
+            scope: root.scope,
+            bytes_per_namespace: root.bytes_per_namespace.clone(),
+            nodes: nodes.clone(),
+        }));
+    }
+    found
 }
 
 /// As the admission policy asks.
@@ -524,6 +548,25 @@ mod tests {
         cache.fabric_nodes.learn(asleep("n3", "default"));
         assert_eq!(names(&cache), ["n2"]);
         assert_eq!(neighbours(&cache, "n9"), None);
+    }
+
+    #[test]
+    fn a_tenant_sees_the_roots_that_are_for_its_namespace_and_their_nodes() {
+        let mut cache = scenario::cache(2);
+        let mut fabric = scenario::fabric("default", 1);
+        fabric.spec.roots[1].namespaces = Some(labelled("trusted"));
+        fabric.metadata.resource_version = Some("2".into());
+        cache.fabrics.learn(fabric);
+        let names = |cache: &Cache| {
+            let roots = available_roots(cache, "team-a").into_iter();
+            roots.map(|root| root.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&cache), ["models"]);
+        assert_eq!(available_roots(&cache, "team-a")[0].nodes, ["n1", "n2"]);
+        let mut trusted = scenario::namespace("team-a", &["trusted"]);
+        trusted.metadata.resource_version = Some("2".into());
+        cache.namespaces.learn(trusted);
+        assert_eq!(names(&cache), ["models", "library"]);
     }
 
     #[test]

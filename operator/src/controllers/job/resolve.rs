@@ -386,7 +386,7 @@ fn destinations(
                 _ => "there are no nodes",
             };
             let text = format!(
-                "spec.destinations.nodes: {what} {}; name one of: kubectl get fabricnodes",
+                "spec.destinations.nodes: {what} {}; name one of: kubectl weft roots",
                 listed(&unknown)
             );
             return Err(temporary("NodeNotInFabric", text));
@@ -394,7 +394,7 @@ fn destinations(
         if !others.is_empty() {
             let text = format!(
                 "spec.destinations.nodes: {} not of fabric {fabric}, which the {} is of; label \
-                 them so that it selects them, or name one of: kubectl get fabricnodes",
+                 them so that it selects them, or name one of: kubectl weft roots",
                 match others.len() {
                     1 => format!("node {} is", others[0]),
                     _ => format!("nodes {} are", listed(&others)),

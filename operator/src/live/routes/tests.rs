@@ -189,6 +189,11 @@ async fn who_may_list_jobs_sees_copies_and_who_may_delete_jobs_removes_them() {
         let (code, _) = call(&lists, "GET", path, "").await;
         assert_eq!(code, StatusCode::FORBIDDEN);
     }
+    let roots = |of: &str| format!("/namespaces/{of}/availableroots");
+    let (code, list) = call(&lists, "GET", &roots("team-a"), "").await;
+    assert_eq!((code, &list["items"]), (StatusCode::OK, &json!([])));
+    let (code, _) = call(&lists, "GET", &roots("team-b"), "").await;
+    assert_eq!(code, StatusCode::FORBIDDEN);
     let (code, _) = call(&lists, "POST", removals, body).await;
     assert_eq!(code, StatusCode::FORBIDDEN);
 

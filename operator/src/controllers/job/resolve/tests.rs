@@ -179,14 +179,14 @@ fn every_obstacle_names_the_field_and_what_to_do() {
         (
             "SourceNodeNotInFabric",
             false,
-            "spec.source.file.node: n9: there is no such node; name one of: kubectl get fabricnodes",
+            "spec.source.file.node: n9: there is no such node; name one of: kubectl weft roots",
             |_, job| job.spec.source.file.as_mut().unwrap().node = "n9".into(),
         ),
         (
             "SourceNodeNotInFabric",
             false,
             "spec.source.file.node: cpu1: no RdmaFabric selects it; label the node, or name one of: \
-             kubectl get fabricnodes",
+             kubectl weft roots",
             |cache, job| {
                 cache.nodes.learn(scenario::node("cpu1", &[]));
                 job.spec.source.file.as_mut().unwrap().node = "cpu1".into();
@@ -236,7 +236,7 @@ fn every_obstacle_names_the_field_and_what_to_do() {
             "NodeNotInFabric",
             false,
             "spec.destinations.nodes: node n9 is not of fabric default, which the source is of; label \
-             them so that it selects them, or name one of: kubectl get fabricnodes",
+             them so that it selects them, or name one of: kubectl weft roots",
             |cache, job| {
                 cache.nodes.learn(scenario::node("n9", &[]));
                 job.spec.destinations.node_selector = None;
@@ -246,7 +246,7 @@ fn every_obstacle_names_the_field_and_what_to_do() {
         (
             "NodeNotInFabric",
             false,
-            "spec.destinations.nodes: there are no nodes n8, n9; name one of: kubectl get fabricnodes",
+            "spec.destinations.nodes: there are no nodes n8, n9; name one of: kubectl weft roots",
             |_, job| {
                 job.spec.destinations.node_selector = None;
                 job.spec.destinations.nodes = Some(vec!["n2".into(), "n8".into(), "n9".into()]);

@@ -499,7 +499,7 @@ fn a_policy_that_nothing_binds_would_deny_nothing() {
         })
         .map(|binding| binding["spec"]["policyName"].as_str())
         .collect();
-    assert_eq!(policies.len(), 5);
+    assert_eq!(policies.len(), 6);
     assert_eq!(policies, bound);
 }
 

@@ -315,6 +315,7 @@ mod tests {
             plan: None,
             link: None,
             destinations: (0..nodes).map(destination).collect(),
+            was_there: false,
             unconfirmed: Vec::new(),
             bytes: 10 * i64::try_from(nodes).unwrap(),
             bytes_total: 100 * i64::try_from(nodes).unwrap(),

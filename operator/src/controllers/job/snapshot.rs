@@ -38,6 +38,8 @@ pub(crate) struct Snapshot {
     pub(crate) link: Option<LinkInUse>,
     /// All of them.
     pub(crate) destinations: Vec<DestinationStatus>,
+    /// Every destination had the files before, and nothing was sent.
+    pub(crate) was_there: bool,
     /// Nodes that could not be told of its end.
     pub(crate) unconfirmed: Vec<String>,
     /// Verified bytes of all destinations.
@@ -54,6 +56,10 @@ impl Snapshot {
         let destinations: Vec<DestinationStatus> =
             transfer.destinations().map(destination).collect();
         let count = u64::try_from(destinations.len()).unwrap_or(u64::MAX);
+        let bytes = transfer.bytes();
+        let had_it = |there: &Destination| bytes > 0 && there.report.bytes_resumed >= bytes;
+        // What an attempt finds, an earlier one may have brought.
+        let was_there = transfer.attempt() == 1 && transfer.destinations().all(had_it);
         let (link, reason) = transfer.link();
         let digest = Some(cut(transfer.digest())).filter(|digest| !digest.is_empty());
         let manifest = transfer.listing().map(|listing| ManifestSummary {
@@ -89,6 +95,7 @@ impl Snapshot {
                 reason: cut(reason),
             }),
             destinations,
+            was_there,
             unconfirmed: transfer
                 .unconfirmed()
                 .map(|name| node_of(name).to_owned())

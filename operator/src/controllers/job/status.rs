@@ -143,7 +143,7 @@ pub(crate) fn of_transfer(
         );
     }
     match snapshot.end {
-        Some(End::Complete) => complete(&mut status, now),
+        Some(End::Complete) => complete(&mut status, snapshot.was_there, now),
         Some(End::Failed) => {
             let failed = snapshot
                 .destinations
@@ -174,7 +174,7 @@ pub(crate) fn live(job: &TransferJob, snapshot: &Snapshot, now: Timestamp) -> Tr
     }
 }
 
-fn complete(status: &mut TransferJobStatus, now: Timestamp) {
+fn complete(status: &mut TransferJobStatus, was_there: bool, now: Timestamp) {
     status.phase = Phase::Complete;
     status.completion_time = Some(moment(now));
     status.message = String::new();
@@ -185,14 +185,23 @@ fn complete(status: &mut TransferJobStatus, now: Timestamp) {
         .as_ref()
         .and_then(|manifest| manifest.digest.as_deref());
     let text = format!(
-        "{} of {} destinations have a verified copy, digest {}",
+        "{} of {} destinations have a verified copy, digest {}{}",
         status.counts.verified,
         status.counts.total,
-        digest.unwrap_or("unknown")
+        digest.unwrap_or("unknown"),
+        match was_there {
+            true => "; it was there already, and nothing was sent",
+            false => "",
+        }
     );
+    let reason = if was_there {
+        "AlreadyThere"
+    } else {
+        "Verified"
+    };
     set(
         status,
-        ConditionUpdate::new("Complete", true, "Verified", &text),
+        ConditionUpdate::new("Complete", true, reason, &text),
         now,
     );
 }
@@ -448,7 +457,11 @@ pub(crate) fn events_for(old: &TransferJobStatus, new: &TransferJobStatus) -> Ve
         say(!cause.is_empty(), "Retrying", note.trim_end_matches(": "));
     }
     if new.phase == Phase::Transferring && old.phase != Phase::Transferring {
-        say(false, "Transferring", "the transfer of data has started");
+        say(
+            false,
+            "Transferring",
+            "agents compare what is there, and send the rest",
+        );
     }
     let lost: Vec<&str> = match (old.destinations_truncated, new.destinations.is_empty()) {
         (false, false) => {

@@ -301,5 +301,5 @@ async fn a_replica_that_does_not_lead_serves_the_discovery_and_asks_callers_to_t
             );
         }
     }
-    assert_eq!(resources.len(), 5);
+    assert_eq!(resources.len(), 6);
 }

@@ -19,6 +19,7 @@ fn destination(node: &str, state: DestinationState, bytes: i64) -> DestinationSt
 fn snapshot(destinations: Vec<DestinationStatus>) -> Snapshot {
     Snapshot {
         fabric: "default".into(),
+        was_there: false,
         unconfirmed: Vec::new(),
         phase: TransferPhase::Running,
         started: true,
@@ -178,4 +179,25 @@ fn an_event_names_the_nodes_that_are_no_destinations_any_more() {
     );
     let come = events_for(&of(&["n3"]), &of(&["n3", "n4"]));
     assert!(!come.iter().any(|event| event.reason == "DestinationsLeft"));
+}
+
+#[test]
+fn a_job_whose_files_were_there_says_that_nothing_was_sent() {
+    for was_there in [false, true] {
+        let snapshot = Snapshot {
+            end: Some(End::Complete),
+            was_there,
+            ..snapshot(vec![destination("n2", DestinationState::Verified, 100)])
+        };
+        let status = of_transfer(&scenario::job("minilm"), &snapshot, scenario::start());
+        let complete = status.conditions.iter().find(|c| c.type_ == "Complete");
+        let complete = complete.unwrap();
+        let reason = if was_there {
+            "AlreadyThere"
+        } else {
+            "Verified"
+        };
+        assert_eq!(complete.reason, reason);
+        assert_eq!(complete.message.contains("nothing was sent"), was_there);
+    }
 }

@@ -3,8 +3,7 @@
 use thiserror::Error;
 
 use crate::{
-    plan::RECEIVERS_MAX,
-    request::{BLOCK_BYTES, PAYLOAD_SHARE_MIN},
+    request::{BLOCK_BYTES, PAYLOAD_SHARE_MIN, RECEIVERS_MAX},
     strategy::Strategy,
     topology::TopologyError,
 };

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::PlanError;
 use crate::estimate::{Cost, LinkLoad, cost, walk};
 use crate::names;
-use crate::request::{PAYLOAD_SHARE_MIN, Request};
+use crate::request::{PAYLOAD_SHARE_MIN, RECEIVERS_MAX, Request};
 use crate::strategy::Strategy;
 use crate::topology::{Node, Topology};
 
@@ -59,9 +59,6 @@ pub struct Alternative {
     /// What it would take, seconds.
     pub estimate_seconds: f64,
 }
-
-/// Nodes that one node sends to, at most: an agent's `Start` takes no more.
-pub const RECEIVERS_MAX: usize = 64;
 
 /// Estimates within this part of the lowest count as equal to it, and fewer hops decide.
 const TIE: f64 = 1e-9;

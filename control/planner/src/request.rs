@@ -20,6 +20,9 @@ pub const HOP_LATENCY_NS: u64 = 50_000;
 /// (the design's BLAKE3 blocks).
 pub const BLOCK_BYTES: u64 = 1 << 20;
 
+/// Nodes that one node sends to, at most: an agent's `Start` takes no more.
+pub const RECEIVERS_MAX: usize = 64;
+
 /// What is asked of the planner.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

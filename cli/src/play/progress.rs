@@ -97,7 +97,7 @@ impl Progress {
             if self.rates.len() <= i {
                 self.rates.push(Rate::default());
             }
-            self.rates[i].note(now, destination.bytes);
+            self.rates[i].note(now, destination.received);
             texts.push(text(destination, all_bytes, self.rates[i].per_second()));
         }
         match &mut self.to {
@@ -268,6 +268,7 @@ mod tests {
                 phase,
                 report,
                 bytes: 50_000_000,
+                received: 50_000_000,
             };
             let expected = format!("50 MB of 100 MB, {expected}");
             assert_eq!(text(&view, Some(100_000_000), rate), expected);

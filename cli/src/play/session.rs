@@ -211,7 +211,7 @@ impl<'a> Play<'a> {
                     self.strike(*fault).await?;
                     let started = runner.transfer().started().unwrap_or_default();
                     let after = runner.now().saturating_sub(started);
-                    *happened = Happened::At { after, bytes: runner.transfer().bytes_moved() };
+                    *happened = Happened::At { after, bytes: runner.transfer().bytes_verified() };
                     let target = fault.kind.target(fault.index);
                     progress.say(&format!("{} {target}", fault.kind.name()), err);
                 }

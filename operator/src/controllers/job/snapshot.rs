@@ -93,7 +93,7 @@ impl Snapshot {
                 .unconfirmed()
                 .map(|name| node_of(name).to_owned())
                 .collect(),
-            bytes: signed(transfer.bytes_moved()),
+            bytes: signed(transfer.bytes_verified()),
             bytes_total: signed(transfer.bytes().saturating_mul(count)),
             bytes_per_second: signed(bytes_per_second),
         }
@@ -124,6 +124,9 @@ fn destination(there: &Destination) -> DestinationStatus {
             .unwrap_or_default(),
         message: match failure {
             Some(failure) => cut(&failure.message),
+            None if there.was_there() && there.report.message.is_empty() => {
+                "it was there already; nothing was sent".to_owned()
+            }
             // How the copy has appeared.
             None if is_verified => cut(&there.report.message),
             None => String::new(),
@@ -184,12 +187,21 @@ mod tests {
                 phase,
                 report: report.clone(),
                 bytes: 0,
+                received: 0,
             });
             (shown.reason, shown.message)
         };
         let after = Duration::ZERO;
         let verified = shown(DestinationPhase::Verified { after });
         assert_eq!(verified, (String::new(), "file by file".to_owned()));
+        let was_there = destination(&Destination {
+            location: place.clone(),
+            phase: DestinationPhase::Verified { after },
+            report: ProgressResponse::default(),
+            bytes: 10,
+            received: 0,
+        });
+        assert_eq!(was_there.message, "it was there already; nothing was sent");
         assert_eq!(shown(DestinationPhase::Pending), Default::default());
         // An agent may say anything; the definition takes 2,048 characters.
         let failed = DestinationPhase::Failed(weft_transfer::Failure {

@@ -419,7 +419,11 @@ pub(crate) fn events_for(old: &TransferJobStatus, new: &TransferJobStatus) -> Ve
         say(!cause.is_empty(), "Retrying", note.trim_end_matches(": "));
     }
     if new.phase == Phase::Transferring && old.phase != Phase::Transferring {
-        say(false, "Transferring", "the transfer of data has started");
+        say(
+            false,
+            "Transferring",
+            "the nodes compare what they have, and send what is missing",
+        );
     }
     if let Some((true, _, message)) = turned("Complete") {
         say(false, "Complete", &message);

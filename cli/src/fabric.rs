@@ -43,6 +43,8 @@ pub use spec::{
 };
 pub use tool::{MissingTools, Tool, Tools};
 
+/// How many network namespaces the kernel lets there be.
+const NAMESPACES_MAX: &str = "user.max_net_namespaces";
 /// A link comes up when a kernel thread gets to it: at once, unless the machine is overloaded.
 const UP_WITHIN: Duration = Duration::from_secs(30);
 /// It is looked for so often.
@@ -94,6 +96,17 @@ pub enum FabricError {
         /// With which error.
         source: io::Error,
     },
+    /// As many as allowed are in use.
+    #[error(
+        "network namespace {name} would be one more than the sysctl {NAMESPACES_MAX} allows ({allowed}): raise it, as \
+         with `sysctl -w {NAMESPACES_MAX}=100000`, or give fewer --nodes, --leaves and --spines"
+    )]
+    TooFewNamespaces {
+        /// Its name.
+        name: String,
+        /// The limit, as the kernel says it.
+        allowed: String,
+    },
     /// A link was configured and does not come up.
     #[error(
         "{port} of {namespace} is still down after {UP_WITHIN:?}: the machine may be overloaded; run again"
@@ -132,6 +145,7 @@ impl FabricError {
             Self::Tool { .. } => "NetworkToolFailed",
             Self::NotRun { .. } => "NetworkToolNotRun",
             Self::Namespace { .. } => "NamespaceFailed",
+            Self::TooFewNamespaces { .. } => "TooFewNamespaces",
             Self::LinkDown { .. } => "LinkDown",
             Self::NoSuchNode { .. } => "NoSuchNode",
             Self::NoSuchSpine { .. } => "NoSuchSpine",

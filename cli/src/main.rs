@@ -1,19 +1,36 @@
 //! Entry point: reads the command line and gives it to the command it names.
 
 use std::{
-    io::{self, Write},
+    env,
+    io::{self, IsTerminal, Write},
     process::ExitCode,
 };
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 use weft_cli::{plan, play};
 
 /// The arguments make no sense.
 const USAGE: u8 = 2;
 
+/// The release, and the commit where the build knows it.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("WEFT_COMMIT_SUFFIX"));
+
+const PLAY_STATUS: &str = "\
+Exit status:
+  0        every destination is Verified, and every fault asked for has happened
+  1        not so; standard error says why
+  2        the arguments make no sense
+  128 + n  ended by signal n";
+
+const PLAN_STATUS: &str = "\
+Exit status:
+  0  there is a plan
+  2  there is none; standard error says which argument or file to change";
+
 /// Moves model weights to many nodes over every path.
 #[derive(Parser)]
-#[command(name = "weft", version)]
+#[command(name = "weft", version = VERSION)]
 struct Line {
     #[command(subcommand)]
     command: Command,
@@ -24,16 +41,22 @@ enum Command {
     /// Send real bytes through a small fabric on this machine.
     ///
     /// Makes nodes, leaves and spines out of network namespaces, starts the agents that a cluster
-    /// runs, sends the data from node 0 to the others and checks what arrived. Exit status: 0 when
-    /// every destination is Verified and every fault asked for has happened, 2 for arguments that
-    /// make no sense, 1 otherwise. Nothing stays but what --out or --keep
-    /// asked for.
+    /// runs, sends the data from node 0 to the others and checks what arrived. Nothing stays but what
+    /// --out or --keep asked for.
+    #[command(after_help = PLAY_STATUS)]
     Play(Box<play::Args>),
     /// Print what the planner would do, and send nothing.
     ///
-    /// What a TransferJob would do in a cluster: kubectl weft plan -f JOB. Exit status: 0, or 2 when
-    /// there is no plan.
+    /// What a TransferJob would do in a cluster: kubectl weft plan -f JOB.
+    #[command(after_help = PLAN_STATUS)]
     Plan(Box<plan::Args>),
+    /// Print what makes a shell complete this command line.
+    ///
+    /// For bash: source <(weft completion bash)
+    Completion {
+        /// The shell.
+        shell: Shell,
+    },
 }
 
 fn main() -> ExitCode {
@@ -42,6 +65,7 @@ fn main() -> ExitCode {
         Command::Play(args) => {
             tracing_subscriber::fmt()
                 .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+                .with_ansi(io::stderr().is_terminal() && !is_without_color())
                 .with_writer(io::stderr)
                 .init();
             ExitCode::from(play::run(&args, &mut out, &mut err))
@@ -54,5 +78,18 @@ fn main() -> ExitCode {
                 ExitCode::from(USAGE)
             }
         },
+        Command::Completion { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Line::command(), "weft", &mut script);
+            match out.write_all(&script) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(_) => ExitCode::FAILURE,
+            }
+        }
     }
+}
+
+/// As <https://no-color.org> has it.
+fn is_without_color() -> bool {
+    env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }

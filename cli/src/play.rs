@@ -14,6 +14,7 @@
 
 mod arguments;
 mod error;
+mod out;
 mod progress;
 mod report;
 mod scratch;
@@ -57,7 +58,7 @@ pub fn run(args: &Args, out: &mut impl Write, err: &mut impl Write) -> u8 {
     };
     let program = match stage::find_agent() {
         Ok(program) => program,
-        Err(error) => return complain(err, &error, FAILED),
+        Err(error) => return failed(&settings, &error.into(), out, err),
     };
     match isolation::enter() {
         Ok(Entered::Ended(status)) => return status,
@@ -69,7 +70,8 @@ pub fn run(args: &Args, out: &mut impl Write, err: &mut impl Write) -> u8 {
         }
         Err(source) => {
             let flags = settings.of_fabric.join(", ");
-            return complain(err, &PlayError::NeedsFabric { flags, source }, FAILED);
+            let error = PlayError::NeedsFabric { flags, source };
+            return failed(&settings, &error, out, err);
         }
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -78,7 +80,7 @@ pub fn run(args: &Args, out: &mut impl Write, err: &mut impl Write) -> u8 {
         .build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
-        Err(error) => return complain(err, &PlayError::Runtime(error), FAILED),
+        Err(error) => return failed(&settings, &PlayError::Runtime(error), out, err),
     };
     // On this thread and not on one of the runtime's: loopback agents die with the thread that
     // started them.
@@ -87,8 +89,34 @@ pub fn run(args: &Args, out: &mut impl Write, err: &mut impl Write) -> u8 {
     match outcome {
         Ok(true) => 0,
         Ok(false) => FAILED,
-        Err(PlayError::Signalled { number }) => SIGNALLED.saturating_add(number),
-        Err(error) => complain(err, &error, FAILED),
+        Err(error) => failed(&settings, &error, out, err),
+    }
+}
+
+/// Says why there is no result, and what is left; gives the exit status.
+fn failed(
+    settings: &Settings,
+    error: &PlayError,
+    out: &mut impl Write,
+    err: &mut impl Write,
+) -> u8 {
+    if settings.json {
+        let (reason, message) = (error.reason(), error.to_string());
+        let text = serde_json::json!({"error": {"reason": reason, "message": message}});
+        // Nobody may be listening; the status says it too.
+        let _ = writeln!(out, "{text}");
+    }
+    let status = match error {
+        PlayError::Signalled { number } => SIGNALLED.saturating_add(*number),
+        _ => FAILED,
+    };
+    if let Some(text) = settings.out.as_deref().and_then(out::left) {
+        complain(err, &text, status);
+    }
+    match error {
+        // Who sent it knows.
+        PlayError::Signalled { .. } => status,
+        error => complain(err, error, status),
     }
 }
 

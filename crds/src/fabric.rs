@@ -31,6 +31,8 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!has(self.transport) || self.transport.congestion != 'Eqds' || has(self.topology) && has(self.topology.linkMbps)")
     .message("spec.transport.congestion: Eqds grants credit at the rate of a node's link; set spec.topology.linkMbps"))]
+#[x_kube(validation = Rule::new("!has(self.transport) || !has(self.ports) || self.transport.paths == 128 || self.transport.paths <= self.ports.count * self.ports.count")
+    .message("spec.transport.paths is above the square of spec.ports.count, and two nodes have no more paths than that; lower spec.transport.paths or raise spec.ports.count"))]
 #[x_kube(validation = Rule::new("oldSelf.roots.all(a, self.roots.all(b, a.name != b.name || a.hostPath == b.hostPath))")
     .message("spec.roots: the hostPath of a root is immutable, for copies are known by its name; add a root of another name and remove this one once no job names it"))]
 pub struct RdmaFabricSpec {
@@ -81,9 +83,10 @@ pub struct Root {
         .message("hostPath must not be a directory of the system; use one of its own, for example /var/lib/weft/models"))]
     pub host_path: String,
     /// What jobs may do there.
+    #[schemars(transform = crate::values::explain)]
     pub access: RootAccess,
-    /// PerNamespace: a job sees the directory hostPath/NAMESPACE only. Shared: jobs that say so, in
-    /// scope beside root, see all of it, whatever their namespace.
+    /// Whose files it holds.
+    #[schemars(transform = crate::values::explain)]
     #[serde(default)]
     pub scope: RootScope,
     /// The namespaces whose jobs may use it; all when absent.
@@ -123,10 +126,10 @@ pub enum RootAccess {
 /// Whose files a root holds.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum RootScope {
-    /// Each namespace has a directory of its own in it.
+    /// Each namespace has a directory of its own in it: a job sees hostPath/NAMESPACE only.
     #[default]
     PerNamespace,
-    /// All namespaces share it.
+    /// All namespaces share it: jobs that say so, in scope beside root, see all of it.
     Shared,
 }
 
@@ -162,12 +165,14 @@ pub struct Topology {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Transport {
-    /// Paths for each pair of nodes; at most the square of ports.count.
+    /// Paths for each pair of nodes; at most the square of ports.count, to which the default is lowered.
     #[schemars(range(min = 1, max = 256))]
     pub paths: u16,
     /// How the path of a chunk is chosen.
+    #[schemars(transform = crate::values::explain)]
     pub policy: PathPolicy,
     /// What bounds the bytes in flight.
+    #[schemars(transform = crate::values::explain)]
     pub congestion: CongestionControl,
     /// Queueing that the congestion control allows, microseconds: 1,000 for EcnRtt and 250 for Swift when absent.
     /// Some 50 where workers busy-poll or NICs stamp time. For Eqds the longest round trip without queueing, 50 when
@@ -182,8 +187,10 @@ pub struct Transport {
     #[schemars(range(min = 250, max = 10_000_000))]
     pub rto_min_micros: u32,
     /// What carries the packets.
+    #[schemars(transform = crate::values::explain)]
     pub link: Link,
     /// Whether the data path is encrypted and authenticated, by AES-128-GCM. In YAML put "Off" in quotes.
+    #[schemars(transform = crate::values::explain)]
     pub encryption: Encryption,
     /// Most that a node sends over the data path, Mbit/s; jobs share it evenly, and take turns: a node
     /// takes part in two at a time. No limit, and no turns, when absent.

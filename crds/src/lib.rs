@@ -9,6 +9,7 @@ mod fabric;
 mod fabric_node;
 mod live;
 mod transfer_job;
+mod values;
 mod yaml;
 
 pub use fabric::{

@@ -81,12 +81,14 @@ pub struct TransferJobSpec {
     pub destinations: Destinations,
     /// Who sends to whom.
     #[serde(default)]
+    #[schemars(transform = crate::values::explain)]
     pub strategy: Strategy,
     /// How a copy is known to be the same.
     #[serde(default)]
     pub verification: Verification,
     /// What happens to a file that is there already.
     #[serde(default)]
+    #[schemars(transform = crate::values::explain)]
     pub overwrite: Overwrite,
     /// Seconds after its start at which the job fails unless it is complete; no limit when absent. The
     /// start is that of the first attempt, so waiting for it, in the queue of a fabric with a cap too,
@@ -100,10 +102,9 @@ pub struct TransferJobSpec {
     #[schemars(range(min = 0, max = 100))]
     #[serde(default = "backoff_limit")]
     pub backoff_limit: u32,
-    /// What becomes of the verified copies when the job is deleted: Retain leaves them. Delete takes the job
-    /// out of each copy's record and removes the files that the record names, unless another job is recorded
-    /// for the copy or some of it has changed.
+    /// What becomes of the verified copies when the job is deleted.
     #[serde(default)]
+    #[schemars(transform = crate::values::explain)]
     pub deletion_policy: DeletionPolicy,
     /// Seconds after its end at which the job is deleted; what becomes of the files says
     /// deletionPolicy. Never when absent.
@@ -197,6 +198,7 @@ pub struct FileSource {
     /// What the author takes that root for: the job waits while the root's own scope is another.
     /// Shared may be said only by who has the verb use on rdmafabrics in this namespace.
     #[serde(default)]
+    #[schemars(transform = crate::values::explain)]
     pub scope: RootScope,
     /// In the root; in a PerNamespace root: in this namespace's directory. Empty: all of it.
     #[schemars(length(max = 1024))]
@@ -229,6 +231,7 @@ pub struct Destinations {
     /// What the author takes that root for: the job waits while the root's own scope is another.
     /// Shared may be said only by who has the verb use on rdmafabrics in this namespace.
     #[serde(default)]
+    #[schemars(transform = crate::values::explain)]
     pub scope: RootScope,
     /// What the copy is to be called in the root; in a PerNamespace root: in this namespace's
     /// directory.
@@ -257,6 +260,7 @@ pub enum Strategy {
 #[serde(rename_all = "camelCase", default)]
 pub struct Verification {
     /// What blocks and files are hashed with.
+    #[schemars(transform = crate::values::explain)]
     pub algorithm: Algorithm,
     /// The digest that the source must have, lower-case hexadecimal. Of a file: as b3sum prints it. Of a
     /// directory: of the lines that b3sum prints for its files, sorted by path.
@@ -293,8 +297,9 @@ pub enum DeletionPolicy {
     /// They stay.
     #[default]
     Retain,
-    /// They are removed, on every node that the job has labelled as holding them. A node that does not
-    /// answer then keeps its copy.
+    /// The job is taken out of each copy's record, and the files that the record names are removed, unless
+    /// another job is recorded for the copy or some of it has changed. A node that does not answer then keeps
+    /// its copy.
     Delete,
 }
 
@@ -310,7 +315,7 @@ pub enum Phase {
     Planning,
     /// Destinations reserve space and look at what they have.
     Preparing,
-    /// Bytes move.
+    /// The nodes compare what they have, and send what is missing.
     Transferring,
     /// Stopped on request.
     Suspended,
@@ -339,6 +344,7 @@ pub struct TransferJobStatus {
     /// The generation of the spec that this is about.
     pub observed_generation: i64,
     /// How far it is.
+    #[schemars(transform = crate::values::explain)]
     pub phase: Phase,
     /// Complete, Failed, Planned, Queued (it waits for other jobs), Suspended.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
@@ -364,7 +370,7 @@ pub struct TransferJobStatus {
     pub bytes: i64,
     /// Bytes of the manifest times destinations.
     pub bytes_total: i64,
-    /// Bytes per second, over all destinations.
+    /// Bytes per second that come over the network, over all destinations.
     pub bytes_per_second: i64,
     /// Seconds to the end at that rate.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -435,7 +441,8 @@ pub struct ManifestSummary {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanSummary {
-    /// Direct, Chain or Binomial.
+    /// Who sends to whom, as planned: never Auto.
+    #[schemars(transform = crate::values::explain)]
     pub strategy: Strategy,
     /// Seconds by the plan's estimate.
     pub estimate_seconds: f64,
@@ -479,12 +486,13 @@ pub struct DestinationStatus {
     /// The node.
     pub node: String,
     /// How far it is.
+    #[schemars(transform = crate::values::explain)]
     pub state: DestinationState,
     /// Why it failed or waits: stable, UpperCamelCase.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
     /// The same for people: names the node, the file or path, and the remedy. Where it is Verified: that the
-    /// files of a directory were replaced one after the other, for it was there before.
+    /// copy was there already, or that the files of a directory were replaced one after the other.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
     /// Bytes verified there.

@@ -70,6 +70,9 @@ fn the_examples_of_the_readme_are_taken() {
         );
     }
     assert_eq!(said!(TransferJob, job()), "");
+    // The default of 128 paths is lowered to what the ports give.
+    let few_ports = with(fabric(), "/spec/ports", json!({"count": 2}));
+    assert_eq!(said!(RdmaFabric, few_ports), "");
 }
 
 #[test]
@@ -122,6 +125,14 @@ fn a_fabric_that_cannot_work_is_refused_with_the_field_and_the_remedy() {
         (
             with(fabric(), "/spec/transport", json!({"congestion": "Eqds"})),
             "set spec.topology.linkMbps",
+        ),
+        (
+            with(
+                with(fabric(), "/spec/transport", json!({"paths": 200})),
+                "/spec/ports",
+                json!({"count": 2}),
+            ),
+            "lower spec.transport.paths or raise spec.ports.count",
         ),
     ] {
         let said = said!(RdmaFabric, object.clone());
@@ -429,4 +440,43 @@ fn a_selector_that_matches_nothing_for_its_form_is_refused() {
         with(job(), selector, json!({"matchLabels": {key: "v"}}))
     );
     assert!(said.contains("at most 317 characters"), "{said}");
+}
+
+/// Calls `check` with the path and the schema of each field.
+fn each_field(path: &str, schema: &Value, check: &mut impl FnMut(&str, &Value)) {
+    check(path, schema);
+    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+        each_field(&format!("{path}.{name}"), field, check);
+    }
+    for part in ["items", "additionalProperties"] {
+        if let Some(part) = schema.get(part) {
+            each_field(path, part, check);
+        }
+    }
+}
+
+#[test]
+fn kubectl_explain_says_what_each_value_of_an_enum_does() {
+    let mut enums = 0;
+    for document in documents() {
+        let schema = &document.definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        each_field(&document.name, schema, &mut |path, field| {
+            let Some(values) = field["enum"].as_array() else {
+                return;
+            };
+            // A condition is Kubernetes' own, and its description names the values.
+            if path.ends_with("conditions.status") {
+                return;
+            }
+            enums += 1;
+            let text = field["description"].as_str().unwrap_or_default();
+            for value in values.iter().filter_map(Value::as_str) {
+                let is_explained = text
+                    .split_whitespace()
+                    .any(|word| word.trim_end_matches([':', ',']) == value && word != value);
+                assert!(is_explained, "{path}: {value} is not explained in `{text}`");
+            }
+        });
+    }
+    assert!(enums >= 15, "{enums} enums");
 }

@@ -251,8 +251,8 @@ pub enum Encryption {
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Limits {
     /// Bytes of transfer buffers, over all jobs. One job alone uses what it can; several share it, down to
-    /// two slots and a buffer for each node sent to and one more. What needs more than is left then is
-    /// refused, and tried again in the next attempt. The default is for eight jobs of any kind at once.
+    /// two slots and a buffer for each node sent to and one more, 17 at most. What needs more than is left
+    /// then is refused, and tried again in the next attempt. The default is for eight jobs of any kind at once.
     pub memory: ByteCount,
     /// Receive slots of 1 MiB + 64 KiB per incoming connection, at most.
     pub slots: u16,
@@ -377,7 +377,7 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
         .paths
         .is_none_or(|paths| (1..=most).contains(&paths));
     let message = format!(
-        "must be 1 to {most}: {} ports at either end make so many paths",
+        "must be 1 to {most}, the square of data.ports.count, which is {}: lower one or raise the other",
         ports.count
     );
     require(paths, "transport.paths", &message)?;

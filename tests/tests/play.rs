@@ -87,11 +87,11 @@ fn every_node_gets_the_bytes_and_the_json_object_is_all_there_is() {
     let set = |keys: &str| -> BTreeSet<String> { keys.split(' ').map(str::to_owned).collect() };
     assert_eq!(
         keys(&report),
-        set("bytes seconds gbps digest strategy link nodes chunks spines faults")
+        set("bytes seconds bytes_per_second digest strategy link nodes chunks spines faults")
     );
     assert_eq!(
         keys(&report["nodes"][0]),
-        set("name root state reason digest bytes seconds")
+        set("name root state reason message digest bytes received seconds")
     );
     assert_eq!(keys(&report["chunks"]), set("sent resent"));
     assert_eq!(report["bytes"], 16 << 20);
@@ -131,6 +131,129 @@ fn a_directory_arrives_whole_below_out_and_stays_there() {
         let names = std::fs::read_dir(&copy).expect("a directory").count();
         assert_eq!(names, 3, "nothing else is left in {}", copy.display());
     }
+}
+
+#[test]
+fn an_interrupted_run_names_its_partial_files_and_the_same_command_goes_on_from_them() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let out = directory.path().join("out");
+    let size: u64 = 24 << 20;
+    let arguments = format!("--nodes 2 --size {size} --out {}", out.display());
+    let mut child = play(&format!("{arguments} --node-rate 40mbit"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("weft starts");
+    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    // Blocks of 1 MiB have arrived by then.
+    lines
+        .by_ref()
+        .map_while(Result::ok)
+        .find(|line| line.contains("MB/s"))
+        .expect("a line of progress with a rate");
+    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid"));
+    kill(pid, Signal::SIGINT).expect("it is there");
+    let rest: Vec<String> = lines.map_while(Result::ok).collect();
+    assert_eq!(child.wait().expect("it ends").code(), Some(130));
+    let partial = rest.iter().find(|line| line.contains("node1/.weft-play-"));
+    let partial = partial.unwrap_or_else(|| panic!("no partial file in {rest:#?}"));
+    assert!(Path::new(partial.trim()).is_file(), "{partial}");
+
+    let (resumed, report) = output(&arguments);
+    let said = String::from_utf8_lossy(&resumed.stderr);
+    assert!(resumed.status.success(), "{report:#}\n{said}");
+    let received = report["nodes"][0]["received"].as_u64().expect("a number");
+    assert!(received < size, "{received} of {size} came again");
+    assert!(!said.contains("partial files are left"), "{said}");
+
+    let again = play(&arguments).output().expect("weft starts");
+    let table = String::from_utf8_lossy(&again.stdout);
+    assert!(
+        table.contains("all of it there already; nothing was sent"),
+        "{table}"
+    );
+    let other = play(&format!("{arguments} --seed 2")).output();
+    let other = other.expect("weft starts");
+    assert_eq!(other.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&other.stderr);
+    assert!(said.contains("it holds a run of random.bin"), "{said}");
+}
+
+#[test]
+fn a_disk_that_fills_while_the_sample_is_made_leaves_no_cut_off_file_and_json_says_why() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let weft = play("--nodes 2 --size 8MiB --json --out");
+    // Files may have 1 MiB (2048 blocks); a write beyond is an error instead of a signal.
+    let output = Command::new("sh")
+        .args(["-c", "trap '' XFSZ; ulimit -f 2048; exec \"$0\" \"$@\""])
+        .arg(weft.get_program())
+        .args(weft.get_args())
+        .arg(directory.path())
+        .output()
+        .expect("sh starts");
+    assert_eq!(output.status.code(), Some(1));
+    let answer: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(answer["error"]["reason"], "FilesUnusable");
+    let message = answer["error"]["message"].as_str().expect("a text");
+    assert!(message.contains("random.bin: File too large"), "{message}");
+    let made = std::fs::read_dir(directory.path().join("node0")).expect("a directory");
+    assert_eq!(made.count(), 0);
+}
+
+#[test]
+fn too_few_namespaces_are_an_error_that_names_the_sysctl() {
+    let weft = play("--nodes 2 --size 1KiB --paths 4");
+    let limited = "echo 5 > /proc/sys/user/max_net_namespaces && exec \"$0\" \"$@\"";
+    let output = Command::new("unshare")
+        .args(["--user", "--map-root-user", "sh", "-c", limited])
+        .arg(weft.get_program())
+        .args(weft.get_args())
+        .output()
+        .expect("unshare starts");
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("the sysctl user.max_net_namespaces allows (5): raise it"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_dead_source_is_named_and_healthy_nodes_are_not_called_stopped() {
+    let (output, report) = output("--nodes 3 --size 8MiB --kill-node 0@1ms --quiet");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{report:#}\n{said}");
+    for node in report["nodes"].as_array().expect("a list") {
+        assert_ne!(node["reason"], "AgentStopped", "{report:#}");
+        let message = node["message"].as_str().expect("a text");
+        assert!(message.contains("node0"), "{report:#}");
+    }
+    // No progress: what is left to say are causes.
+    assert!(
+        said.lines().all(|line| line.starts_with("weft play: ")),
+        "{said}"
+    );
+}
+
+#[test]
+fn what_is_logged_to_a_file_has_no_colours() {
+    let mut logging = play("--nodes 2 --size 1KiB");
+    let output = logging.env("RUST_LOG", "weft_transfer=debug").output();
+    let output = output.expect("weft starts");
+    let logged = String::from_utf8_lossy(&output.stderr);
+    assert!(logged.contains("DEBUG"), "{logged}");
+    assert!(!logged.contains('\x1b'), "{logged}");
+}
+
+#[test]
+fn fifty_nodes_are_served_in_one_attempt() {
+    let output = play("--nodes 50 --size 1KiB")
+        .output()
+        .expect("weft starts");
+    let table = String::from_utf8_lossy(&output.stdout);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{table}{said}");
+    assert!(!table.contains("attempts "), "{table}{said}");
 }
 
 #[test]

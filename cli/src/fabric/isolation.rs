@@ -126,7 +126,7 @@ pub enum IsolationError {
         /// With which error.
         cause: Errno,
         /// What would allow it.
-        remedy: &'static str,
+        remedy: String,
     },
     /// A process of the chain died before the program was started.
     #[error("no namespaces here: the process that makes them died with status {status}; run again")]
@@ -535,16 +535,26 @@ fn refused(step: Step, cause: Errno) -> IsolationError {
     let says = |file: &str, value: &str| {
         fs::read_to_string(Path::new("/proc/sys").join(file)).is_ok_and(|s| s.trim() == value)
     };
+    let kinds = ["user", "net", "mnt", "pid"];
+    let none_allowed = kinds.map(|kind| format!("user/max_{kind}_namespaces"));
+    let none_allowed = none_allowed.iter().find(|file| says(file, "0"));
     let remedy = if step == Step::Start {
-        "see that the program's file is still in place and that processes may be started"
-    } else if says("user/max_user_namespaces", "0") {
-        "run as root, or set the sysctl user.max_user_namespaces above 0"
+        "see that the program's file is still in place and that processes may be started".to_owned()
+    } else if let Some(file) = none_allowed {
+        let sysctl = file.replace('/', ".");
+        format!("run as root, or set the sysctl {sysctl} above 0")
+    } else if cause == Errno::ENOSPC {
+        let sysctls = kinds.map(|kind| format!("user.max_{kind}_namespaces"));
+        format!(
+            "as many as allowed are in use: raise the sysctls {}",
+            sysctls.join(", ")
+        )
     } else if says("kernel/unprivileged_userns_clone", "0") {
-        "run as root, or set the sysctl kernel.unprivileged_userns_clone=1"
+        "run as root, or set the sysctl kernel.unprivileged_userns_clone=1".to_owned()
     } else if says("kernel/apparmor_restrict_unprivileged_userns", "1") {
-        "run as root, or set the sysctl kernel.apparmor_restrict_unprivileged_userns=0"
+        "run as root, or set the sysctl kernel.apparmor_restrict_unprivileged_userns=0".to_owned()
     } else {
-        "run as root; inside a container, run the container privileged"
+        "run as root; inside a container, run the container privileged".to_owned()
     };
     IsolationError::Refused {
         step,

@@ -8,11 +8,12 @@ use std::{
 };
 
 use nix::{
+    errno::Errno,
     mount::{MntFlags, MsFlags, mount, umount2},
     sched::{CloneFlags, setns, unshare},
 };
 
-use super::FabricError;
+use super::{FabricError, NAMESPACES_MAX};
 
 const DIRECTORY: &str = "/run/netns";
 
@@ -52,7 +53,10 @@ impl Namespace {
         let file = thread::scope(|scope| {
             scope
                 .spawn(|| {
-                    unshare(CloneFlags::CLONE_NEWNET).map_err(|e| failed("making it", e.into()))?;
+                    unshare(CloneFlags::CLONE_NEWNET).map_err(|e| match e {
+                        Errno::ENOSPC => too_few(&name),
+                        e => failed("making it", e.into()),
+                    })?;
                     let this = Path::new("/proc/thread-self/ns/net");
                     mount(
                         Some(this),
@@ -116,6 +120,15 @@ impl Namespace {
 impl Drop for Namespace {
     fn drop(&mut self) {
         remove(&self.path());
+    }
+}
+
+fn too_few(name: &str) -> FabricError {
+    let file = Path::new("/proc/sys").join(NAMESPACES_MAX.replace('.', "/"));
+    let allowed = std::fs::read_to_string(file).unwrap_or_default();
+    FabricError::TooFewNamespaces {
+        name: name.to_owned(),
+        allowed: allowed.trim().to_owned(),
     }
 }
 

@@ -1,5 +1,7 @@
 //! What a fabric shall look like, and what it cannot look like.
 
+use crate::quantity;
+
 /// The shape and the faults of a fabric. Named after the flags of `weft play`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Spec {
@@ -77,7 +79,7 @@ pub enum SpecError {
         nodes: usize,
     },
     /// A rate outside its range.
-    #[error("--{flag} {given}bit: give a rate from 1mbit to 400gbit")]
+    #[error("--{flag} {}: give a rate from 1mbit to 400gbit", quantity::rate(*given))]
     Rate {
         /// The flag.
         flag: &'static str,
@@ -200,7 +202,7 @@ mod tests {
                     rate: Some(1000),
                     ..ok()
                 },
-                "--rate 1000bit: give a rate from 1mbit to 400gbit",
+                "--rate 1 kbit/s: give a rate from 1mbit to 400gbit",
             ),
             (
                 Spec { loss: 1.5, ..ok() },

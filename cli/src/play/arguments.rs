@@ -15,6 +15,7 @@ use clap::ValueEnum;
 use weft_planner::Strategy;
 use weft_proto::agent::v1::Algorithm;
 
+use super::out;
 use crate::{
     fabric::{Spec, SpecError},
     quantity,
@@ -108,15 +109,19 @@ pub struct Args {
     /// The agent of node K, killed before, is started again.
     #[arg(long, value_name = "K@TIME")]
     pub restart_node: Vec<Moment>,
-    /// The nodes' roots are made here as DIR/node0, DIR/node1, … and stay [default: in memory].
+    /// The nodes' roots are made here as DIR/node0, DIR/node1, … and stay; with the same DIR the same command goes on
+    /// where an interrupted one ended [default: in memory].
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Leave agents and fabric running, and say how to enter and how to end them.
     #[arg(long)]
     pub keep: bool,
-    /// Print the result as one JSON object and nothing else on standard output.
+    /// Print the result, or why there is none, as one JSON object and nothing else on standard output.
     #[arg(long)]
     pub json: bool,
+    /// Show no progress: only the result, and what went wrong.
+    #[arg(short, long)]
+    pub quiet: bool,
 }
 
 /// What blocks and files are hashed with.
@@ -290,6 +295,8 @@ pub struct Settings {
     pub keep: bool,
     /// JSON on standard output.
     pub json: bool,
+    /// No progress.
+    pub quiet: bool,
 }
 
 /// An argument that makes no sense. Every text names the flag and what to give instead.
@@ -369,10 +376,26 @@ pub enum UsageError {
         source: io::Error,
     },
     /// Something is in it.
-    #[error("--out {}: it is not empty; give an empty directory, or one to be made", path.display())]
+    #[error("--out {}: it is not empty; give an empty directory, one to be made, or that of an interrupted run", path.display())]
     OutNotEmpty {
         /// As given.
         path: PathBuf,
+    },
+    /// A run of other data is in it.
+    #[error("--out {}: it holds a run of {data}; give the same --source, or --size and --seed, or another directory", path.display())]
+    OutOfOtherData {
+        /// As given.
+        path: PathBuf,
+        /// Of that run.
+        data: String,
+    },
+    /// The copies would be part of what is copied.
+    #[error("--out {}: it lies within --source {}; give a directory outside of it", path.display(), within.display())]
+    OutInSource {
+        /// As given.
+        path: PathBuf,
+        /// The source.
+        within: PathBuf,
     },
 }
 
@@ -394,6 +417,8 @@ impl UsageError {
             Self::SourceName { .. } => "SourceName",
             Self::Out { .. } => "OutUnusable",
             Self::OutNotEmpty { .. } => "OutNotEmpty",
+            Self::OutOfOtherData { .. } => "OutOfOtherData",
+            Self::OutInSource { .. } => "OutInSource",
         }
     }
 }
@@ -401,7 +426,7 @@ impl UsageError {
 impl Args {
     /// Says what is wrong with them, if anything is.
     pub fn check(&self) -> Result<Settings, UsageError> {
-        if self.nodes == 1 {
+        if self.nodes < 2 {
             return Err(UsageError::TooFewNodes(self.nodes));
         }
         let fabric = Spec {
@@ -428,7 +453,7 @@ impl Args {
             },
         };
         if let Some(out) = &self.out {
-            check_out(out)?;
+            check_out(out, &data)?;
         }
         Ok(Settings {
             of_fabric: self.of_fabric(),
@@ -445,6 +470,7 @@ impl Args {
             out: self.out.clone(),
             keep: self.keep,
             json: self.json,
+            quiet: self.quiet,
         })
     }
 
@@ -582,34 +608,42 @@ fn source(path: &Path) -> Result<Data, UsageError> {
     })
 }
 
-fn check_out(path: &Path) -> Result<(), UsageError> {
+fn check_out(path: &Path, data: &Data) -> Result<(), UsageError> {
     let unusable = |source| UsageError::Out {
         path: path.to_owned(),
         source,
     };
+    let existing = path.ancestors().find(|above| above.exists());
+    let existing = existing.unwrap_or(Path::new("."));
+    let real = fs::canonicalize(existing).map_err(unusable)?;
+    if let Data::Directory(source) = data
+        && real.starts_with(source)
+    {
+        return Err(UsageError::OutInSource {
+            path: path.to_owned(),
+            within: source.clone(),
+        });
+    }
     match fs::read_dir(path) {
-        Ok(mut entries) => {
-            if entries.next().is_some() {
+        Ok(entries) => match out::data_of(path) {
+            None if entries.count() > 0 => {
                 return Err(UsageError::OutNotEmpty {
                     path: path.to_owned(),
                 });
             }
-            // Only writing shows whether it can be written.
-            tempfile::tempfile_in(path).map(drop).map_err(unusable)
-        }
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            let above = path
-                .ancestors()
-                .skip(1)
-                .find(|above| above.as_os_str().is_empty() || above.exists());
-            let above = match above {
-                Some(above) if !above.as_os_str().is_empty() => above,
-                _ => Path::new("."),
-            };
-            tempfile::tempfile_in(above).map(drop).map_err(unusable)
-        }
-        Err(e) => Err(unusable(e)),
+            Some(of_run) if of_run != data.describe() => {
+                return Err(UsageError::OutOfOtherData {
+                    path: path.to_owned(),
+                    data: of_run,
+                });
+            }
+            _ => {}
+        },
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) => return Err(unusable(e)),
     }
+    // Only writing shows whether it can be written.
+    tempfile::tempfile_in(existing).map(drop).map_err(unusable)
 }
 
 #[cfg(test)]

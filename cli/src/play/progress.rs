@@ -19,6 +19,13 @@ const LINE_INTERVAL: Duration = Duration::from_secs(1);
 /// A rate is what came within so long: it follows a change and does not flicker.
 const RATE_OVER: Duration = Duration::from_secs(2);
 
+/// Of a bar.
+const BAR_COLUMNS_MAX: u16 = 32;
+/// A shorter bar shows nothing.
+const BAR_COLUMNS_MIN: u16 = 8;
+/// A name and most words, with the spaces between them.
+const WORDS_COLUMNS: u16 = 48;
+
 /// Follows a job on standard error.
 pub(super) struct Progress {
     rates: Vec<Rate>,
@@ -29,10 +36,12 @@ enum Shown {
     Bars {
         all: MultiProgress,
         bars: Vec<ProgressBar>,
+        style: ProgressStyle,
     },
     Lines {
         next: Instant,
     },
+    Nothing,
 }
 
 /// The bytes of one destination over the last two seconds.
@@ -66,24 +75,25 @@ impl Rate {
 }
 
 impl Progress {
-    pub(super) fn new(terminal: bool) -> Self {
-        if terminal {
-            Self::bars(ProgressDrawTarget::stderr())
-        } else {
-            let next = Instant::now() + LINE_INTERVAL;
-            Self {
-                rates: Vec::new(),
-                to: Shown::Lines { next },
-            }
-        }
+    pub(super) fn new(terminal: bool, quiet: bool) -> Self {
+        let to = match (quiet, terminal) {
+            (true, _) => Shown::Nothing,
+            (false, true) => return Self::bars(ProgressDrawTarget::stderr(), style()),
+            (false, false) => Shown::Lines {
+                next: Instant::now() + LINE_INTERVAL,
+            },
+        };
+        let rates = Vec::new();
+        Self { rates, to }
     }
 
-    fn bars(target: ProgressDrawTarget) -> Self {
+    fn bars(target: ProgressDrawTarget, style: ProgressStyle) -> Self {
         Self {
             rates: Vec::new(),
             to: Shown::Bars {
                 all: MultiProgress::with_draw_target(target),
                 bars: Vec::new(),
+                style,
             },
         }
     }
@@ -97,11 +107,11 @@ impl Progress {
             if self.rates.len() <= i {
                 self.rates.push(Rate::default());
             }
-            self.rates[i].note(now, destination.bytes);
+            self.rates[i].note(now, destination.received);
             texts.push(text(destination, all_bytes, self.rates[i].per_second()));
         }
         match &mut self.to {
-            Shown::Bars { all, bars } => {
+            Shown::Bars { all, bars, style } => {
                 for ((i, destination), text) in transfer.destinations().enumerate().zip(texts) {
                     // A bar of length 0 is drawn as full.
                     let length = all_bytes.unwrap_or_default().max(1);
@@ -119,7 +129,7 @@ impl Progress {
                     }
                     // Whole before it is shown: every change of a shown bar may be drawn at once.
                     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden())
-                        .with_style(style())
+                        .with_style(style.clone())
                         .with_prefix(destination.location.node.clone())
                         .with_message(text)
                         .with_position(position);
@@ -137,7 +147,7 @@ impl Progress {
                 // Nobody may be reading it.
                 let _ = writeln!(err, "{line}");
             }
-            Shown::Lines { .. } => {}
+            Shown::Lines { .. } | Shown::Nothing => {}
         }
     }
 
@@ -150,6 +160,7 @@ impl Progress {
             Shown::Lines { .. } => {
                 let _ = writeln!(err, "{text}");
             }
+            Shown::Nothing => {}
         }
     }
 
@@ -162,9 +173,20 @@ impl Progress {
     }
 }
 
-/// How a bar looks, its name before it and words behind it.
+/// How a bar looks on the terminal of standard error, its name before it and words behind it.
 pub fn style() -> ProgressStyle {
-    ProgressStyle::with_template("{prefix:8} {bar:32} {msg}")
+    let (_, columns) = console::Term::stderr().size();
+    style_within(columns)
+}
+
+/// The bar takes what the words leave, and on a narrow terminal there is none.
+fn style_within(columns: u16) -> ProgressStyle {
+    let bar = columns.saturating_sub(WORDS_COLUMNS).min(BAR_COLUMNS_MAX);
+    let bar = match bar {
+        ..BAR_COLUMNS_MIN => String::new(),
+        bar => format!("{{bar:{bar}}} "),
+    };
+    ProgressStyle::with_template(&format!("{{prefix:8}} {bar}{{wide_msg}}"))
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars("█▉▊▋▌▍▎▏ ")
 }
@@ -172,6 +194,9 @@ pub fn style() -> ProgressStyle {
 /// Bytes, rate and the time that is left, or the state where that says more.
 fn text(destination: &Destination, all: Option<u64>, rate: u64) -> String {
     let state = match &destination.phase {
+        DestinationPhase::Verified { .. } if destination.was_there() => {
+            "verified, was there already".to_owned()
+        }
         DestinationPhase::Verified { after } => {
             format!("verified in {}", Seconds(after.as_secs_f64()))
         }
@@ -268,19 +293,33 @@ mod tests {
                 phase,
                 report,
                 bytes: 50_000_000,
+                received: 50_000_000,
             };
             let expected = format!("50 MB of 100 MB, {expected}");
             assert_eq!(text(&view, Some(100_000_000), rate), expected);
         }
+        let was_there = Destination {
+            location: place,
+            phase: DestinationPhase::Verified {
+                after: Duration::from_millis(1),
+            },
+            report: report(State::Verified),
+            bytes: 50_000_000,
+            received: 0,
+        };
+        assert_eq!(text(&was_there, None, 0), "verified, was there already");
     }
 
     /// A terminal that remembers what was written to it.
-    #[derive(Clone, Debug, Default)]
-    struct Written(Arc<Mutex<Vec<String>>>);
+    #[derive(Clone, Debug)]
+    struct Written {
+        columns: u16,
+        texts: Arc<Mutex<Vec<String>>>,
+    }
 
     impl TermLike for Written {
         fn width(&self) -> u16 {
-            120
+            self.columns
         }
         fn move_cursor_up(&self, _: usize) -> io::Result<()> {
             Ok(())
@@ -298,7 +337,7 @@ mod tests {
             self.write_str(text)
         }
         fn write_str(&self, text: &str) -> io::Result<()> {
-            self.0.lock().unwrap().push(text.to_owned());
+            self.texts.lock().unwrap().push(text.to_owned());
             Ok(())
         }
         fn clear_line(&self) -> io::Result<()> {
@@ -309,8 +348,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_bar_is_empty_and_has_its_text_from_the_first_frame_on() {
+    /// What a terminal of that width shows of a job that has just begun.
+    fn first_frames(columns: u16) -> Vec<String> {
         let place = |node: &str| NodeLocation {
             node: node.into(),
             root: "data".into(),
@@ -335,11 +374,19 @@ mod tests {
             leader: LeaderContext::ONLY,
             backoff_limit: 0,
         });
-        let written = Written::default();
+        let written = Written {
+            columns,
+            texts: Arc::default(),
+        };
         let target = ProgressDrawTarget::term_like(Box::new(written.clone()));
-        Progress::bars(target).show(&transfer, &mut io::sink());
-        let written = written.0.lock().unwrap();
-        let frames: Vec<&str> = written.iter().map(|text| text.trim()).collect();
+        Progress::bars(target, style_within(columns)).show(&transfer, &mut io::sink());
+        let texts = written.texts.lock().unwrap();
+        texts.iter().map(|text| text.trim().to_owned()).collect()
+    }
+
+    #[test]
+    fn a_bar_is_empty_and_has_its_text_from_the_first_frame_on() {
+        let frames = first_frames(120);
         let bars = frames.iter().filter(|text| text.starts_with("node"));
         assert!(bars.clone().count() > 1, "{frames:?}");
         for bar in bars {
@@ -347,6 +394,19 @@ mod tests {
                 bar.ends_with("preparing") && !bar.contains('█'),
                 "{frames:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_line_fits_a_terminal_of_30_columns() {
+        for columns in [30, 60, 80] {
+            let frames = first_frames(columns);
+            assert!(
+                frames.iter().any(|text| text.ends_with("preparing")),
+                "{frames:?}"
+            );
+            let widest = frames.iter().map(|text| text.chars().count()).max();
+            assert!(widest <= Some(columns.into()), "{frames:?}");
         }
     }
 

@@ -19,8 +19,9 @@ pub struct Report {
     pub bytes: u64,
     /// From Start to the last Verified; to the end, where nothing was Verified.
     pub seconds: f64,
-    /// `bytes` in 10⁹ bytes per second of `seconds`; 0 unless every destination is Verified.
-    pub gbps: f64,
+    /// Bytes that came over the network to one destination, the one with the most, per second of `seconds`; 0 unless
+    /// every destination is Verified.
+    pub bytes_per_second: u64,
     /// Of the source; "" where it was not read to the end.
     pub digest: String,
     /// In force; "" where there was no plan.
@@ -49,10 +50,14 @@ pub struct NodeReport {
     pub state: String,
     /// Why it failed; "" when it did not.
     pub reason: String,
+    /// The same for people, with the remedy.
+    pub message: String,
     /// As the node computed it; "" where it did not come to that.
     pub digest: String,
     /// Bytes verified there.
     pub bytes: u64,
+    /// Of these: bytes that came over the network; the others were there.
+    pub received: u64,
     /// From Start to Verified; 0 where it is not.
     pub seconds: f64,
 }
@@ -126,7 +131,7 @@ impl Summary {
         assumed: &str,
     ) -> Self {
         let started = transfer.started().unwrap_or(ended);
-        let mut last = None;
+        let (mut last, mut received) = (None, 0);
         let mut failures = Vec::new();
         if let Some(fault) = transfer.source_fault() {
             failures.push(cause(&fault));
@@ -135,44 +140,53 @@ impl Summary {
             .destinations()
             .map(|destination| {
                 let name = destination.location.node.clone();
-                let (state, reason, seconds) = match &destination.phase {
+                let mut seconds = 0.0;
+                let (state, reason, message) = match &destination.phase {
                     DestinationPhase::Verified { after } => {
                         last = last.max(Some(*after));
-                        ("Verified", String::new(), rounded(*after))
+                        seconds = rounded(*after);
+                        ("Verified", String::new(), String::new())
                     }
                     DestinationPhase::Failed(failure) | DestinationPhase::Retrying(failure) => {
                         let cause = cause(failure);
                         if !failures.contains(&cause) {
-                            failures.push(cause);
+                            failures.push(cause.clone());
                         }
-                        ("Failed", failure.reason.clone(), 0.0)
+                        ("Failed", failure.reason.clone(), cause)
                     }
-                    DestinationPhase::Pending => ("Failed", "NotStarted".to_owned(), 0.0),
+                    DestinationPhase::Pending => {
+                        let message =
+                            format!("{name}: the transfer was over before it began there");
+                        ("Failed", "NotStarted".to_owned(), message)
+                    }
                 };
+                received = received.max(destination.received);
                 NodeReport {
                     root: root(&name).unwrap_or_default(),
                     name,
                     state: state.to_owned(),
                     reason,
+                    message,
                     digest: destination.report.digest.clone(),
                     bytes: destination.bytes,
+                    received: destination.received,
                     seconds,
                 }
             })
             .collect();
         let seconds = last.unwrap_or(ended.saturating_sub(started));
         let bytes = transfer.bytes();
-        let gbps = if transfer.is_complete() && !seconds.is_zero() {
-            round(bytes as f64 / seconds.as_secs_f64() / 1e9, 6)
+        let bytes_per_second = if transfer.is_complete() && !seconds.is_zero() {
+            (received as f64 / seconds.as_secs_f64()) as u64
         } else {
-            0.0
+            0
         };
         let (sent, resent) = transfer.chunks();
         let (link, link_why) = transfer.link();
         let report = Report {
             bytes,
             seconds: rounded(seconds),
-            gbps,
+            bytes_per_second,
             digest: transfer.source_report().digest.clone(),
             strategy: transfer
                 .plan()
@@ -269,14 +283,17 @@ impl fmt::Display for Summary {
         let size = quantity::bytes(report.bytes);
         if verified == report.nodes.len() && self.failures.is_empty() {
             let nodes = if verified == 1 { "node" } else { "nodes" };
-            writeln!(
+            write!(
                 f,
-                "{} is verified at {verified} {nodes}: {size} ({} bytes) in {}, {:.3} GB/s",
-                self.source,
-                report.bytes,
-                Seconds(report.seconds),
-                report.gbps,
+                "{} is verified at {verified} {nodes}: {size} ({} bytes)",
+                self.source, report.bytes,
             )?;
+            if report.bytes > 0 && report.nodes.iter().all(|node| node.received == 0) {
+                writeln!(f, ", all of it there already; nothing was sent")?;
+            } else {
+                let rate = report.bytes_per_second as f64 / 1e9;
+                writeln!(f, " in {}, {rate:.3} GB/s", Seconds(report.seconds))?;
+            }
         } else {
             writeln!(
                 f,
@@ -357,10 +374,11 @@ impl Summary {
             } else {
                 "-".to_owned()
             };
-            let state = if node.reason.is_empty() {
-                node.state.clone()
-            } else {
-                format!("{} ({})", node.state, node.reason)
+            let was_there = node.received == 0 && node.bytes > 0;
+            let state = match &*node.reason {
+                "" if was_there => format!("{} (was there)", node.state),
+                "" => node.state.clone(),
+                reason => format!("{} ({reason})", node.state),
             };
             let bytes = quantity::bytes(node.bytes);
             [

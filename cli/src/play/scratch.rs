@@ -2,13 +2,13 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufWriter, Write},
+    io::{self, Write},
     path::{Path, PathBuf},
 };
 
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
-use tempfile::TempDir;
+use tempfile::{TempDir, TempPath};
 
 use super::{PlayError, arguments::Data};
 use crate::{fabric::isolation, stage::directory};
@@ -136,7 +136,9 @@ impl Data {
     /// For people.
     pub(super) fn describe(&self) -> String {
         match self {
-            Self::Random { seed, .. } => format!("{RANDOM_NAME} (random bytes of seed {seed})"),
+            Self::Random { bytes, seed } => {
+                format!("{RANDOM_NAME} ({bytes} random bytes of seed {seed})")
+            }
             Self::File(path) | Self::Directory(path) => path.display().to_string(),
         }
     }
@@ -186,8 +188,14 @@ fn below(directory: &Path) -> u64 {
         .sum()
 }
 
+/// Whole or not at all: it is written under another name, and what an interrupted run made is used again.
 fn write_random(path: &Path, bytes: u64, seed: u64) -> io::Result<()> {
-    let mut file = BufWriter::with_capacity(0, File::create_new(path)?);
+    if fs::metadata(path).is_ok_and(|made| made.len() == bytes) {
+        return Ok(());
+    }
+    // Removed when this returns early.
+    let unfinished = TempPath::try_from_path(path.with_extension("unfinished"))?;
+    let mut file = File::create(&unfinished)?;
     let mut random = Pcg64Mcg::seed_from_u64(seed);
     let mut block = vec![0; WRITE_AT_ONCE];
     let mut left = bytes;
@@ -197,7 +205,7 @@ fn write_random(path: &Path, bytes: u64, seed: u64) -> io::Result<()> {
         file.write_all(&block[..part])?;
         left -= part as u64;
     }
-    file.flush()
+    unfinished.persist(path).map_err(|error| error.error)
 }
 
 #[cfg(test)]

@@ -10,12 +10,11 @@ use std::{
 
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use weft_identity::authority;
 use weft_proto::agent::v1::Overwrite;
 use weft_transfer::{LeaderContext, Spec, Timing};
 
 use super::{
-    Data, Fault, FaultKind, Happened, PlayError, Settings, Summary,
+    Data, Fault, FaultKind, Happened, PlayError, Settings, Summary, out,
     progress::Progress,
     scratch::{Origin, Scratch},
 };
@@ -48,7 +47,7 @@ pub(super) async fn play(
     err: &mut impl Write,
 ) -> Result<bool, PlayError> {
     let mut play = Play::set(settings, program).await?;
-    let mut progress = Progress::new(terminal);
+    let mut progress = Progress::new(terminal, settings.quiet);
     let (summary, complete) = play.transfer(&mut progress, err).await?;
     let keeping = settings.keep.then_some(play);
     if settings.json {
@@ -65,6 +64,9 @@ pub(super) async fn play(
     let missed = summary.missed();
     for text in &missed {
         complain(err, text);
+    }
+    if let Some(text) = settings.out.as_deref().and_then(out::left) {
+        complain(err, &text);
     }
     // Last: whatever failed before ends it.
     if let Some(play) = keeping {
@@ -158,7 +160,7 @@ impl<'a> Play<'a> {
         let settings = self.settings;
         let destination = |i: &usize| self.stage.place(*i, &self.origin.name);
         Ok(Spec {
-            uid: format!("play-{}", authority::unique()?),
+            uid: out::uid(settings.out.as_deref(), settings.data.describe())?,
             name: None,
             source: self.stage.place(0, &self.origin.path),
             object: None,
@@ -211,7 +213,7 @@ impl<'a> Play<'a> {
                     self.strike(*fault).await?;
                     let started = runner.transfer().started().unwrap_or_default();
                     let after = runner.now().saturating_sub(started);
-                    *happened = Happened::At { after, bytes: runner.transfer().bytes_moved() };
+                    *happened = Happened::At { after, bytes: runner.transfer().bytes_verified() };
                     let target = fault.kind.target(fault.index);
                     progress.say(&format!("{} {target}", fault.kind.name()), err);
                 }

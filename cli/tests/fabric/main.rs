@@ -195,22 +195,27 @@ fn output_status_and_files_pass_through(user: Option<u32>) {
     );
 }
 
-/// In a user namespace that allows no further one, without capabilities.
+/// In a user namespace that allows none of a kind, without capabilities.
 fn a_refusal_says_what_would_allow_it() {
-    let script =
-        "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all $0";
-    let output = Command::new("unshare")
-        .args(["--user", "--map-root-user", "sh", "-c", script])
-        .arg(std::env::current_exe().unwrap())
-        .env(CASE, "says_and_writes")
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
-    assert_eq!(
-        String::from_utf8(output.stderr).unwrap(),
-        "no namespaces here: making namespaces failed (ENOSPC: No space left on device); \
-         run as root, or set the sysctl user.max_user_namespaces above 0\n"
-    );
+    for kind in ["user", "net", "mnt", "pid"] {
+        let sysctl = format!("user.max_{kind}_namespaces");
+        let file = format!("/proc/sys/user/max_{kind}_namespaces");
+        let script = format!("echo 0 > {file} && exec setpriv --bounding-set=-all $0");
+        let output = Command::new("unshare")
+            .args(["--user", "--map-root-user", "sh", "-c", &script])
+            .arg(std::env::current_exe().unwrap())
+            .env(CASE, "says_and_writes")
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        assert_eq!(
+            String::from_utf8(output.stderr).unwrap(),
+            format!(
+                "no namespaces here: making namespaces failed (ENOSPC: No space left on device); \
+                 run as root, or set the sysctl {sysctl} above 0\n"
+            )
+        );
+    }
 }
 
 /// With a fabric, and a process in a node.

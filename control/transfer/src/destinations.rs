@@ -45,11 +45,19 @@ pub struct Destination {
     pub report: ProgressResponse,
     /// Most bytes that it ever had verified.
     pub bytes: u64,
+    /// Of the bytes that it has verified: those that it did not have before, of all attempts. A node's copy for
+    /// itself writes them; every other destination gets them over the network.
+    pub received: u64,
 }
 
 impl Destination {
     pub(crate) fn is_verified(&self) -> bool {
         matches!(self.phase, DestinationPhase::Verified { .. })
+    }
+
+    /// It has the whole copy, and had it before the job began.
+    pub fn was_there(&self) -> bool {
+        self.is_verified() && self.received == 0 && self.bytes > 0
     }
 }
 
@@ -62,8 +70,18 @@ pub(crate) struct DestinationStates {
     pub(crate) source: ProgressResponse,
     /// The link in use and why, once an agent has reported it.
     pub(crate) link: (String, String),
-    /// Chunks sent and resent, by node and attempt.
-    chunks: BTreeMap<(String, u32), (u64, u64)>,
+    /// By node and attempt.
+    counts: BTreeMap<(String, u32), Counts>,
+}
+
+/// What a node has reported of one attempt.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counts {
+    chunks_sent: u64,
+    /// Of these.
+    chunks_resent: u64,
+    /// Most bytes that it had got.
+    received: u64,
 }
 
 impl DestinationStates {
@@ -77,6 +95,7 @@ impl DestinationStates {
             phase: DestinationPhase::Pending,
             report: ProgressResponse::default(),
             bytes: 0,
+            received: 0,
         };
         self.all
             .insert(location.node.clone(), Box::new(destination));
@@ -139,6 +158,12 @@ impl DestinationStates {
         self.all.values().map(|d| d.bytes).sum()
     }
 
+    /// Bytes that destinations have got over the network.
+    pub(crate) fn received(&self) -> u64 {
+        let remote = self.all.iter().filter(|(name, _)| !is_local(name));
+        remote.map(|(_, d)| d.received).sum()
+    }
+
     /// Grows with every byte and with every destination that is Verified or given up.
     pub(crate) fn progress_mark(&self) -> u64 {
         let ended = self.all.values().filter(|d| d.phase.is_final()).count();
@@ -147,14 +172,23 @@ impl DestinationStates {
 
     /// Chunks sent, resent ones included, and of these the resent ones; all nodes and attempts.
     pub(crate) fn chunks(&self) -> (u64, u64) {
-        let add = |(a, b): (u64, u64), (c, d): &(u64, u64)| (a + c, b + d);
-        self.chunks.values().fold((0, 0), add)
+        let add = |(sent, resent): (u64, u64), counts: &Counts| {
+            (sent + counts.chunks_sent, resent + counts.chunks_resent)
+        };
+        self.counts.values().fold((0, 0), add)
     }
 
-    /// Counts what any attempt's report says of its link.
+    /// Counts what any attempt's report says of its link and of bytes.
     pub(crate) fn count(&mut self, node: &str, attempt: u32, report: &ProgressResponse) {
-        let chunks = (report.chunks_sent, report.chunks_resent);
-        self.chunks.insert((node.to_owned(), attempt), chunks);
+        let counts = self.counts.entry((node.to_owned(), attempt)).or_default();
+        counts.chunks_sent = report.chunks_sent;
+        counts.chunks_resent = report.chunks_resent;
+        let received = report.bytes.saturating_sub(report.bytes_resumed);
+        let more = received.saturating_sub(counts.received);
+        counts.received += more;
+        if let Some(destination) = self.get_mut(node) {
+            destination.received += more;
+        }
         if !report.link.is_empty() {
             self.link = (report.link.clone(), report.link_reason.clone());
         }

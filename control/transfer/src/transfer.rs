@@ -242,8 +242,14 @@ impl Transfer {
     }
 
     /// Bytes that are verified at the destinations.
-    pub fn bytes_moved(&self) -> u64 {
+    pub fn bytes_verified(&self) -> u64 {
         self.destinations.bytes()
+    }
+
+    /// Bytes that destinations have got over the network: without those that they had before, and without the copy
+    /// that the source's node makes for itself.
+    pub fn bytes_received(&self) -> u64 {
+        self.destinations.received()
     }
 
     fn take(&mut self, input: Input) {

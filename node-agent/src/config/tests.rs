@@ -189,7 +189,7 @@ fn an_error_names_the_line_or_the_whole_field_and_what_would_be_right() {
             "paths: 257",
             0,
             "transport.paths",
-            "1 to 256",
+            "1 to 256, the square of data.ports.count",
         ),
         (
             "rtoMin: 250us",

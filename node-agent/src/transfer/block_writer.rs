@@ -158,8 +158,9 @@ impl BlockWriter {
         if file.missing() < missing_before {
             let bytes = file.blocks().len(block) as u64;
             let counters = &self.attempt.counters;
-            counters.bytes.fetch_add(bytes, Ordering::Relaxed);
+            // First, so that no report has them as bytes that came.
             counters.bytes_resumed.fetch_add(bytes, Ordering::Relaxed);
+            counters.bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         self.finish(index, &file)
     }

@@ -13,6 +13,10 @@ use crate::transfer::receive_window::WINDOW_MESSAGES;
 /// Messages kept because some child still needs them: a round trip's worth beyond the slots.
 pub(crate) const CACHE_MESSAGES: usize = 8;
 
+/// Children that may stand still, each with a message of its own, while the others go on. With a buffer for each of 64
+/// children a sender would need more than `limits.memory` has by default.
+const STANDING_STILL_MAX: usize = 16;
+
 /// What a sender may do with its buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SendLimits {
@@ -29,9 +33,13 @@ impl SendLimits {
         CACHE_MESSAGES + children * (slots + 1)
     }
 
-    /// Buffers with which each child goes on, whatever the others do: one under way to each, and one more.
+    /// Buffers with which each child goes on, whatever the others do: one under way to each, and one more. Where
+    /// there are many children, as long as no more than [`STANDING_STILL_MAX`] of them stand still.
     pub(crate) const fn buffers_least(children: usize) -> usize {
-        children + 1
+        match children < STANDING_STILL_MAX {
+            true => children + 1,
+            false => STANDING_STILL_MAX + 1,
+        }
     }
 
     /// The limits for so many buffers.

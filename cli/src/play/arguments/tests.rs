@@ -37,7 +37,8 @@ fn every_bad_argument_names_its_flag_and_the_remedy() {
             "--nodes 1",
             "--nodes 1: one sends and another receives; give at least --nodes 2",
         ),
-        ("--nodes 0", "--nodes 0: give a number from 1 to 240"),
+        ("--nodes 0", "give at least --nodes 2"),
+        ("--nodes 241", "--nodes 241: give a number from 1 to 240"),
         (
             "--nodes 2 --leaves 3",
             "--leaves 3: there are only 2 nodes; give --leaves 2 or more --nodes",
@@ -60,7 +61,18 @@ fn every_bad_argument_names_its_flag_and_the_remedy() {
             "--loss 2",
             "\"2\" is not a share from 0 to 99.9%: write 0.1% or 0.001",
         ),
-        ("--rate 1", "--rate 1bit: give a rate from 1mbit to 400gbit"),
+        (
+            "--rate 1",
+            "--rate 1 bit/s: give a rate from 1mbit to 400gbit",
+        ),
+        (
+            "--rate 1tbit",
+            "--rate 1 Tbit/s: give a rate from 1mbit to 400gbit",
+        ),
+        (
+            "--loss 100%",
+            "\"100%\" is not a share from 0 to 99.9%: write 0.1% or 0.001",
+        ),
         (
             "--size 5M",
             "which is not one of B, kB, MB, GB, TB, KiB, MiB, GiB, TiB",
@@ -128,7 +140,7 @@ fn every_bad_argument_names_its_flag_and_the_remedy() {
         ("--out /proc/none", "--out /proc/none: "),
         (
             "--out /etc",
-            "--out /etc: it is not empty; give an empty directory, or one to be made",
+            "--out /etc: it is not empty; give an empty directory, one to be made, or that",
         ),
         (
             "--out /etc/passwd",
@@ -190,4 +202,30 @@ fn a_source_is_followed_to_where_it_is_and_an_out_may_be_made() {
     let settings = check(&words).unwrap();
     assert_eq!(settings.data, Data::Directory(real));
     assert!(!out.exists());
+}
+
+#[test]
+fn an_out_within_the_source_and_one_of_other_data_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("model");
+    fs::create_dir(&source).unwrap();
+    let source = source.to_str().unwrap();
+    for out in [source.to_owned(), format!("{source}/a/b")] {
+        let error = check(&["--source", source, "--out", &out]).unwrap_err();
+        assert!(error.contains("it lies within --source"), "{error}");
+    }
+    let out = directory.path().join("out");
+    fs::create_dir(&out).unwrap();
+    super::out::uid(
+        Some(&out),
+        check(&["--size", "10"]).unwrap().data.describe(),
+    )
+    .unwrap();
+    let out = out.to_str().unwrap();
+    check(&["--size", "10", "--out", out]).unwrap();
+    let error = check(&["--size", "11", "--out", out]).unwrap_err();
+    assert!(
+        error.contains("it holds a run of random.bin (10 random bytes of seed 1); give the same"),
+        "{error}"
+    );
 }

@@ -182,6 +182,8 @@ impl Transfer {
     }
 
     pub(super) fn on_progress_ended(&mut self, node: &str, result: Result<(), Failure>) {
+        // An agent that is told to end its part ends its stream, and is healthy.
+        let is_told_to_end = matches!(self.state, State::Cancelling { .. }) && result.is_ok();
         let (State::Running(attempt)
         | State::Cancelling { attempt, .. }
         | State::AwaitingFinalReports { attempt, .. }) = &mut self.state
@@ -189,12 +191,16 @@ impl Transfer {
             return;
         };
         attempt.stream_ended(node, result.is_err());
-        if matches!(
-            attempt.state(node),
-            Some(
-                ParticipantState::Starting | ParticipantState::Moving | ParticipantState::CutOff(_)
+        if !is_told_to_end
+            && matches!(
+                attempt.state(node),
+                Some(
+                    ParticipantState::Starting
+                        | ParticipantState::Moving
+                        | ParticipantState::CutOff(_)
+                )
             )
-        ) {
+        {
             let stopped = || {
                 let message = format!("node {node}: its agent was stopped; start it again");
                 Failure::reported(node, "AgentStopped", &message, true)

@@ -227,6 +227,34 @@ fn with_the_least_of_buffers_children_that_go_on_at_random_get_everything() {
 }
 
 #[test]
+fn sixty_four_children_need_fewer_buffers_than_an_agent_has_by_default() {
+    let children = 64;
+    let least = SendLimits::buffers_least(children);
+    // Two of these senders, each with the slots of a relay.
+    let memory = crate::config::Limits::default().memory.0;
+    let slots = usize::from(crate::config::SLOTS_MIN);
+    assert!(2 * (least + slots) <= memory as usize / crate::transfer::frame::SLOT_BYTES);
+
+    let mut bench = Bench::with(40, children, 40, least);
+    // They come to stand still with different messages.
+    for child in 0..STANDING_STILL_MAX {
+        for _ in 0..child {
+            bench.credit(child);
+        }
+    }
+    while (STANDING_STILL_MAX..children).any(|child| bench.credit(child)) {}
+    let all: Vec<u32> = (0..40).collect();
+    assert!(
+        bench.got[STANDING_STILL_MAX..]
+            .iter()
+            .all(|got| *got == all)
+    );
+    while (0..children).any(|child| bench.credit(child)) {}
+    assert!(bench.got.iter().all(|got| *got == all));
+    assert!(bench.fanout.is_over());
+}
+
+#[test]
 fn fewer_buffers_are_made_do_with_as_soon_as_they_are_fewer() {
     let mut bench = Bench::new(60, 2, 60);
     let least = SendLimits::buffers_least(2);

@@ -56,10 +56,9 @@ impl Snapshot {
         let destinations: Vec<DestinationStatus> =
             transfer.destinations().map(destination).collect();
         let count = u64::try_from(destinations.len()).unwrap_or(u64::MAX);
-        let bytes = transfer.bytes();
-        let had_it = |there: &Destination| bytes > 0 && there.report.bytes_resumed >= bytes;
-        // What an attempt finds, an earlier one may have brought.
-        let was_there = transfer.attempt() == 1 && transfer.destinations().all(had_it);
+        // What an attempt finds, an earlier one of an operator before this may have brought.
+        let was_there =
+            transfer.attempt() == 1 && transfer.destinations().all(Destination::was_there);
         let (link, reason) = transfer.link();
         let digest = Some(cut(transfer.digest())).filter(|digest| !digest.is_empty());
         let manifest = transfer.listing().map(|listing| ManifestSummary {
@@ -100,7 +99,7 @@ impl Snapshot {
                 .unconfirmed()
                 .map(|name| node_of(name).to_owned())
                 .collect(),
-            bytes: signed(transfer.bytes_moved()),
+            bytes: signed(transfer.bytes_verified()),
             bytes_total: signed(transfer.bytes().saturating_mul(count)),
             bytes_per_second: signed(bytes_per_second),
         }
@@ -131,6 +130,9 @@ fn destination(there: &Destination) -> DestinationStatus {
             .unwrap_or_default(),
         message: match failure {
             Some(failure) => cut(&failure.message),
+            None if there.was_there() && there.report.message.is_empty() => {
+                "it was there already; nothing was sent".to_owned()
+            }
             // How the copy has appeared.
             None if is_verified => cut(&there.report.message),
             None => String::new(),
@@ -191,12 +193,21 @@ mod tests {
                 phase,
                 report: report.clone(),
                 bytes: 0,
+                received: 0,
             });
             (shown.reason, shown.message)
         };
         let after = Duration::ZERO;
         let verified = shown(DestinationPhase::Verified { after });
         assert_eq!(verified, (String::new(), "file by file".to_owned()));
+        let was_there = destination(&Destination {
+            location: place.clone(),
+            phase: DestinationPhase::Verified { after },
+            report: ProgressResponse::default(),
+            bytes: 10,
+            received: 0,
+        });
+        assert_eq!(was_there.message, "it was there already; nothing was sent");
         assert_eq!(shown(DestinationPhase::Pending), Default::default());
         // An agent may say anything; the definition takes 2,048 characters.
         let failed = DestinationPhase::Failed(weft_transfer::Failure {

@@ -460,7 +460,7 @@ pub(crate) fn events_for(old: &TransferJobStatus, new: &TransferJobStatus) -> Ve
         say(
             false,
             "Transferring",
-            "agents compare what is there, and send the rest",
+            "the nodes compare what they have, and send what is missing",
         );
     }
     let lost: Vec<&str> = match (old.destinations_truncated, new.destinations.is_empty()) {

@@ -176,7 +176,7 @@ async fn drive(
             // A rate falls with time, though nothing is heard.
             _ = ticks.tick() => {
                 is_due = true;
-                rate = meter.mark(runner.now(), runner.transfer().bytes_moved());
+                rate = meter.mark(runner.now(), runner.transfer().bytes_received());
             }
             Some(instruction) = instructions.recv() => match instruction {
                 Instruction::AttemptRecorded(attempt) => runner.attempt_recorded(attempt),

@@ -88,3 +88,32 @@ fn the_answer_of_an_earlier_cancel_is_not_taken_for_that_of_the_end() {
         assert_eq!(transfer.is_over(), is_over);
     }
 }
+
+#[test]
+fn a_healthy_node_that_ends_its_part_as_told_is_not_called_stopped() {
+    let mut harness = Harness::chain(3);
+    let lost = failure(&name(0), UNREACHABLE, true);
+    // The answers to the Cancels are still on their way when the streams end.
+    let take = |transfer: Transfer, answer| transfer.step(Duration::ZERO, answer).0;
+    let ended = |node, result| called(&name(node), 1, Call::WatchProgress, result);
+    let mut transfer = take(harness.transfer.clone(), ended(0, Err(lost)));
+    for node in [1, 2] {
+        transfer = take(transfer, ended(node, Ok(())));
+    }
+    for node in [0, 1, 2] {
+        let told = Call::Cancel {
+            cleanup: Cleanup::Nothing,
+            is_repeated: false,
+        };
+        transfer = take(transfer, called(&name(node), 1, told, Ok(())));
+    }
+    harness.transfer = transfer;
+    assert_eq!(
+        (harness.reason(1), harness.reason(2)),
+        ("SenderLost", "SenderLost")
+    );
+    // One that ends its stream untold has been stopped.
+    let mut harness = Harness::chain(2);
+    harness.ends(1, Ok(()));
+    assert_eq!(harness.reason(1), "AgentStopped");
+}

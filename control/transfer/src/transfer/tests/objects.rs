@@ -49,7 +49,7 @@ fn the_reader_is_prepared_like_the_others_and_started_last() {
         (harness.transfer.digest(), harness.reason(0)),
         ("d1", "Verified")
     );
-    assert_eq!(harness.transfer.bytes_moved(), 3 * BYTES);
+    assert_eq!(harness.transfer.bytes_verified(), 3 * BYTES);
 }
 
 #[test]

@@ -209,7 +209,7 @@ impl Labels<'_> {
                 changes.insert(label.clone(), None);
             }
         }
-        self.note_missing(node, state.map(|state| &state.report), &wanted, surplus);
+        self.note_missing(node, state.map(|state| &state.report), &wanted, &surplus);
         for (label, model) in wanted {
             if node.labels().get(&label) != Some(&model.value) {
                 changes.insert(label, Some(model.value));
@@ -226,7 +226,7 @@ impl Labels<'_> {
         node: &ClusterNode,
         report: Option<&NodeReport>,
         wanted: &BTreeMap<String, Model>,
-        surplus: BTreeMap<String, Model>,
+        surplus: &BTreeMap<String, Model>,
     ) {
         let name = node.name_any();
         let mut note = |reason, job: &Key| {

@@ -42,6 +42,7 @@ mod source;
 mod space;
 mod staging;
 mod sweep;
+mod symlink;
 mod target;
 
 #[cfg(test)]
@@ -67,3 +68,4 @@ pub use root::{Access, Root};
 pub use source::{Source, SourceFile};
 pub use space::{MinFree, RootLimits};
 pub use sweep::sweep;
+pub use symlink::Symlinks;

@@ -161,6 +161,7 @@ impl<'a> Play<'a> {
             uid: format!("play-{}", authority::unique()?),
             name: None,
             source: self.stage.place(0, &self.origin.path),
+            symlinks: settings.symlinks.into(),
             object: None,
             destinations: settings.to.iter().map(destination).collect(),
             topology: self.stage.topology(),

@@ -12,7 +12,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{self, BufRead as _, BufReader, BufWriter, Seek as _};
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{self, AtFlags, Dir, Mode, OFlags, Stat};
+use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
@@ -167,12 +167,16 @@ fn entries<'m>(
     let below = manifest.entries().enumerate();
     top.into_iter().chain(below.map(move |(index, entry)| {
         let file = match entry.kind {
-            EntryKind::File { .. } => {
+            EntryKind::File { .. } | EntryKind::Link { .. } => {
                 let path = manifest.path_of(base, entry)?;
                 let now = stat(&mut open, &path)?.map(|stat| FileState::of(&stat));
                 let now = now.filter(|now| verified(index) == Some(now.fingerprint()));
-                let changed = || FileError::DestinationChanged {
-                    location: root.location(&path),
+                let changed = || {
+                    // A source's link that was followed: no copy has such a one.
+                    let link = root.symlink_on_the_way(&path, Errno::LOOP);
+                    link.unwrap_or_else(|| FileError::DestinationChanged {
+                        location: root.location(&path),
+                    })
                 };
                 Some(now.ok_or_else(changed)?.recorded())
             }
@@ -369,10 +373,12 @@ impl<'r> Records<'r> {
         let mut files = 0;
         for entry in record.entries()? {
             let (path, entry) = entry?;
-            if let Some(what) = entry.difference(stat(&mut open, &path)?.as_ref()) {
+            let now = stat(&mut open, &path)?;
+            if let Some(what) = entry.difference(now.as_ref()) {
                 return Ok(Some(format!("{path}: {what}")));
             }
-            files += u64::from(entry.file.is_some());
+            let is_file = |now: Stat| FileType::from_raw_mode(now.st_mode) == FileType::RegularFile;
+            files += u64::from(now.is_some_and(is_file));
         }
         if files != record.copy.files {
             return Err(record.broken("it does not name as many files as it says"));

@@ -53,12 +53,12 @@ pub struct CopyHeader {
     pub(super) removing: bool,
 }
 
-/// One file or directory of a copy.
+/// One file, link or directory of a copy.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RecordedEntry {
     /// Relative to the copy; "" is the copy itself.
     pub(super) path: String,
-    /// Absent for a directory.
+    /// Of the file or link itself; absent for a directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) file: Option<FileState>,
 }

@@ -9,6 +9,7 @@ use super::file_state::Fingerprint;
 use super::limits::{MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES, MAX_PATHS_BYTES};
 use super::names;
 use super::path::RootPath;
+use super::symlink::stays_within;
 
 /// The mode bits that are kept: read, write, execute for user, group and others. Never set-uid,
 /// set-gid or sticky: a transfer must not hand out another user's rights.
@@ -16,7 +17,7 @@ pub(super) const MODE_BITS: u32 = 0o777;
 
 /// What an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EntryKind {
+pub enum EntryKind<'m> {
     /// A regular file.
     File {
         /// Its size.
@@ -24,16 +25,21 @@ pub enum EntryKind {
     },
     /// A directory; every one is listed, empty or not.
     Directory,
+    /// A symbolic link that stays in the source directory.
+    Link {
+        /// Its text.
+        target: &'m str,
+    },
 }
 
-/// One file or directory.
+/// One file, directory or link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'m> {
     /// Path relative to the source directory; for a source that is one file, its name.
     pub path: &'m str,
     /// What it is.
-    pub kind: EntryKind,
-    /// Its permission bits, 0…0o777.
+    pub kind: EntryKind<'m>,
+    /// Its permission bits, 0…0o777; of a link 0, for it has none.
     pub mode: u32,
 }
 
@@ -55,7 +61,7 @@ pub enum Shape {
     Directory,
 }
 
-/// A checked list of files and directories, sorted by the bytes of their paths.
+/// A checked list of files, directories and links, sorted by the bytes of their paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     list: List,
@@ -67,7 +73,7 @@ pub struct Manifest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct List {
     shape: Shape,
-    /// One after the other.
+    /// One after the other, that of a link followed by its text.
     paths: String,
     entries: Vec<Packed>,
     /// The fingerprint of each file and directory, by entry; empty where they were not listed on this node.
@@ -78,17 +84,20 @@ struct List {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Packed {
-    /// `DIRECTORY` at one.
+    /// `DIRECTORY` or `LINK` at one.
     bytes: u64,
     /// Where its path begins.
     start: u32,
     /// Bytes of its path.
     len: u16,
+    /// Of a link: bytes of its text.
     mode: u16,
 }
 
 /// No file is this long.
 const DIRECTORY: u64 = u64::MAX;
+/// Nor this long.
+const LINK: u64 = u64::MAX - 1;
 
 impl List {
     fn path(&self, entry: &Packed) -> &str {
@@ -97,13 +106,19 @@ impl List {
     }
 
     fn unpack(&self, entry: &Packed) -> Entry<'_> {
+        let (kind, mode) = match entry.bytes {
+            DIRECTORY => (EntryKind::Directory, entry.mode),
+            LINK => {
+                let text = &self.paths[entry.start as usize + usize::from(entry.len)..];
+                let target = &text[..usize::from(entry.mode)];
+                (EntryKind::Link { target }, 0)
+            }
+            bytes => (EntryKind::File { bytes }, entry.mode),
+        };
         Entry {
             path: self.path(entry),
-            kind: match entry.bytes {
-                DIRECTORY => EntryKind::Directory,
-                bytes => EntryKind::File { bytes },
-            },
-            mode: entry.mode.into(),
+            kind,
+            mode: mode.into(),
         }
     }
 
@@ -137,7 +152,12 @@ impl ManifestBuilder {
     pub fn add(&mut self, entry: Entry<'_>) -> Result<(), FileError> {
         let list = &mut self.list;
         let start = list.paths.len();
-        if list.entries.len() == MAX_ENTRIES || start + entry.path.len() > MAX_PATHS_BYTES {
+        let text = match entry.kind {
+            EntryKind::Link { target } => target,
+            _ => "",
+        };
+        let bytes = start + entry.path.len() + text.len();
+        if list.entries.len() == MAX_ENTRIES || bytes > MAX_PATHS_BYTES {
             return Err(bad(entry.path, "is one of too many"));
         }
         if entry.mode & !MODE_BITS != 0 {
@@ -145,19 +165,26 @@ impl ManifestBuilder {
         }
         let bytes = match entry.kind {
             EntryKind::Directory => DIRECTORY,
+            EntryKind::Link { .. } => LINK,
             EntryKind::File { bytes } if bytes > MAX_FILE_BYTES => {
                 return Err(bad(entry.path, "is larger than 4 TiB"));
             }
             EntryKind::File { bytes } => bytes,
         };
-        let len = u16::try_from(entry.path.len());
+        let short = |text: &str| {
+            u16::try_from(text.len()).map_err(|_| bad("", "has a path of more than 64 KiB"))
+        };
         list.entries.push(Packed {
             bytes,
             start: start as u32,
-            len: len.map_err(|_| bad("", "has a path of more than 64 KiB"))?,
-            mode: entry.mode as u16,
+            len: short(entry.path)?,
+            mode: match entry.kind {
+                EntryKind::Link { .. } => short(text)?,
+                _ => entry.mode as u16,
+            },
         });
         list.paths.push_str(entry.path);
+        list.paths.push_str(text);
         Ok(())
     }
 
@@ -236,7 +263,8 @@ fn bad(path: &str, fault: &'static str) -> FileError {
 
 /// Whether it is what a scan makes: the paths stay below where they are put.
 fn check(list: &List) -> Result<(), FileError> {
-    let is_one_file = matches!(list.entries.as_slice(), [one] if one.bytes != DIRECTORY && !list.paths.contains('/'));
+    let is_one_file =
+        matches!(list.entries.as_slice(), [one] if one.bytes < LINK && !list.paths.contains('/'));
     if list.shape == Shape::File && !is_one_file {
         return Err(bad(
             "",
@@ -281,9 +309,12 @@ fn check(list: &List) -> Result<(), FileError> {
             }
             parent.clone_into(&mut around);
         }
-        if let EntryKind::File { bytes } = entry.kind {
+        match entry.kind {
             // No overflow: a file has at most MAX_FILE_BYTES.
-            blocks += bytes.div_ceil(BLOCK_BYTES as u64);
+            EntryKind::File { bytes } => blocks += bytes.div_ceil(BLOCK_BYTES as u64),
+            EntryKind::Directory => {}
+            EntryKind::Link { target } if stays_within(path, target) => {}
+            EntryKind::Link { .. } => return Err(bad(path, "is a link out of the copy")),
         }
         if blocks > MAX_BLOCKS {
             return Err(FileError::TooManyBlocks { path: path.into() });
@@ -306,6 +337,10 @@ fn digest(list: &List) -> [u8; 32] {
         hasher.update(&version.modified_ns.to_le_bytes());
         hasher.update(&packed.mode.to_le_bytes());
         hasher.update(&packed.bytes.to_le_bytes());
+        // Of a known length: the mode was that.
+        if let EntryKind::Link { target } = list.unpack(packed).kind {
+            hasher.update(target.as_bytes());
+        }
     }
     *hasher.finalize().as_bytes()
 }
@@ -359,7 +394,7 @@ impl Manifest {
         self.list.shape
     }
 
-    /// Number of files and directories.
+    /// Number of files, directories and links.
     pub fn len(&self) -> usize {
         self.list.entries.len()
     }
@@ -369,7 +404,7 @@ impl Manifest {
         self.list.entries.is_empty()
     }
 
-    /// All files and directories. An entry's position in this list is its index everywhere.
+    /// All files, directories and links. An entry's position in this list is its index everywhere.
     pub fn entries(&self) -> impl DoubleEndedIterator<Item = Entry<'_>> + ExactSizeIterator {
         self.list.entries()
     }
@@ -405,7 +440,17 @@ impl Manifest {
             .zip(0..)
             .filter_map(|(entry, index)| match entry.kind {
                 EntryKind::File { bytes } => Some((index, entry, bytes)),
-                EntryKind::Directory => None,
+                EntryKind::Directory | EntryKind::Link { .. } => None,
+            })
+    }
+
+    /// The links with their index and text.
+    pub(super) fn links(&self) -> impl Iterator<Item = (u32, Entry<'_>, &str)> {
+        self.entries()
+            .zip(0..)
+            .filter_map(|(entry, index)| match entry.kind {
+                EntryKind::Link { target } => Some((index, entry, target)),
+                EntryKind::File { .. } | EntryKind::Directory => None,
             })
     }
 

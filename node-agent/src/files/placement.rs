@@ -72,9 +72,9 @@ impl Placement {
         let entry = self.config.manifest.require_entry(index)?;
         match entry.kind {
             EntryKind::File { bytes } => Ok((self.target(entry)?, entry, bytes)),
-            EntryKind::Directory => Err(FileError::BadManifest {
+            EntryKind::Directory | EntryKind::Link { .. } => Err(FileError::BadManifest {
                 path: entry.path.into(),
-                fault: "is a directory, not a file",
+                fault: "is no file",
             }),
         }
     }
@@ -83,6 +83,12 @@ impl Placement {
     pub(super) fn targets(&self) -> impl Iterator<Item = Result<(Target, u64), FileError>> {
         let files = self.config.manifest.files();
         files.map(|(_, entry, bytes)| Ok((self.target(entry)?, bytes)))
+    }
+
+    /// Where each of the links goes, with its index in the manifest and its text.
+    pub(super) fn links(&self) -> impl Iterator<Item = Result<(u32, Target, &str), FileError>> {
+        let links = self.config.manifest.links();
+        links.map(|(index, entry, text)| Ok((index, self.target(entry)?, text)))
     }
 
     /// The directories that the manifest needs, parents first, where they are until all is complete.

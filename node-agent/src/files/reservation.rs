@@ -65,6 +65,11 @@ impl Made {
             demand.inodes += u64::from(initial_content != InitialContent::Resumed);
             self.initial_contents.push(initial_content);
         }
+        for link in placement.links() {
+            let (_, target, text) = link?;
+            let parent = open.at(&target.parent)?;
+            demand.inodes += u64::from(!target.has_link(&parent, text)?);
+        }
         let Some(first) = placement.targets().next() else {
             return Ok(());
         };

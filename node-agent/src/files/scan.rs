@@ -13,31 +13,48 @@ use super::manifest::{Entry, EntryKind, MODE_BITS, Manifest, ManifestBuilder, Sh
 use super::names;
 use super::path::RootPath;
 use super::root::{Root, special};
+use super::symlink::{self, Link, Symlinks};
 
 impl Manifest {
-    /// Lists the file or directory `path`. Weft's own partial files are left out; a link, device,
-    /// pipe or socket anywhere in it is refused, as is what cannot be read.
-    pub fn scan(root: &Root, path: &RootPath) -> Result<Self, FileError> {
+    /// Lists the file or directory `path`. Weft's own partial files are left out; a device, pipe or
+    /// socket anywhere in it is refused, as is what cannot be read. Where links are followed, `path` may be one or
+    /// lead through some.
+    pub fn scan(root: &Root, path: &RootPath, symlinks: &Symlinks) -> Result<Self, FileError> {
         // What is being assembled there is no copy yet.
         if names::is_within_reserved(path.as_str()) {
             return Err(FileError::ReservedName {
                 location: root.location(path),
             });
         }
-        let opened = root.open_at(path, OFlags::PATH).map_err(|cause| {
-            if cause == Errno::NOENT {
+        let found = match symlinks {
+            Symlinks::Refuse => root
+                .open_at(path, OFlags::PATH)
+                .and_then(|opened| Ok((path.clone(), fs::fstat(&opened)?))),
+            Symlinks::Follow { within } => root.resolve(within, path),
+        };
+        let (real, stat) = found.map_err(|cause| {
+            if cause == Errno::NOENT && root.link_text(path).is_err() {
                 return FileError::SourceMissing {
                     location: root.location(path),
                     missing: root.missing_part(path),
                 };
             }
+            // With NOENT it is a link that leads to nothing.
+            let cause = match cause {
+                Errno::NOENT => Errno::LOOP,
+                cause => cause,
+            };
             root.symlink_on_the_way(path, cause)
                 .unwrap_or_else(|| FileError::reading(root.location(path), cause))
         })?;
+        if names::is_within_reserved(real.as_str()) {
+            return Err(FileError::ReservedName {
+                location: root.location(&real),
+            });
+        }
         let location = || root.location(path);
-        let stat = fs::fstat(&opened).map_err(|cause| FileError::reading(location(), cause))?;
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-            return scan_directory(root, path)?.finish();
+            return scan_directory(root, &real, symlinks)?.finish();
         }
         if path.names_directory() {
             return Err(FileError::NotARegularFile {
@@ -45,16 +62,10 @@ impl Manifest {
                 kind: special(&stat).unwrap_or("a file, and the path says directory by its slash"),
             });
         }
-        // The root itself is a directory, so a file has a parent and a name.
-        let (parent, name) = path
-            .split()
-            .ok_or_else(|| FileError::reading(location(), Errno::NOENT))?;
-        let parent = root
-            .open_directory(&parent)
-            .map_err(|cause| FileError::reading(location(), cause))?;
-        let (kind, state) = file_entry(&parent, name, &stat, location)?;
+        let (kind, state) = file_at(root, &real, &stat, location)?;
+        let name = path.file_name();
         let entry = Entry {
-            path: name,
+            path: name.ok_or_else(|| FileError::reading(location(), Errno::NOENT))?,
             kind,
             mode: stat.st_mode & MODE_BITS,
         };
@@ -64,7 +75,11 @@ impl Manifest {
     }
 }
 
-fn scan_directory(root: &Root, top: &RootPath) -> Result<ManifestBuilder, FileError> {
+fn scan_directory(
+    root: &Root,
+    top: &RootPath,
+    symlinks: &Symlinks,
+) -> Result<ManifestBuilder, FileError> {
     let mut found = ManifestBuilder::new(Shape::Directory);
     // Directories still to be listed, relative to the top, with their depth.
     let mut waiting = vec![(String::new(), 0usize)];
@@ -108,28 +123,41 @@ fn scan_directory(root: &Root, top: &RootPath) -> Result<ManifestBuilder, FileEr
                 Err(cause) => return Err(FileError::reading(location(name), cause)),
             };
             let file_type = FileType::from_raw_mode(stat.st_mode);
-            if file_type == FileType::Symlink
-                && let Some(link) = root.symlink_on_the_way(&path.join(name)?, Errno::LOOP)
-            {
-                return Err(link);
-            }
             let is_directory = file_type == FileType::Directory;
             if is_directory && depth == MAX_DEPTH {
                 return Err(FileError::TooDeep {
                     location: location(name),
                 });
             }
-            let (kind, fingerprint) = if is_directory {
-                let fingerprint = FileState::of(&stat).directory_fingerprint();
-                (EntryKind::Directory, fingerprint)
-            } else {
-                let (kind, state) = file_entry(&opened, name, &stat, || location(name))?;
-                (kind, state.fingerprint())
+            let link = match file_type {
+                FileType::Symlink => {
+                    let link = path.join(name)?;
+                    Some(symlink::read(root, &link, &relative, symlinks)?)
+                }
+                _ => None,
+            };
+            let (kind, mode, fingerprint) = match &link {
+                Some(Link::Kept { target }) => {
+                    let fingerprint = FileState::of(&stat).fingerprint();
+                    (EntryKind::Link { target }, 0, fingerprint)
+                }
+                Some(Link::File { path, stat }) => {
+                    let (kind, state) = file_at(root, path, stat, || location(name))?;
+                    (kind, stat.st_mode, state.fingerprint())
+                }
+                None if is_directory => {
+                    let fingerprint = FileState::of(&stat).directory_fingerprint();
+                    (EntryKind::Directory, stat.st_mode, fingerprint)
+                }
+                None => {
+                    let (kind, state) = file_entry(&opened, name, &stat, || location(name))?;
+                    (kind, stat.st_mode, state.fingerprint())
+                }
             };
             let entry = Entry {
                 path: &relative,
                 kind,
-                mode: stat.st_mode & MODE_BITS,
+                mode: mode & MODE_BITS,
             };
             let added = found.found(entry, fingerprint);
             added.map_err(|_| FileError::TooManyFiles {
@@ -143,13 +171,27 @@ fn scan_directory(root: &Root, top: &RootPath) -> Result<ManifestBuilder, FileEr
     Ok(found)
 }
 
+/// The same by a path without links.
+fn file_at(
+    root: &Root,
+    path: &RootPath,
+    stat: &Stat,
+    location: impl Fn() -> Location,
+) -> Result<(EntryKind<'static>, FileState), FileError> {
+    let failed = |cause| FileError::reading(location(), cause);
+    // The root itself is a directory, so what is not one has a parent and a name.
+    let (parent, name) = path.split().ok_or_else(|| failed(Errno::NOENT))?;
+    let parent = root.open_directory(&parent).map_err(failed)?;
+    file_entry(&parent, name, stat, &location)
+}
+
 /// What is not a directory, if it can be sent.
 fn file_entry(
     parent: &OwnedFd,
     name: &str,
     stat: &Stat,
     location: impl Fn() -> Location,
-) -> Result<(EntryKind, FileState), FileError> {
+) -> Result<(EntryKind<'static>, FileState), FileError> {
     if let Some(kind) = special(stat) {
         return Err(FileError::NotARegularFile {
             location: location(),

@@ -26,6 +26,16 @@ use super::occupancy::PathGuard;
 use super::path::RootPath;
 use super::root::{Access, Root};
 
+/// What is done with a link on the way to an entry.
+#[derive(Clone, Copy)]
+enum Links {
+    /// It is followed, as the scan followed it: whoever opens a file so compares the fingerprint, by which it is
+    /// the file that the scan found within the scan's limits.
+    Followed,
+    /// There is none.
+    Refused,
+}
+
 /// A scanned source whose files can be opened. As long as it is there, no copy is removed there.
 #[derive(Clone, Debug)]
 pub struct Source {
@@ -58,12 +68,12 @@ impl Source {
             let location = self.root.location(&path);
             return Err(FileError::NotARegularFile {
                 location,
-                kind: "a directory",
+                kind: "no file",
             });
         };
         // O_NONBLOCK: should a pipe have taken its place, the open must not wait for a writer.
-        let (opened, fingerprint) =
-            self.open_entry(&path, entry, OFlags::RDONLY | OFlags::NONBLOCK)?;
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+        let (opened, fingerprint) = self.open_entry(&path, entry, flags, Links::Followed)?;
         self.compare(index, &path, fingerprint)?;
         let file = File::from(opened);
         if bytes > BLOCK_BYTES as u64 {
@@ -83,7 +93,9 @@ impl Source {
     pub fn relist(&self) -> Result<Manifest, FileError> {
         let fingerprints = (0..self.manifest.len()).map(|index| {
             let (path, entry) = self.entry(index as u32)?;
-            Ok(self.open_entry(&path, entry, OFlags::PATH)?.1)
+            // Every link of a copy is listed.
+            let (_, fingerprint) = self.open_entry(&path, entry, OFlags::PATH, Links::Refused)?;
+            Ok(fingerprint)
         });
         Ok(self
             .manifest
@@ -99,7 +111,7 @@ impl Source {
     /// Compares the file or directory with that index with the manifest.
     pub fn entry_unchanged(&self, index: u32) -> Result<(), FileError> {
         let (path, entry) = self.entry(index)?;
-        let (_, fingerprint) = self.open_entry(&path, entry, OFlags::PATH)?;
+        let (_, fingerprint) = self.open_entry(&path, entry, OFlags::PATH, Links::Followed)?;
         self.compare(index, &path, fingerprint)
     }
 
@@ -127,8 +139,19 @@ impl Source {
         path: &RootPath,
         entry: Entry<'_>,
         flags: OFlags,
+        links: Links,
     ) -> Result<(OwnedFd, Fingerprint), FileError> {
-        let opened = self.root.open_at(path, flags);
+        let flags = match entry.kind {
+            // The link itself.
+            EntryKind::Link { .. } => flags | OFlags::NOFOLLOW,
+            EntryKind::File { .. } | EntryKind::Directory => flags,
+        };
+        let opened = match (self.root.open_at(path, flags), links) {
+            (Err(Errno::LOOP), Links::Followed) => {
+                self.root.follow_at(&RootPath::ROOT, path, flags)
+            }
+            (opened, _) => opened,
+        };
         let opened = opened.map_err(|cause| self.failed(path, cause))?;
         let stat = fs::fstat(&opened).map_err(|cause| self.failed(path, cause))?;
         let now = FileState::of(&stat);
@@ -138,6 +161,14 @@ impl Source {
             }
             (EntryKind::File { bytes }, FileType::RegularFile) if now.size == bytes => {
                 Ok((opened, now.fingerprint()))
+            }
+            (EntryKind::Link { target }, FileType::Symlink) => {
+                let text = fs::readlinkat(&opened, "", Vec::new());
+                let text = text.map_err(|cause| self.failed(path, cause))?;
+                match text.as_bytes() == target.as_bytes() {
+                    true => Ok((opened, now.fingerprint())),
+                    false => Err(self.changed(path, "it is a link to another target")),
+                }
             }
             (EntryKind::File { bytes }, FileType::RegularFile) if now.size < bytes => {
                 Err(FileError::SourceTruncated {

@@ -1,4 +1,4 @@
-//! `Target`: where one file of a destination goes, and where its bytes are until then.
+//! `Target`: where one file or link of a destination goes, and where its bytes are until then.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -207,6 +207,30 @@ impl Target {
                 Ok((InitialContent::Resumed, bytes.saturating_sub(there)))
             }
         }
+    }
+
+    /// Whether the link is there with this text; an error when something else is there that it may not replace.
+    pub(super) fn has_link(&self, parent: &OwnedFd, text: &str) -> Result<bool, FileError> {
+        let failed = |cause| self.failed("readlinkat", cause, 0);
+        match fs::readlinkat(parent, &self.name, Vec::new()) {
+            Ok(found) if found.as_bytes() == text.as_bytes() => Ok(true),
+            Ok(_) => self.may_replace().map(|()| false),
+            Err(Errno::NOENT) => Ok(false),
+            // No link.
+            Err(Errno::INVAL) => {
+                let found = fs::statat(parent, &self.name, AtFlags::SYMLINK_NOFOLLOW);
+                self.replaceable(&found.map_err(failed)?, 0)?;
+                self.may_replace().map(|()| false)
+            }
+            Err(cause) => Err(failed(cause)),
+        }
+    }
+
+    /// Makes the link where its partial file would be.
+    pub(super) fn make_link(&self, parent: &OwnedFd, text: &str) -> Result<(), FileError> {
+        self.remove_partial(parent)?;
+        fs::symlinkat(text, parent, &self.partial)
+            .map_err(|cause| self.failed("symlinkat", cause, 0))
     }
 
     /// Whether what has the final name has the right size; an error when it is nothing

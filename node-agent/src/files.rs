@@ -21,6 +21,7 @@ mod error;
 mod file_state;
 mod gate;
 mod hash_tree;
+mod holes;
 mod leftover;
 mod limits;
 mod lock;

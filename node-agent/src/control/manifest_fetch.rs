@@ -89,6 +89,7 @@ async fn receive(
                 }
                 None => building.add(entry)?,
             }
+            building.hole_bytes(sent.hole_bytes);
         }
     }
     let built = building.ok_or_else(|| Fault::faulty(agent.node, "no manifest"))?;

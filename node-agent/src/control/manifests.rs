@@ -103,6 +103,7 @@ pub(crate) fn parts(manifest: Arc<Manifest>) -> impl Iterator<Item = ManifestPar
                 size,
                 mode: entry.mode,
                 link: link.to_owned(),
+                hole_bytes: manifest.hole_bytes(at),
                 version: version.map(|version| SentVersion {
                     etag: version.etag.clone(),
                     modified_ns: version.modified_ns,

@@ -55,6 +55,7 @@ pub(super) fn add(
         path: new.path.as_str().to_owned(),
         digest: new.digest.to_string(),
         bytes: new.manifest.bytes(),
+        data_bytes: Some(new.manifest.data_bytes()),
         files: new.manifest.file_count().into(),
         removable: new.removable,
         jobs: vec![new.job],
@@ -134,7 +135,7 @@ pub(super) fn bytes_of(root: &Root, namespace: &str) -> Result<u64, FileError> {
     for name in records.names()? {
         match records.read(&name) {
             Ok(Some(CopyRecord { copy, .. })) if has_job(&copy) => {
-                bytes = bytes.saturating_add(copy.bytes);
+                bytes = bytes.saturating_add(copy.data_bytes.unwrap_or(copy.bytes));
             }
             // A broken record names no namespace.
             Ok(_) | Err(FileError::CopyRecordBroken { .. }) => {}

@@ -78,6 +78,8 @@ struct List {
     entries: Vec<Packed>,
     /// The fingerprint of each file and directory, by entry; empty where they were not listed on this node.
     fingerprints: Vec<Fingerprint>,
+    /// Bytes of the blocks of each file that lie wholly in holes, by entry; empty where no file has any.
+    holes: Vec<u64>,
     /// Of objects, by entry; empty where there are none.
     versions: Vec<ObjectVersion>,
 }
@@ -143,6 +145,7 @@ impl ManifestBuilder {
             paths: String::new(),
             entries: Vec::new(),
             fingerprints: Vec::new(),
+            holes: Vec::new(),
             versions: Vec::new(),
         };
         ManifestBuilder { list, tag_bytes: 0 }
@@ -188,6 +191,16 @@ impl ManifestBuilder {
         Ok(())
     }
 
+    /// Says of the entry that was added last how many bytes of its blocks lie wholly in holes.
+    pub fn hole_bytes(&mut self, bytes: u64) {
+        let holes = &mut self.list.holes;
+        if let (Some(before), true) = (self.list.entries.len().checked_sub(1), bytes > 0) {
+            // Entries before it have none.
+            holes.resize(before, 0);
+            holes.push(bytes);
+        }
+    }
+
     /// The same for an entry that was found on this node; all of them are then.
     pub(super) fn found(
         &mut self,
@@ -221,6 +234,9 @@ impl ManifestBuilder {
             list.versions
                 .resize_with(list.entries.len(), ObjectVersion::default);
         }
+        if !list.holes.is_empty() {
+            list.holes.resize(list.entries.len(), 0);
+        }
         let by_path = |a: &Packed, b: &Packed| list.path(a).cmp(list.path(b));
         if !list.entries.is_sorted_by(|a, b| by_path(a, b).is_le()) {
             let mut order: Vec<u32> = (0..list.entries.len() as u32).collect();
@@ -228,6 +244,7 @@ impl ManifestBuilder {
                 by_path(&list.entries[*a as usize], &list.entries[*b as usize])
             });
             arrange(&mut list.fingerprints, &order);
+            arrange(&mut list.holes, &order);
             arrange(&mut list.versions, &order);
             arrange(&mut list.entries, &order);
         }
@@ -274,8 +291,15 @@ fn check(list: &List) -> Result<(), FileError> {
     // Of the entry before, which mostly lies in the same directory.
     let (mut previous, mut around) = (None, String::new());
     let mut blocks = 0u64;
-    for entry in list.entries() {
+    for (index, entry) in list.entries().enumerate() {
         let path = entry.path;
+        let most = match entry.kind {
+            EntryKind::File { bytes } => bytes,
+            EntryKind::Directory | EntryKind::Link { .. } => 0,
+        };
+        if list.holes.get(index).is_some_and(|holes| *holes > most) {
+            return Err(bad(path, "has more bytes in holes than it has"));
+        }
         if previous == Some(path) {
             return Err(bad(path, "is there twice"));
         }
@@ -342,6 +366,10 @@ fn digest(list: &List) -> [u8; 32] {
             hasher.update(target.as_bytes());
         }
     }
+    // Every list without holes has the digest that agents gave it which knew of none.
+    for holes in &list.holes {
+        hasher.update(&holes.to_le_bytes());
+    }
     *hasher.finalize().as_bytes()
 }
 
@@ -386,6 +414,7 @@ impl Manifest {
             + etags
             + size_of_val(list.entries.as_slice())
             + size_of_val(list.fingerprints.as_slice())
+            + size_of_val(list.holes.as_slice())
             + size_of_val(list.versions.as_slice())
     }
 
@@ -427,6 +456,16 @@ impl Manifest {
     /// The fingerprint of an entry where it was listed on this node.
     pub(super) fn listed_fingerprint(&self, index: usize) -> Option<Fingerprint> {
         self.list.fingerprints.get(index).copied()
+    }
+
+    /// Bytes of the blocks of a file that lie wholly in holes: they take no space.
+    pub fn hole_bytes(&self, index: usize) -> u64 {
+        self.list.holes.get(index).copied().unwrap_or_default()
+    }
+
+    /// Bytes that the files take, without their holes.
+    pub fn data_bytes(&self) -> u64 {
+        self.bytes().saturating_sub(self.list.holes.iter().sum())
     }
 
     /// Which version of an object an entry is, where it is one.

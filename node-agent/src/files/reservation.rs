@@ -60,7 +60,7 @@ impl Made {
             let (initial_content, more) = target.inspect(&*open.at(&target.parent)?, bytes)?;
             demand.new_bytes = demand.new_bytes.saturating_add(more);
             if initial_content != InitialContent::Existing {
-                demand.bytes = demand.bytes.saturating_add(bytes);
+                demand.bytes = demand.bytes.saturating_add(target.data_bytes(bytes));
             }
             demand.inodes += u64::from(initial_content != InitialContent::Resumed);
             self.initial_contents.push(initial_content);

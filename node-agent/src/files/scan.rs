@@ -2,12 +2,13 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{self, AtFlags, Dir, FileType, OFlags, Stat};
+use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use super::digest::MAX_FILE_BYTES;
+use super::digest::{Algorithm, BlockLayout, MAX_FILE_BYTES};
 use super::error::{FileError, Location};
-use super::file_state::FileState;
+use super::file_state::{FileState, allocated_bytes};
+use super::holes::hole_bytes;
 use super::limits::MAX_DEPTH;
 use super::manifest::{Entry, EntryKind, MODE_BITS, Manifest, ManifestBuilder, Shape};
 use super::names;
@@ -62,7 +63,7 @@ impl Manifest {
                 kind: special(&stat).unwrap_or("a file, and the path says directory by its slash"),
             });
         }
-        let (kind, state) = file_at(root, &real, &stat, location)?;
+        let (kind, state, holes) = file_at(root, &real, &stat, location)?;
         let name = path.file_name();
         let entry = Entry {
             path: name.ok_or_else(|| FileError::reading(location(), Errno::NOENT))?,
@@ -71,6 +72,7 @@ impl Manifest {
         };
         let mut only = ManifestBuilder::new(Shape::File);
         only.found(entry, state.fingerprint())?;
+        only.hole_bytes(holes);
         only.finish()
     }
 }
@@ -136,22 +138,22 @@ fn scan_directory(
                 }
                 _ => None,
             };
-            let (kind, mode, fingerprint) = match &link {
+            let (kind, mode, fingerprint, holes) = match &link {
                 Some(Link::Kept { target }) => {
                     let fingerprint = FileState::of(&stat).fingerprint();
-                    (EntryKind::Link { target }, 0, fingerprint)
+                    (EntryKind::Link { target }, 0, fingerprint, 0)
                 }
                 Some(Link::File { path, stat }) => {
-                    let (kind, state) = file_at(root, path, stat, || location(name))?;
-                    (kind, stat.st_mode, state.fingerprint())
+                    let (kind, state, holes) = file_at(root, path, stat, || location(name))?;
+                    (kind, stat.st_mode, state.fingerprint(), holes)
                 }
                 None if is_directory => {
                     let fingerprint = FileState::of(&stat).directory_fingerprint();
-                    (EntryKind::Directory, stat.st_mode, fingerprint)
+                    (EntryKind::Directory, stat.st_mode, fingerprint, 0)
                 }
                 None => {
-                    let (kind, state) = file_entry(&opened, name, &stat, || location(name))?;
-                    (kind, stat.st_mode, state.fingerprint())
+                    let (kind, state, holes) = file_entry(&opened, name, &stat, || location(name))?;
+                    (kind, stat.st_mode, state.fingerprint(), holes)
                 }
             };
             let entry = Entry {
@@ -163,6 +165,7 @@ fn scan_directory(
             added.map_err(|_| FileError::TooManyFiles {
                 location: root.location(top),
             })?;
+            found.hole_bytes(holes);
             if is_directory {
                 waiting.push((relative, depth + 1));
             }
@@ -177,7 +180,7 @@ fn file_at(
     path: &RootPath,
     stat: &Stat,
     location: impl Fn() -> Location,
-) -> Result<(EntryKind<'static>, FileState), FileError> {
+) -> Result<(EntryKind<'static>, FileState, u64), FileError> {
     let failed = |cause| FileError::reading(location(), cause);
     // The root itself is a directory, so what is not one has a parent and a name.
     let (parent, name) = path.split().ok_or_else(|| failed(Errno::NOENT))?;
@@ -185,13 +188,13 @@ fn file_at(
     file_entry(&parent, name, stat, &location)
 }
 
-/// What is not a directory, if it can be sent.
+/// What is not a directory, if it can be sent, and how many bytes of it are holes.
 fn file_entry(
     parent: &OwnedFd,
     name: &str,
     stat: &Stat,
     location: impl Fn() -> Location,
-) -> Result<(EntryKind<'static>, FileState), FileError> {
+) -> Result<(EntryKind<'static>, FileState, u64), FileError> {
     if let Some(kind) = special(stat) {
         return Err(FileError::NotARegularFile {
             location: location(),
@@ -213,7 +216,16 @@ fn file_entry(
     fs::accessat(parent.as_fd(), name, fs::Access::READ_OK, AtFlags::EACCESS)
         .map_err(|cause| FileError::reading(location(), cause))?;
     let bytes = state.size;
-    Ok((EntryKind::File { bytes }, state))
+    let mut holes = 0;
+    if state.size > allocated_bytes(stat) {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        holes = fs::openat(parent, name, flags, Mode::empty())
+            .and_then(|file| {
+                hole_bytes(&file.into(), BlockLayout::new(Algorithm::default(), bytes))
+            })
+            .map_err(|cause| FileError::reading(location(), cause))?;
+    }
+    Ok((EntryKind::File { bytes }, state, holes))
 }
 
 fn below(directory: &str, name: &str) -> String {

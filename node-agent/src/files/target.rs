@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::destination_config::Overwrite;
 use super::error::{FileError, Location};
-use super::file_state::FileState;
+use super::file_state::{FileState, allocated_bytes};
 use super::names;
 use super::path::RootPath;
 use super::reserved_space::{Demand, ReservedSpace};
@@ -30,6 +30,8 @@ pub(super) struct Target {
     pub(super) parent: RootPath,
     pub(super) name: String,
     pub(super) partial: String,
+    /// Bytes of its blocks that lie wholly in holes at the source.
+    pub(super) hole_bytes: u64,
     pub(super) overwrite: Overwrite,
 }
 
@@ -49,6 +51,11 @@ pub(super) enum InitialContent {
 impl Target {
     pub(super) fn is_staged(&self) -> bool {
         self.partial == self.name
+    }
+
+    /// Bytes of disk that a file of this size takes.
+    pub(super) fn data_bytes(&self, bytes: u64) -> u64 {
+        bytes.saturating_sub(self.hole_bytes)
     }
 
     pub(super) fn location(&self) -> Location {
@@ -116,9 +123,10 @@ impl Target {
             .root
             .open_directory(&self.parent)
             .map_err(|cause| self.failed("open", cause, bytes))?;
+        let data = self.data_bytes(bytes);
         let demand = Demand {
-            bytes,
-            new_bytes: bytes,
+            bytes: data,
+            new_bytes: data,
             inodes: 0,
         };
         let _locked = space.reserve(&self.location(), &parent, demand)?;
@@ -127,7 +135,8 @@ impl Target {
 
     /// Makes the partial file, or finds it, gives it its size and allocates its space. On tmpfs that makes every
     /// page, 250 ms for each GiB: there only small files are allocated, and a large one may find the file system
-    /// full when its blocks come.
+    /// full when its blocks come. So may a file with holes, of which nothing is allocated: the manifest says how large
+    /// the holes are, and not where.
     pub(super) fn make_partial(&self, parent: &OwnedFd, bytes: u64) -> Result<(), FileError> {
         let failed = |operation, cause| {
             let mut error = FileError::writing(self.location(), operation, cause, bytes);
@@ -148,7 +157,7 @@ impl Target {
             // An earlier attempt's of another size: its bytes are rehashed as they are.
             fs::ftruncate(&file, bytes).map_err(|cause| failed("ftruncate", cause))?;
         }
-        if bytes == 0 || (bytes >= LARGE_BYTES && is_tmpfs(&file)) {
+        if bytes == 0 || self.hole_bytes > 0 || (bytes >= LARGE_BYTES && is_tmpfs(&file)) {
             return Ok(());
         }
         loop {
@@ -199,12 +208,12 @@ impl Target {
             return Ok((InitialContent::Existing, 0));
         }
         match partial {
-            None => Ok((InitialContent::Fresh, bytes)),
+            None => Ok((InitialContent::Fresh, self.data_bytes(bytes))),
             Some(stat) => {
-                // 512 B: the unit of st_blocks (stat(2)).
-                #[allow(clippy::unnecessary_cast, reason = "differs between architectures")]
-                let there = stat.st_blocks as u64 * 512;
-                Ok((InitialContent::Resumed, bytes.saturating_sub(there)))
+                let more = self
+                    .data_bytes(bytes)
+                    .saturating_sub(allocated_bytes(&stat));
+                Ok((InitialContent::Resumed, more))
             }
         }
     }

@@ -4,6 +4,7 @@ pub(super) mod alone;
 mod appears;
 mod copies;
 mod destination_faults;
+mod holes;
 mod links;
 mod resume;
 mod source_faults;

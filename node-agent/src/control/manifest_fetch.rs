@@ -90,6 +90,7 @@ async fn receive(
                 None => building.add(entry)?,
             }
             building.hole_bytes(sent.hole_bytes);
+            building.modified_ns(sent.modified_ns);
         }
     }
     let built = building.ok_or_else(|| Fault::faulty(agent.node, "no manifest"))?;

@@ -104,6 +104,7 @@ pub(crate) fn parts(manifest: Arc<Manifest>) -> impl Iterator<Item = ManifestPar
                 mode: entry.mode,
                 link: link.to_owned(),
                 hole_bytes: manifest.hole_bytes(at),
+                modified_ns: manifest.modified_ns(at),
                 version: version.map(|version| SentVersion {
                     etag: version.etag.clone(),
                     modified_ns: version.modified_ns,

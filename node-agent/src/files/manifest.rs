@@ -80,6 +80,8 @@ struct List {
     fingerprints: Vec<Fingerprint>,
     /// Bytes of the blocks of each file that lie wholly in holes, by entry; empty where no file has any.
     holes: Vec<u64>,
+    /// When each file was last written to, ns since 1970, by entry; empty where no file says it.
+    modified_ns: Vec<i64>,
     /// Of objects, by entry; empty where there are none.
     versions: Vec<ObjectVersion>,
 }
@@ -146,6 +148,7 @@ impl ManifestBuilder {
             entries: Vec::new(),
             fingerprints: Vec::new(),
             holes: Vec::new(),
+            modified_ns: Vec::new(),
             versions: Vec::new(),
         };
         ManifestBuilder { list, tag_bytes: 0 }
@@ -193,12 +196,16 @@ impl ManifestBuilder {
 
     /// Says of the entry that was added last how many bytes of its blocks lie wholly in holes.
     pub fn hole_bytes(&mut self, bytes: u64) {
-        let holes = &mut self.list.holes;
-        if let (Some(before), true) = (self.list.entries.len().checked_sub(1), bytes > 0) {
-            // Entries before it have none.
-            holes.resize(before, 0);
-            holes.push(bytes);
-        }
+        set_last(&mut self.list.holes, self.list.entries.len(), bytes);
+    }
+
+    /// Says of the entry that was added last when it was written to, ns since 1970; 0 says nothing.
+    pub fn modified_ns(&mut self, modified_ns: i64) {
+        set_last(
+            &mut self.list.modified_ns,
+            self.list.entries.len(),
+            modified_ns,
+        );
     }
 
     /// The same for an entry that was found on this node; all of them are then.
@@ -234,9 +241,8 @@ impl ManifestBuilder {
             list.versions
                 .resize_with(list.entries.len(), ObjectVersion::default);
         }
-        if !list.holes.is_empty() {
-            list.holes.resize(list.entries.len(), 0);
-        }
+        fill(&mut list.holes, list.entries.len());
+        fill(&mut list.modified_ns, list.entries.len());
         let by_path = |a: &Packed, b: &Packed| list.path(a).cmp(list.path(b));
         if !list.entries.is_sorted_by(|a, b| by_path(a, b).is_le()) {
             let mut order: Vec<u32> = (0..list.entries.len() as u32).collect();
@@ -245,6 +251,7 @@ impl ManifestBuilder {
             });
             arrange(&mut list.fingerprints, &order);
             arrange(&mut list.holes, &order);
+            arrange(&mut list.modified_ns, &order);
             arrange(&mut list.versions, &order);
             arrange(&mut list.entries, &order);
         }
@@ -260,6 +267,22 @@ impl ManifestBuilder {
             digest,
             fingerprint,
         })
+    }
+}
+
+/// Sets the item of the last of so many entries. Earlier ones that have none get the default.
+fn set_last<T: Copy + Default + PartialEq>(items: &mut Vec<T>, entries: usize, item: T) {
+    if let (Some(before), true) = (entries.checked_sub(1), item != T::default()) {
+        items.resize(before, T::default());
+        items.push(item);
+    }
+}
+
+/// Where some of so many entries have an item, the last ones get the default.
+fn fill<T: Copy + Default>(items: &mut Vec<T>, entries: usize) {
+    if !items.is_empty() {
+        items.resize(entries, T::default());
+        items.shrink_to_fit();
     }
 }
 
@@ -383,15 +406,24 @@ fn fingerprint(digest: &[u8; 32], list: &List) -> [u8; 32] {
 }
 
 impl Manifest {
-    /// The same with the fingerprint of its files and directories on this node, in the order of the entries.
-    pub(super) fn with_fingerprints(&self, fingerprints: Vec<Fingerprint>) -> Self {
+    /// The same with the fingerprints and times that its entries have on this node, in their order.
+    pub(super) fn relisted(&self, fingerprints: Vec<Fingerprint>, modified_ns: Vec<i64>) -> Self {
         let mut listed = self.clone();
         listed.list.fingerprints = fingerprints;
+        listed.list.modified_ns = modified_ns;
         listed.fingerprint = fingerprint(&listed.digest, &listed.list);
         listed
     }
 
-    /// Names it to other agents; the same where the same is listed.
+    /// The same under the fingerprint of the listing that another agent sent. Times are in no digest: by this, those
+    /// of another listing are not taken for them.
+    #[must_use]
+    pub fn received_as(mut self, fingerprint: &[u8]) -> Self {
+        self.fingerprint = fingerprint.try_into().unwrap_or(self.fingerprint);
+        self
+    }
+
+    /// Names it to other agents; the same where the same is listed, but for times.
     pub fn digest(&self) -> &[u8; 32] {
         &self.digest
     }
@@ -415,6 +447,7 @@ impl Manifest {
             + size_of_val(list.entries.as_slice())
             + size_of_val(list.fingerprints.as_slice())
             + size_of_val(list.holes.as_slice())
+            + size_of_val(list.modified_ns.as_slice())
             + size_of_val(list.versions.as_slice())
     }
 
@@ -461,6 +494,15 @@ impl Manifest {
     /// Bytes of the blocks of a file that lie wholly in holes: they take no space.
     pub fn hole_bytes(&self, index: usize) -> u64 {
         self.list.holes.get(index).copied().unwrap_or_default()
+    }
+
+    /// When a file was last written to, ns since 1970; 0 where that is not known.
+    pub fn modified_ns(&self, index: usize) -> i64 {
+        self.list
+            .modified_ns
+            .get(index)
+            .copied()
+            .unwrap_or_default()
     }
 
     /// Bytes that the files take, without their holes.

@@ -123,6 +123,7 @@ impl Placement {
                 None => names::partial_name(&config.job, &name),
             },
             name,
+            modified_ns: config.manifest.modified_ns(index as usize),
             hole_bytes: config.manifest.hole_bytes(index as usize),
             overwrite: config.overwrite,
         })

@@ -250,6 +250,8 @@ fn rename(
         target.remove_partial(parent)?;
         return Ok(checked);
     }
+    // Not before: the age of what an ended attempt left is that of its last write.
+    target.set_modified(parent);
     let replace = target.overwrite != Overwrite::Never;
     let answer = match target.is_staged() {
         // It goes with its directory.

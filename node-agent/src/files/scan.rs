@@ -73,6 +73,7 @@ impl Manifest {
         let mut only = ManifestBuilder::new(Shape::File);
         only.found(entry, state.fingerprint())?;
         only.hole_bytes(holes);
+        only.modified_ns(state.mtime_ns);
         only.finish()
     }
 }
@@ -138,22 +139,32 @@ fn scan_directory(
                 }
                 _ => None,
             };
-            let (kind, mode, fingerprint, holes) = match &link {
+            let (kind, mode, fingerprint, of_file) = match &link {
                 Some(Link::Kept { target }) => {
                     let fingerprint = FileState::of(&stat).fingerprint();
-                    (EntryKind::Link { target }, 0, fingerprint, 0)
+                    (EntryKind::Link { target }, 0, fingerprint, None)
                 }
                 Some(Link::File { path, stat }) => {
                     let (kind, state, holes) = file_at(root, path, stat, || location(name))?;
-                    (kind, stat.st_mode, state.fingerprint(), holes)
+                    (
+                        kind,
+                        stat.st_mode,
+                        state.fingerprint(),
+                        Some((holes, state.mtime_ns)),
+                    )
                 }
                 None if is_directory => {
                     let fingerprint = FileState::of(&stat).directory_fingerprint();
-                    (EntryKind::Directory, stat.st_mode, fingerprint, 0)
+                    (EntryKind::Directory, stat.st_mode, fingerprint, None)
                 }
                 None => {
                     let (kind, state, holes) = file_entry(&opened, name, &stat, || location(name))?;
-                    (kind, stat.st_mode, state.fingerprint(), holes)
+                    (
+                        kind,
+                        stat.st_mode,
+                        state.fingerprint(),
+                        Some((holes, state.mtime_ns)),
+                    )
                 }
             };
             let entry = Entry {
@@ -165,7 +176,10 @@ fn scan_directory(
             added.map_err(|_| FileError::TooManyFiles {
                 location: root.location(top),
             })?;
-            found.hole_bytes(holes);
+            if let Some((holes, modified_ns)) = of_file {
+                found.hole_bytes(holes);
+                found.modified_ns(modified_ns);
+            }
             if is_directory {
                 waiting.push((relative, depth + 1));
             }

@@ -4,7 +4,9 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{self, AtFlags, FallocateFlags, FileType, OFlags, Stat};
+use rustix::fs::{
+    self, AtFlags, FallocateFlags, FileType, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT,
+};
 use rustix::io::Errno;
 
 use super::destination_config::Overwrite;
@@ -32,6 +34,8 @@ pub(super) struct Target {
     pub(super) partial: String,
     /// Bytes of its blocks that lie wholly in holes at the source.
     pub(super) hole_bytes: u64,
+    /// When the source's file was last written to; 0 where that is not known.
+    pub(super) modified_ns: i64,
     pub(super) overwrite: Overwrite,
 }
 
@@ -168,6 +172,25 @@ impl Target {
                 Err(cause) => return Err(failed("fallocate", cause)),
             }
         }
+    }
+
+    /// Gives the partial file the time of the source's file. Where the file system has no such time, it keeps its own.
+    pub(super) fn set_modified(&self, parent: &OwnedFd) {
+        if self.modified_ns == 0 {
+            return;
+        }
+        const SECOND_NS: i64 = 1_000_000_000;
+        let times = Timestamps {
+            last_access: Timespec {
+                tv_sec: 0,
+                tv_nsec: UTIME_OMIT,
+            },
+            last_modification: Timespec {
+                tv_sec: self.modified_ns.div_euclid(SECOND_NS),
+                tv_nsec: self.modified_ns.rem_euclid(SECOND_NS),
+            },
+        };
+        let _ = fs::utimensat(parent, &self.partial, &times, AtFlags::SYMLINK_NOFOLLOW);
     }
 
     /// Removes the partial file, if there is one.

@@ -1,6 +1,7 @@
 //! The list of a source's files: who keeps it, who may have it, and what it is checked against.
 
 use std::os::unix::fs::symlink;
+use std::time::{Duration, SystemTime};
 
 use weft_proto::Message as _;
 use weft_proto::agent::v1::start_request::Task;
@@ -39,7 +40,7 @@ async fn many_files_are_listed_in_parts_and_arrive() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn links_within_a_source_arrive_as_links_at_every_node_of_a_chain() {
+async fn links_and_times_of_a_source_arrive_at_every_node_of_a_chain() {
     let lab = Lab::new();
     let _agents = [
         lab.agent(0, "").await,
@@ -52,6 +53,11 @@ async fn links_within_a_source_arrive_as_links_at_every_node_of_a_chain() {
     symlink("../../blobs/f00", revision.join("weights")).unwrap();
     write(&lab.root(0).join("shared/config"), b"{}");
     symlink("../../../shared/config", revision.join("config")).unwrap();
+    let file = std::fs::File::options()
+        .write(true)
+        .open(revision.join("weights"));
+    let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    file.unwrap().set_modified(long_ago).unwrap();
     let listed = stat(&mut lab.operator(0).await).await.unwrap();
     assert_eq!((listed.files, listed.bytes), (2, (3 << 20) + 2));
     let ends = lab.run(&job("linked", 1), &[(0, 1), (1, 2)]).await;
@@ -61,6 +67,8 @@ async fn links_within_a_source_arrive_as_links_at_every_node_of_a_chain() {
         let text = std::fs::read_link(copy.join("weights")).unwrap();
         assert_eq!(text.to_str(), Some("../../blobs/f00"));
         assert_eq!(std::fs::read(copy.join("weights")).unwrap(), weights);
+        let there = std::fs::metadata(copy.join("weights")).unwrap();
+        assert_eq!(there.modified().unwrap(), long_ago);
         assert!(!copy.join("config").is_symlink());
         assert_eq!(std::fs::read(copy.join("config")).unwrap(), b"{}");
     }

@@ -61,8 +61,8 @@ async fn links_and_times_of_a_source_arrive_at_every_node_of_a_chain() {
     let listed = stat(&mut lab.operator(0).await).await.unwrap();
     assert_eq!((listed.files, listed.bytes), (2, (3 << 20) + 2));
     let ends = lab.run(&job("linked", 1), &[(0, 1), (1, 2)]).await;
-    for node in 1..3 {
-        assert_eq!(ends[node].state(), State::Verified, "{:?}", ends[node]);
+    for (node, end) in ends.iter().enumerate().skip(1) {
+        assert_eq!(end.state(), State::Verified, "{end:?}");
         let copy = lab.root(node).join("model/snapshots/r");
         let text = std::fs::read_link(copy.join("weights")).unwrap();
         assert_eq!(text.to_str(), Some("../../blobs/f00"));

@@ -203,13 +203,8 @@ fn a_received_manifest_with_a_link_out_of_the_copy_is_refused() {
     ] {
         let mut manifest = ManifestBuilder::new(Shape::Directory);
         let mut add = |path, kind| {
-            manifest
-                .add(Entry {
-                    path,
-                    kind,
-                    mode: 0,
-                })
-                .unwrap()
+            let mode = 0;
+            manifest.add(Entry { path, kind, mode }).unwrap();
         };
         add("d", EntryKind::Directory);
         add("d/here", EntryKind::Link { target: "../d" });

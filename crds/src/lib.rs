@@ -25,7 +25,7 @@ pub use live::{
 pub use transfer_job::{
     Algorithm, Counts, DESTINATIONS_SHOWN, DeletionPolicy, DestinationState, DestinationStatus,
     Destinations, FileSource, LinkInUse, ManifestSummary, ObjectExpect, ObjectSource, Overwrite,
-    Phase, PlanSummary, SecretReference, Source, Strategy, TransferJob, TransferJobSpec,
+    Phase, PlanSummary, SecretReference, Source, Strategy, Symlinks, TransferJob, TransferJobSpec,
     TransferJobStatus, Verification,
 };
 pub use yaml::{Document, documents};

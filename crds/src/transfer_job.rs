@@ -205,6 +205,22 @@ pub struct FileSource {
     #[x_kube(validation = Rule::new("!self.startsWith('/') && !('/' + self + '/').contains('/../') && !('/' + self + '/').contains('/./') && !self.contains('//')")
         .message("path must be relative to the root, without '..', '.' and '//', for example minilm/"))]
     pub path: String,
+    /// What is done with symbolic links.
+    #[schemars(transform = crate::values::explain)]
+    #[serde(default)]
+    pub symlinks: Symlinks,
+}
+
+/// What is done with the symbolic links of a source.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Symlinks {
+    /// A link within the source stays a link, and another is copied as the file that it leads to; one that leads to a
+    /// directory outside of the source, to nothing, or out of the root or this namespace's directory is refused by
+    /// its name.
+    #[default]
+    Follow,
+    /// The job fails and names the first link.
+    Refuse,
 }
 
 /// Where copies shall be: on selected or on listed nodes.

@@ -21,6 +21,7 @@ mod error;
 mod file_state;
 mod gate;
 mod hash_tree;
+mod holes;
 mod leftover;
 mod limits;
 mod lock;
@@ -42,6 +43,7 @@ mod source;
 mod space;
 mod staging;
 mod sweep;
+mod symlink;
 mod target;
 
 #[cfg(test)]
@@ -67,3 +69,4 @@ pub use root::{Access, Root};
 pub use source::{Source, SourceFile};
 pub use space::{MinFree, RootLimits};
 pub use sweep::sweep;
+pub use symlink::Symlinks;

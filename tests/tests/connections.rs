@@ -15,7 +15,7 @@ use weft_cli::stage::{
     Access, CongestionControl, Encryption, Ground, PathPolicy, Root, Setup, Stage,
 };
 use weft_planner::Strategy;
-use weft_proto::agent::v1::{Algorithm, Overwrite};
+use weft_proto::agent::v1::{Algorithm, Overwrite, Symlinks};
 use weft_transfer::{LeaderContext, Runner, Spec, Timing};
 
 /// Nothing here takes longer, even on a machine that does ten other things.
@@ -62,6 +62,7 @@ fn spec(stage: &Stage, uid: &str, to: usize) -> Spec {
         uid: uid.to_owned(),
         name: None,
         source: stage.place(0, uid),
+        symlinks: Symlinks::Follow,
         object: None,
         destinations: vec![stage.place(to, uid)],
         topology: stage.topology(),

@@ -112,6 +112,7 @@ fn a_directory_arrives_whole_below_out_and_stays_there() {
     std::fs::create_dir_all(source.join("empty")).expect("a directory");
     std::fs::write(source.join("weights"), vec![7; 3 << 20]).expect("a file");
     std::fs::write(source.join("none"), []).expect("a file");
+    std::os::unix::fs::symlink("weights", source.join("link")).expect("a link");
     let arguments = format!(
         "--nodes 3 --source {} --out {}",
         source.display(),
@@ -128,8 +129,10 @@ fn a_directory_arrives_whole_below_out_and_stays_there() {
         );
         assert!(std::fs::read(copy.join("none")).expect("a file").is_empty());
         assert!(copy.join("empty").is_dir());
+        let link = std::fs::read_link(copy.join("link")).expect("a link");
+        assert_eq!(link, Path::new("weights"));
         let names = std::fs::read_dir(&copy).expect("a directory").count();
-        assert_eq!(names, 3, "nothing else is left in {}", copy.display());
+        assert_eq!(names, 4, "nothing else is left in {}", copy.display());
     }
 }
 

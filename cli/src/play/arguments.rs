@@ -13,7 +13,7 @@ use std::{
 
 use clap::ValueEnum;
 use weft_planner::Strategy;
-use weft_proto::agent::v1::Algorithm;
+use weft_proto::agent::v1::{self as agent, Algorithm};
 
 use super::out;
 use crate::{
@@ -45,6 +45,16 @@ pub struct Args {
     /// A file or a directory to send; it is read where it is.
     #[arg(long, value_name = "PATH", conflicts_with = "size")]
     pub source: Option<PathBuf>,
+    /// What is done with symbolic links in --source: follow keeps those that stay in it and copies the files that
+    /// the others lead to; refuse takes none. None is followed out of the directory that is sent.
+    #[arg(
+        long,
+        value_name = "follow|refuse",
+        default_value = "follow",
+        hide_possible_values = true,
+        conflicts_with = "size"
+    )]
+    pub symlinks: Symlinks,
     /// Send so many random bytes instead [default: 256MiB].
     #[arg(long, value_name = "SIZE", value_parser = quantity::parse_bytes)]
     pub size: Option<u64>,
@@ -138,6 +148,24 @@ impl From<Verification> for Algorithm {
         match verification {
             Verification::Blake3 => Self::Blake3,
             Verification::Xxh3 => Self::Xxh3,
+        }
+    }
+}
+
+/// What is done with the symbolic links of the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Symlinks {
+    /// Keeps those that stay in it, and copies the files that the others lead to.
+    Follow,
+    /// Takes none.
+    Refuse,
+}
+
+impl From<Symlinks> for agent::Symlinks {
+    fn from(symlinks: Symlinks) -> Self {
+        match symlinks {
+            Symlinks::Follow => Self::Follow,
+            Symlinks::Refuse => Self::Refuse,
         }
     }
 }
@@ -275,6 +303,8 @@ pub struct Settings {
     pub paths: Option<u16>,
     /// What is sent.
     pub data: Data,
+    /// What is done with the links in it.
+    pub symlinks: Symlinks,
     /// Destinations, ascending.
     pub to: Vec<usize>,
     /// Who sends to whom.
@@ -460,6 +490,7 @@ impl Args {
             fabric,
             paths: self.paths,
             data,
+            symlinks: self.symlinks,
             to,
             strategy: self.strategy,
             path_policy: self.path_policy,

@@ -231,7 +231,7 @@ mod tests {
 
     use indicatif::TermLike;
     use weft_planner::{Strategy, Topology};
-    use weft_proto::agent::v1::{Algorithm, Overwrite, ProgressResponse};
+    use weft_proto::agent::v1::{Algorithm, Overwrite, ProgressResponse, Symlinks};
     use weft_transfer::{Failure, LeaderContext, NodeLocation, Spec, Timing};
 
     use super::*;
@@ -359,6 +359,7 @@ mod tests {
             uid: "uid".into(),
             name: None,
             source: place("node0"),
+            symlinks: Symlinks::Follow,
             object: None,
             destinations: vec![place("node1"), place("node2")],
             topology: Topology {

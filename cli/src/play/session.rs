@@ -163,6 +163,7 @@ impl<'a> Play<'a> {
             uid: out::uid(settings.out.as_deref(), settings.data.describe())?,
             name: None,
             source: self.stage.place(0, &self.origin.path),
+            symlinks: settings.symlinks.into(),
             object: None,
             destinations: settings.to.iter().map(destination).collect(),
             topology: self.stage.topology(),

@@ -181,6 +181,7 @@ impl Calling {
             object,
             manifest_digest: manifest_digest.unwrap_or_default(),
             job_name: self.spec.name.clone(),
+            symlinks: self.spec.symlinks.into(),
         };
         let agent = self.agent(&source.node)?;
         let call = agent.call(&request, |mut client, request| async move {

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use backon::ExponentialBuilder;
 use weft_planner::{Strategy, Topology};
-use weft_proto::agent::v1::{Algorithm, JobName, Overwrite, StatResponse};
+use weft_proto::agent::v1::{Algorithm, JobName, Overwrite, StatResponse, Symlinks};
 
 use crate::object::StoreObject;
 
@@ -62,6 +62,8 @@ pub struct Spec {
     pub name: Option<JobName>,
     /// Where the data is; for an object: where the reader puts its own copy.
     pub source: NodeLocation,
+    /// What is done with the symbolic links of the source.
+    pub symlinks: Symlinks,
     /// What the source's node, which is one of the destinations, reads from a store instead of its files.
     pub object: Option<StoreObject>,
     /// Where the data goes.

@@ -73,9 +73,13 @@ async fn receive(
         for sent in part.entries {
             let entry = Entry {
                 path: &sent.path,
-                kind: match sent.size {
-                    Some(bytes) => EntryKind::File { bytes },
-                    None => EntryKind::Directory,
+                kind: match (sent.size, sent.link.as_str()) {
+                    (Some(bytes), "") => EntryKind::File { bytes },
+                    (None, "") => EntryKind::Directory,
+                    (None, target) => EntryKind::Link { target },
+                    (Some(_), _) => {
+                        return Err(Fault::faulty(agent.node, "a link with a size"));
+                    }
                 },
                 mode: sent.mode,
             };
@@ -85,6 +89,8 @@ async fn receive(
                 }
                 None => building.add(entry)?,
             }
+            building.hole_bytes(sent.hole_bytes);
+            building.modified_ns(sent.modified_ns);
         }
     }
     let built = building.ok_or_else(|| Fault::faulty(agent.node, "no manifest"))?;

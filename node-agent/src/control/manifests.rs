@@ -90,15 +90,21 @@ pub(crate) fn parts(manifest: Arc<Manifest>) -> impl Iterator<Item = ManifestPar
             && let Some(entry) = manifest.entry(at)
         {
             bytes += entry.path.len() + ENTRY_BYTES;
+            let (size, link) = match entry.kind {
+                EntryKind::File { bytes } => (Some(bytes), ""),
+                EntryKind::Directory => (None, ""),
+                EntryKind::Link { target } => (None, target),
+            };
+            bytes += link.len();
             let version = manifest.version(at);
             bytes += version.map_or(0, |version| version.etag.len());
             part.entries.push(SentEntry {
                 path: entry.path.to_owned(),
-                size: match entry.kind {
-                    EntryKind::File { bytes } => Some(bytes),
-                    EntryKind::Directory => None,
-                },
+                size,
                 mode: entry.mode,
+                link: link.to_owned(),
+                hole_bytes: manifest.hole_bytes(at),
+                modified_ns: manifest.modified_ns(at),
                 version: version.map(|version| SentVersion {
                     etag: version.etag.clone(),
                     modified_ns: version.modified_ns,
@@ -114,7 +120,7 @@ pub(crate) fn parts(manifest: Arc<Manifest>) -> impl Iterator<Item = ManifestPar
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::{Access, Root, RootPath};
+    use crate::files::{Access, Root, RootPath, Symlinks};
 
     #[test]
     fn listings_with_the_same_names_and_sizes_stay_apart() {
@@ -126,7 +132,7 @@ mod tests {
         let root = Root::open("data", directory.path(), Access::ReadOnly).unwrap();
         let list = |path: &str| {
             let path = RootPath::parse(path).unwrap();
-            Arc::new(Manifest::scan(&root, &path).unwrap())
+            Arc::new(Manifest::scan(&root, &path, &Symlinks::Refuse).unwrap())
         };
         let (a, b) = (list("a"), list("b"));
         assert_eq!(a.digest(), b.digest());
@@ -147,7 +153,7 @@ mod tests {
         let list = |name: &str| {
             std::fs::write(directory.path().join(name), name).unwrap();
             let path = RootPath::parse(name).unwrap();
-            Arc::new(Manifest::scan(&root, &path).unwrap())
+            Arc::new(Manifest::scan(&root, &path, &Symlinks::Refuse).unwrap())
         };
         let manifests = Manifests::default();
         let used = list("used");

@@ -94,12 +94,16 @@ impl AttemptRegistry {
         holder: Option<&ManifestHolder>,
     ) -> Result<Arc<Manifest>, Fault> {
         let kept = self.manifests.get(digest, fingerprint);
-        let (Err(Fault::ManifestUnknown), Some(holder)) = (&kept, holder) else {
+        let is_exact = match &kept {
+            Ok(kept) => fingerprint.is_empty() || kept.fingerprint() == fingerprint,
+            Err(_) => false,
+        };
+        let Some(holder) = holder.filter(|_| !is_exact) else {
             return kept;
         };
         let tls = self.config.tls.borrow().clone();
         let fetched = manifest_fetch::fetch(digest, holder, tls, self.config.retry_for).await?;
-        let manifest = Arc::new(fetched);
+        let manifest = Arc::new(fetched.received_as(fingerprint));
         self.manifests.keep(manifest.clone());
         Ok(manifest)
     }

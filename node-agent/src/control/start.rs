@@ -129,7 +129,7 @@ impl AttemptRegistry {
         let store = self.store(source)?;
         let manifest = &received.layout.manifest;
         let version = |(entry, index): (Entry<'_>, usize)| match entry.kind {
-            EntryKind::Directory => Ok(None),
+            EntryKind::Directory | EntryKind::Link { .. } => Ok(None),
             EntryKind::File { bytes } => {
                 let version = manifest.version(index).ok_or_else(|| {
                     let problem = "is given, and the manifest that was prepared is not a store's";

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use weft_proto::agent::v1::{ObjectSource, StatRequest, StatResponse};
+use weft_proto::agent::v1::{ObjectSource, StatRequest, StatResponse, Symlinks as SentSymlinks};
 
 use crate::control::attempt_registry::AttemptRegistry;
 use crate::convert;
 use crate::fail_fast;
 use crate::fault::Fault;
-use crate::files::{Manifest, Source, namespace_directory};
+use crate::files::{Manifest, Source, Symlinks, namespace_directory};
 use crate::object::Store;
 
 impl AttemptRegistry {
@@ -21,12 +21,18 @@ impl AttemptRegistry {
             let listed = self.store(source)?.list().await?;
             return Ok(self.keep_listed(listed));
         }
-        let location = convert::required(request.location, "location")?;
+        let location = convert::required(request.location.clone(), "location")?;
         let (root, path) = self.resolve(&location)?;
-        let job_name = request.job_name;
+        let job_name = request.job_name.clone();
         let job_name = job_name
             .map(|name| convert::copy_job("", name))
             .transpose()?;
+        let symlinks = match request.symlinks() {
+            SentSymlinks::Follow => Symlinks::Follow {
+                within: namespace_directory::within(&path, job_name.as_ref()),
+            },
+            SentSymlinks::Refuse | SentSymlinks::Unspecified => Symlinks::Refuse,
+        };
         let named = match request.manifest_digest.as_slice() {
             [] => None,
             digest => Some(self.manifests.get(digest, &[])?),
@@ -38,7 +44,7 @@ impl AttemptRegistry {
             }
             match named {
                 Some(named) => Source::new(root, path, named).relist(),
-                None => Manifest::scan(&root, &path),
+                None => Manifest::scan(&root, &path, &symlinks),
             }
         };
         Ok(self.keep_listed(fail_fast::spawn_blocking("stat", list).await?))

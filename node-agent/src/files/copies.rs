@@ -12,7 +12,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{self, BufRead as _, BufReader, BufWriter, Seek as _};
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{self, AtFlags, Dir, Mode, OFlags, Stat};
+use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
@@ -55,6 +55,7 @@ pub(super) fn add(
         path: new.path.as_str().to_owned(),
         digest: new.digest.to_string(),
         bytes: new.manifest.bytes(),
+        data_bytes: Some(new.manifest.data_bytes()),
         files: new.manifest.file_count().into(),
         removable: new.removable,
         jobs: vec![new.job],
@@ -134,7 +135,7 @@ pub(super) fn bytes_of(root: &Root, namespace: &str) -> Result<u64, FileError> {
     for name in records.names()? {
         match records.read(&name) {
             Ok(Some(CopyRecord { copy, .. })) if has_job(&copy) => {
-                bytes = bytes.saturating_add(copy.bytes);
+                bytes = bytes.saturating_add(copy.data_bytes.unwrap_or(copy.bytes));
             }
             // A broken record names no namespace.
             Ok(_) | Err(FileError::CopyRecordBroken { .. }) => {}
@@ -167,12 +168,16 @@ fn entries<'m>(
     let below = manifest.entries().enumerate();
     top.into_iter().chain(below.map(move |(index, entry)| {
         let file = match entry.kind {
-            EntryKind::File { .. } => {
+            EntryKind::File { .. } | EntryKind::Link { .. } => {
                 let path = manifest.path_of(base, entry)?;
                 let now = stat(&mut open, &path)?.map(|stat| FileState::of(&stat));
                 let now = now.filter(|now| verified(index) == Some(now.fingerprint()));
-                let changed = || FileError::DestinationChanged {
-                    location: root.location(&path),
+                let changed = || {
+                    // A source's link that was followed: no copy has such a one.
+                    let link = root.symlink_on_the_way(&path, Errno::LOOP);
+                    link.unwrap_or_else(|| FileError::DestinationChanged {
+                        location: root.location(&path),
+                    })
                 };
                 Some(now.ok_or_else(changed)?.recorded())
             }
@@ -369,10 +374,12 @@ impl<'r> Records<'r> {
         let mut files = 0;
         for entry in record.entries()? {
             let (path, entry) = entry?;
-            if let Some(what) = entry.difference(stat(&mut open, &path)?.as_ref()) {
+            let now = stat(&mut open, &path)?;
+            if let Some(what) = entry.difference(now.as_ref()) {
                 return Ok(Some(format!("{path}: {what}")));
             }
-            files += u64::from(entry.file.is_some());
+            let is_file = |now: Stat| FileType::from_raw_mode(now.st_mode) == FileType::RegularFile;
+            files += u64::from(now.is_some_and(is_file));
         }
         if files != record.copy.files {
             return Err(record.broken("it does not name as many files as it says"));

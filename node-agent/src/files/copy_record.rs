@@ -42,6 +42,9 @@ pub struct CopyHeader {
     pub digest: String,
     /// Bytes of all its files.
     pub bytes: u64,
+    /// Of these, without holes; absent in a record of an earlier release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_bytes: Option<u64>,
     /// How many files it has.
     pub files: u64,
     /// Weft wrote the files. A source's own files are never removed.
@@ -53,12 +56,12 @@ pub struct CopyHeader {
     pub(super) removing: bool,
 }
 
-/// One file or directory of a copy.
+/// One file, link or directory of a copy.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RecordedEntry {
     /// Relative to the copy; "" is the copy itself.
     pub(super) path: String,
-    /// Absent for a directory.
+    /// Of the file or link itself; absent for a directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) file: Option<FileState>,
 }

@@ -149,10 +149,11 @@ impl Destination {
         let initial_content = match progress.stages[index as usize] {
             Stage::Incomplete(initial_content) => initial_content,
             Stage::Finished(PublishAction::Rename) => InitialContent::Finished,
-            // No directory: it has been looked up as a file.
-            Stage::Finished(PublishAction::Keep) | Stage::Published | Stage::Directory => {
-                InitialContent::Existing
-            }
+            // No directory or link: it has been looked up as a file.
+            Stage::Finished(PublishAction::Keep)
+            | Stage::Published
+            | Stage::Directory
+            | Stage::Link => InitialContent::Existing,
         };
         let file = Arc::new(DestinationFile::open(
             target,

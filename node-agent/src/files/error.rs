@@ -49,7 +49,7 @@ pub enum FileError {
     },
     /// A symbolic link on the way, or at the end of it.
     #[error(
-        "{location}: {link:?} is a symbolic link to {target:?}; links are not followed in a root: put the file itself there or name its real path"
+        "{location}: {link:?} is a symbolic link to {target:?}, which is not followed: put the file itself there or name its real path"
     )]
     SymlinkRefused {
         /// What was asked for.
@@ -58,6 +58,18 @@ pub enum FileError {
         link: String,
         /// Where it points.
         target: String,
+    },
+    /// A symbolic link in a source that is neither kept nor followed.
+    #[error("{location} is a symbolic link to {target:?}, {fault}: {remedy}")]
+    LinkRefused {
+        /// The link.
+        location: Location,
+        /// Where it points.
+        target: String,
+        /// Why it is refused.
+        fault: &'static str,
+        /// What to do.
+        remedy: &'static str,
     },
     /// The root's directory cannot be opened.
     #[error("root {root:?} at {}: {cause}: create the directory or correct the root's path in the agent's configuration", path.display())]
@@ -408,7 +420,7 @@ impl FileError {
         match self {
             FileError::BadPath { .. } => "BadPath",
             FileError::BadJobUid { .. } => "BadJobUid",
-            FileError::SymlinkRefused { .. } => "SymlinkRefused",
+            FileError::SymlinkRefused { .. } | FileError::LinkRefused { .. } => "SymlinkRefused",
             FileError::RootMissing { .. } => "RootMissing",
             FileError::RootHung { .. } => "RootHung",
             FileError::RootReplaced { .. } => "RootReplaced",

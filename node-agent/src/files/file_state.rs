@@ -83,6 +83,14 @@ impl FileState {
     }
 }
 
+/// Bytes of disk that a file takes.
+pub(super) fn allocated_bytes(stat: &Stat) -> u64 {
+    // 512 B: the unit of st_blocks (stat(2)).
+    #[allow(clippy::unnecessary_cast, reason = "differs between architectures")]
+    let blocks = stat.st_blocks as u64;
+    blocks.saturating_mul(512)
+}
+
 /// Tells one state of a file from another: XXH3 of the fields of a [`FileState`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fingerprint(pub(super) u64);

@@ -9,6 +9,7 @@ use super::file_state::Fingerprint;
 use super::limits::{MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES, MAX_PATHS_BYTES};
 use super::names;
 use super::path::RootPath;
+use super::symlink::stays_within;
 
 /// The mode bits that are kept: read, write, execute for user, group and others. Never set-uid,
 /// set-gid or sticky: a transfer must not hand out another user's rights.
@@ -16,7 +17,7 @@ pub(super) const MODE_BITS: u32 = 0o777;
 
 /// What an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EntryKind {
+pub enum EntryKind<'m> {
     /// A regular file.
     File {
         /// Its size.
@@ -24,16 +25,21 @@ pub enum EntryKind {
     },
     /// A directory; every one is listed, empty or not.
     Directory,
+    /// A symbolic link that stays in the source directory.
+    Link {
+        /// Its text.
+        target: &'m str,
+    },
 }
 
-/// One file or directory.
+/// One file, directory or link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'m> {
     /// Path relative to the source directory; for a source that is one file, its name.
     pub path: &'m str,
     /// What it is.
-    pub kind: EntryKind,
-    /// Its permission bits, 0…0o777.
+    pub kind: EntryKind<'m>,
+    /// Its permission bits, 0…0o777; of a link 0, for it has none.
     pub mode: u32,
 }
 
@@ -55,7 +61,7 @@ pub enum Shape {
     Directory,
 }
 
-/// A checked list of files and directories, sorted by the bytes of their paths.
+/// A checked list of files, directories and links, sorted by the bytes of their paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     list: List,
@@ -67,28 +73,35 @@ pub struct Manifest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct List {
     shape: Shape,
-    /// One after the other.
+    /// One after the other, that of a link followed by its text.
     paths: String,
     entries: Vec<Packed>,
     /// The fingerprint of each file and directory, by entry; empty where they were not listed on this node.
     fingerprints: Vec<Fingerprint>,
+    /// Bytes of the blocks of each file that lie wholly in holes, by entry; empty where no file has any.
+    holes: Vec<u64>,
+    /// When each file was last written to, ns since 1970, by entry; empty where no file says it.
+    modified_ns: Vec<i64>,
     /// Of objects, by entry; empty where there are none.
     versions: Vec<ObjectVersion>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Packed {
-    /// `DIRECTORY` at one.
+    /// `DIRECTORY` or `LINK` at one.
     bytes: u64,
     /// Where its path begins.
     start: u32,
     /// Bytes of its path.
     len: u16,
+    /// Of a link: bytes of its text.
     mode: u16,
 }
 
 /// No file is this long.
 const DIRECTORY: u64 = u64::MAX;
+/// Nor this long.
+const LINK: u64 = u64::MAX - 1;
 
 impl List {
     fn path(&self, entry: &Packed) -> &str {
@@ -97,13 +110,19 @@ impl List {
     }
 
     fn unpack(&self, entry: &Packed) -> Entry<'_> {
+        let (kind, mode) = match entry.bytes {
+            DIRECTORY => (EntryKind::Directory, entry.mode),
+            LINK => {
+                let text = &self.paths[entry.start as usize + usize::from(entry.len)..];
+                let target = &text[..usize::from(entry.mode)];
+                (EntryKind::Link { target }, 0)
+            }
+            bytes => (EntryKind::File { bytes }, entry.mode),
+        };
         Entry {
             path: self.path(entry),
-            kind: match entry.bytes {
-                DIRECTORY => EntryKind::Directory,
-                bytes => EntryKind::File { bytes },
-            },
-            mode: entry.mode.into(),
+            kind,
+            mode: mode.into(),
         }
     }
 
@@ -128,6 +147,8 @@ impl ManifestBuilder {
             paths: String::new(),
             entries: Vec::new(),
             fingerprints: Vec::new(),
+            holes: Vec::new(),
+            modified_ns: Vec::new(),
             versions: Vec::new(),
         };
         ManifestBuilder { list, tag_bytes: 0 }
@@ -137,7 +158,12 @@ impl ManifestBuilder {
     pub fn add(&mut self, entry: Entry<'_>) -> Result<(), FileError> {
         let list = &mut self.list;
         let start = list.paths.len();
-        if list.entries.len() == MAX_ENTRIES || start + entry.path.len() > MAX_PATHS_BYTES {
+        let text = match entry.kind {
+            EntryKind::Link { target } => target,
+            _ => "",
+        };
+        let bytes = start + entry.path.len() + text.len();
+        if list.entries.len() == MAX_ENTRIES || bytes > MAX_PATHS_BYTES {
             return Err(bad(entry.path, "is one of too many"));
         }
         if entry.mode & !MODE_BITS != 0 {
@@ -145,20 +171,41 @@ impl ManifestBuilder {
         }
         let bytes = match entry.kind {
             EntryKind::Directory => DIRECTORY,
+            EntryKind::Link { .. } => LINK,
             EntryKind::File { bytes } if bytes > MAX_FILE_BYTES => {
                 return Err(bad(entry.path, "is larger than 4 TiB"));
             }
             EntryKind::File { bytes } => bytes,
         };
-        let len = u16::try_from(entry.path.len());
+        let short = |text: &str| {
+            u16::try_from(text.len()).map_err(|_| bad("", "has a path of more than 64 KiB"))
+        };
         list.entries.push(Packed {
             bytes,
             start: start as u32,
-            len: len.map_err(|_| bad("", "has a path of more than 64 KiB"))?,
-            mode: entry.mode as u16,
+            len: short(entry.path)?,
+            mode: match entry.kind {
+                EntryKind::Link { .. } => short(text)?,
+                _ => entry.mode as u16,
+            },
         });
         list.paths.push_str(entry.path);
+        list.paths.push_str(text);
         Ok(())
+    }
+
+    /// Says of the entry that was added last how many bytes of its blocks lie wholly in holes.
+    pub fn hole_bytes(&mut self, bytes: u64) {
+        set_last(&mut self.list.holes, self.list.entries.len(), bytes);
+    }
+
+    /// Says of the entry that was added last when it was written to, ns since 1970; 0 says nothing.
+    pub fn modified_ns(&mut self, modified_ns: i64) {
+        set_last(
+            &mut self.list.modified_ns,
+            self.list.entries.len(),
+            modified_ns,
+        );
     }
 
     /// The same for an entry that was found on this node; all of them are then.
@@ -194,6 +241,8 @@ impl ManifestBuilder {
             list.versions
                 .resize_with(list.entries.len(), ObjectVersion::default);
         }
+        fill(&mut list.holes, list.entries.len());
+        fill(&mut list.modified_ns, list.entries.len());
         let by_path = |a: &Packed, b: &Packed| list.path(a).cmp(list.path(b));
         if !list.entries.is_sorted_by(|a, b| by_path(a, b).is_le()) {
             let mut order: Vec<u32> = (0..list.entries.len() as u32).collect();
@@ -201,6 +250,8 @@ impl ManifestBuilder {
                 by_path(&list.entries[*a as usize], &list.entries[*b as usize])
             });
             arrange(&mut list.fingerprints, &order);
+            arrange(&mut list.holes, &order);
+            arrange(&mut list.modified_ns, &order);
             arrange(&mut list.versions, &order);
             arrange(&mut list.entries, &order);
         }
@@ -216,6 +267,22 @@ impl ManifestBuilder {
             digest,
             fingerprint,
         })
+    }
+}
+
+/// Sets the item of the last of so many entries. Earlier ones that have none get the default.
+fn set_last<T: Copy + Default + PartialEq>(items: &mut Vec<T>, entries: usize, item: T) {
+    if let (Some(before), true) = (entries.checked_sub(1), item != T::default()) {
+        items.resize(before, T::default());
+        items.push(item);
+    }
+}
+
+/// Where some of so many entries have an item, the last ones get the default.
+fn fill<T: Copy + Default>(items: &mut Vec<T>, entries: usize) {
+    if !items.is_empty() {
+        items.resize(entries, T::default());
+        items.shrink_to_fit();
     }
 }
 
@@ -236,7 +303,8 @@ fn bad(path: &str, fault: &'static str) -> FileError {
 
 /// Whether it is what a scan makes: the paths stay below where they are put.
 fn check(list: &List) -> Result<(), FileError> {
-    let is_one_file = matches!(list.entries.as_slice(), [one] if one.bytes != DIRECTORY && !list.paths.contains('/'));
+    let is_one_file =
+        matches!(list.entries.as_slice(), [one] if one.bytes < LINK && !list.paths.contains('/'));
     if list.shape == Shape::File && !is_one_file {
         return Err(bad(
             "",
@@ -246,8 +314,15 @@ fn check(list: &List) -> Result<(), FileError> {
     // Of the entry before, which mostly lies in the same directory.
     let (mut previous, mut around) = (None, String::new());
     let mut blocks = 0u64;
-    for entry in list.entries() {
+    for (index, entry) in list.entries().enumerate() {
         let path = entry.path;
+        let most = match entry.kind {
+            EntryKind::File { bytes } => bytes,
+            EntryKind::Directory | EntryKind::Link { .. } => 0,
+        };
+        if list.holes.get(index).is_some_and(|holes| *holes > most) {
+            return Err(bad(path, "has more bytes in holes than it has"));
+        }
         if previous == Some(path) {
             return Err(bad(path, "is there twice"));
         }
@@ -281,9 +356,12 @@ fn check(list: &List) -> Result<(), FileError> {
             }
             parent.clone_into(&mut around);
         }
-        if let EntryKind::File { bytes } = entry.kind {
+        match entry.kind {
             // No overflow: a file has at most MAX_FILE_BYTES.
-            blocks += bytes.div_ceil(BLOCK_BYTES as u64);
+            EntryKind::File { bytes } => blocks += bytes.div_ceil(BLOCK_BYTES as u64),
+            EntryKind::Directory => {}
+            EntryKind::Link { target } if stays_within(path, target) => {}
+            EntryKind::Link { .. } => return Err(bad(path, "is a link out of the copy")),
         }
         if blocks > MAX_BLOCKS {
             return Err(FileError::TooManyBlocks { path: path.into() });
@@ -306,6 +384,14 @@ fn digest(list: &List) -> [u8; 32] {
         hasher.update(&version.modified_ns.to_le_bytes());
         hasher.update(&packed.mode.to_le_bytes());
         hasher.update(&packed.bytes.to_le_bytes());
+        // Of a known length: the mode was that.
+        if let EntryKind::Link { target } = list.unpack(packed).kind {
+            hasher.update(target.as_bytes());
+        }
+    }
+    // Every list without holes has the digest that agents gave it which knew of none.
+    for holes in &list.holes {
+        hasher.update(&holes.to_le_bytes());
     }
     *hasher.finalize().as_bytes()
 }
@@ -320,15 +406,24 @@ fn fingerprint(digest: &[u8; 32], list: &List) -> [u8; 32] {
 }
 
 impl Manifest {
-    /// The same with the fingerprint of its files and directories on this node, in the order of the entries.
-    pub(super) fn with_fingerprints(&self, fingerprints: Vec<Fingerprint>) -> Self {
+    /// The same with the fingerprints and times that its entries have on this node, in their order.
+    pub(super) fn relisted(&self, fingerprints: Vec<Fingerprint>, modified_ns: Vec<i64>) -> Self {
         let mut listed = self.clone();
         listed.list.fingerprints = fingerprints;
+        listed.list.modified_ns = modified_ns;
         listed.fingerprint = fingerprint(&listed.digest, &listed.list);
         listed
     }
 
-    /// Names it to other agents; the same where the same is listed.
+    /// The same under the fingerprint of the listing that another agent sent. Times are in no digest: by this, those
+    /// of another listing are not taken for them.
+    #[must_use]
+    pub fn received_as(mut self, fingerprint: &[u8]) -> Self {
+        self.fingerprint = fingerprint.try_into().unwrap_or(self.fingerprint);
+        self
+    }
+
+    /// Names it to other agents; the same where the same is listed, but for times.
     pub fn digest(&self) -> &[u8; 32] {
         &self.digest
     }
@@ -351,6 +446,8 @@ impl Manifest {
             + etags
             + size_of_val(list.entries.as_slice())
             + size_of_val(list.fingerprints.as_slice())
+            + size_of_val(list.holes.as_slice())
+            + size_of_val(list.modified_ns.as_slice())
             + size_of_val(list.versions.as_slice())
     }
 
@@ -359,7 +456,7 @@ impl Manifest {
         self.list.shape
     }
 
-    /// Number of files and directories.
+    /// Number of files, directories and links.
     pub fn len(&self) -> usize {
         self.list.entries.len()
     }
@@ -369,7 +466,7 @@ impl Manifest {
         self.list.entries.is_empty()
     }
 
-    /// All files and directories. An entry's position in this list is its index everywhere.
+    /// All files, directories and links. An entry's position in this list is its index everywhere.
     pub fn entries(&self) -> impl DoubleEndedIterator<Item = Entry<'_>> + ExactSizeIterator {
         self.list.entries()
     }
@@ -394,6 +491,25 @@ impl Manifest {
         self.list.fingerprints.get(index).copied()
     }
 
+    /// Bytes of the blocks of a file that lie wholly in holes: they take no space.
+    pub fn hole_bytes(&self, index: usize) -> u64 {
+        self.list.holes.get(index).copied().unwrap_or_default()
+    }
+
+    /// When a file was last written to, ns since 1970; 0 where that is not known.
+    pub fn modified_ns(&self, index: usize) -> i64 {
+        self.list
+            .modified_ns
+            .get(index)
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// Bytes that the files take, without their holes.
+    pub fn data_bytes(&self) -> u64 {
+        self.bytes().saturating_sub(self.list.holes.iter().sum())
+    }
+
     /// Which version of an object an entry is, where it is one.
     pub fn version(&self, index: usize) -> Option<&ObjectVersion> {
         self.list.versions.get(index)
@@ -405,7 +521,17 @@ impl Manifest {
             .zip(0..)
             .filter_map(|(entry, index)| match entry.kind {
                 EntryKind::File { bytes } => Some((index, entry, bytes)),
-                EntryKind::Directory => None,
+                EntryKind::Directory | EntryKind::Link { .. } => None,
+            })
+    }
+
+    /// The links with their index and text.
+    pub(super) fn links(&self) -> impl Iterator<Item = (u32, Entry<'_>, &str)> {
+        self.entries()
+            .zip(0..)
+            .filter_map(|(entry, index)| match entry.kind {
+                EntryKind::Link { target } => Some((index, entry, target)),
+                EntryKind::File { .. } | EntryKind::Directory => None,
             })
     }
 

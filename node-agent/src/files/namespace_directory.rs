@@ -45,6 +45,15 @@ pub fn read(root: &Root, path: &RootPath, job: &CopyJob) -> Result<(), FileError
     }
 }
 
+/// The directory that no link of a source at `path` leads out of: that of the job's namespace, if the source is in
+/// it, and the root otherwise.
+pub fn within(path: &RootPath, job: Option<&CopyJob>) -> RootPath {
+    let namespace = job.and_then(|job| RootPath::parse(&job.namespace).ok());
+    namespace
+        .filter(|namespace| path.is_within(namespace))
+        .unwrap_or(RootPath::ROOT)
+}
+
 /// Whether the rule holds for a path: in a root that is written to, below the directory of the job's namespace.
 fn is_checked(root: &Root, path: &RootPath, job: &CopyJob) -> bool {
     let is_its_own = path.as_str().split('/').next() == Some(&*job.namespace);

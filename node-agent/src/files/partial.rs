@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rustix::fs::{self, OFlags, SeekFrom};
+use rustix::fs::{self, OFlags};
 use rustix::io::Errno;
 
 use super::digest::{BLOCK_BYTES, BlockDigest, BlockLayout, Digest, VerifiedBlock};
@@ -16,6 +16,7 @@ use super::error::{FileError, Location, errno};
 use super::file_state::{FileState, Fingerprint};
 use super::gate::Gate;
 use super::hash_tree::HashTree;
+use super::holes::{is_hole, next_data};
 use super::target::{InitialContent, Target};
 
 /// All bits that `chmod(2)` sets, those too that no manifest has.
@@ -136,17 +137,21 @@ impl DestinationFile {
 
     /// Hashes what is here already, from an earlier attempt or under the final name, and gives
     /// the digest of each block that may be whole. Nothing counts as present before it is
-    /// [confirmed](Self::confirm). Fast for a fresh file: gives nothing and reads nothing.
+    /// [confirmed](Self::confirm). Of a fresh file nothing is read, unless the source has holes.
     /// `buffer` holds at least [`BLOCK_BYTES`].
     ///
     /// # Panics
     ///
     /// When `buffer` is shorter than a block of the file.
     pub fn rehash(&self, buffer: &mut [u8]) -> Result<Vec<(u32, BlockDigest)>, FileError> {
-        // A hole in a partial file is what has not arrived (or zeros, on a file system that makes
-        // holes of them: these are sent again); elsewhere it is content.
+        // A hole in a partial file is what has not arrived, or zeros: these are sent again. Elsewhere it is content,
+        // and so it is where the source has holes: their blocks are here before any comes.
+        let has_holes = self.target.hole_bytes > 0;
+        if matches!(self.lock().body, Body::Fresh(_)) && !has_holes {
+            return Ok(Vec::new());
+        }
         let partial = matches!(self.lock().body, Body::Resumed(_));
-        self.hash_present(buffer, partial)
+        self.hash_present(buffer, partial && !has_holes)
     }
 
     fn hash_present(
@@ -156,21 +161,17 @@ impl DestinationFile {
     ) -> Result<Vec<(u32, BlockDigest)>, FileError> {
         let body = self.lock().body.clone();
         let file = match &body {
-            Body::Fresh(_) => return Ok(Vec::new()),
-            Body::Resumed(file) => file,
+            Body::Fresh(file) | Body::Resumed(file) => file,
             Body::Existing(existing) | Body::Replacing { existing, .. } => &existing.file,
         };
         let mut claims = Vec::new();
         let mut next = 0;
         while next < self.blocks.count() {
             if skip_holes {
-                match fs::seek(file, SeekFrom::Data(self.blocks.range(next).start)) {
-                    Ok(data) => next = next.max((data / BLOCK_BYTES as u64) as u32),
-                    // No data from here to the end.
-                    Err(Errno::NXIO) => break,
-                    // A file system that does not tell holes: everything is data.
-                    Err(Errno::INVAL | Errno::OPNOTSUPP) => {}
-                    Err(cause) => return Err(self.failed("lseek", cause)),
+                let data = next_data(file, self.blocks.range(next).start);
+                match data.map_err(|cause| self.failed("lseek", cause))? {
+                    Some(data) => next = next.max((data / BLOCK_BYTES as u64) as u32),
+                    None => break,
                 }
             }
             let bytes = self.read(file, next, buffer)?;
@@ -374,11 +375,17 @@ impl DestinationFile {
     }
 
     fn write(&self, file: &File, block: u32, data: &[u8]) -> Result<(), FileError> {
-        file.write_all_at(data, self.blocks.range(block).start)
-            .map_err(|error| {
-                let bytes = data.len() as u64;
-                FileError::writing(self.location(), "pwrite", errno(&error), bytes)
-            })
+        let range = self.blocks.range(block);
+        // Zeros where a hole is are there already, and the hole stays.
+        if data.iter().all(|byte| *byte == 0)
+            && is_hole(file, range.clone()).map_err(|cause| self.failed("lseek", cause))?
+        {
+            return Ok(());
+        }
+        file.write_all_at(data, range.start).map_err(|error| {
+            let bytes = data.len() as u64;
+            FileError::writing(self.location(), "pwrite", errno(&error), bytes)
+        })
     }
 
     fn location(&self) -> Location {

@@ -95,8 +95,20 @@ impl RootPath {
 
     /// Whether it is `other` or lies below it.
     pub(super) fn is_within(&self, other: &RootPath) -> bool {
-        let rest = self.text.strip_prefix(&other.text);
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/') || other.text.is_empty())
+        self.below(other).is_some()
+    }
+
+    /// The path from `other` on, if it is `other` or lies below it.
+    pub(super) fn below(&self, other: &RootPath) -> Option<RootPath> {
+        let rest = self.text.strip_prefix(&other.text)?;
+        let rest = match other.text.is_empty() || rest.is_empty() {
+            true => rest,
+            false => rest.strip_prefix('/')?,
+        };
+        Some(RootPath {
+            text: rest.to_owned(),
+            directory: self.directory,
+        })
     }
 
     /// Whether one of the two lies within the other, or they are the same.

@@ -71,10 +71,10 @@ impl Placement {
     pub(super) fn file(&self, index: u32) -> Result<(Target, Entry<'_>, u64), FileError> {
         let entry = self.config.manifest.require_entry(index)?;
         match entry.kind {
-            EntryKind::File { bytes } => Ok((self.target(entry)?, entry, bytes)),
-            EntryKind::Directory => Err(FileError::BadManifest {
+            EntryKind::File { bytes } => Ok((self.target(index, entry)?, entry, bytes)),
+            EntryKind::Directory | EntryKind::Link { .. } => Err(FileError::BadManifest {
                 path: entry.path.into(),
-                fault: "is a directory, not a file",
+                fault: "is no file",
             }),
         }
     }
@@ -82,7 +82,13 @@ impl Placement {
     /// Where each of the files goes, with its size.
     pub(super) fn targets(&self) -> impl Iterator<Item = Result<(Target, u64), FileError>> {
         let files = self.config.manifest.files();
-        files.map(|(_, entry, bytes)| Ok((self.target(entry)?, bytes)))
+        files.map(|(index, entry, bytes)| Ok((self.target(index, entry)?, bytes)))
+    }
+
+    /// Where each of the links goes, with its index in the manifest and its text.
+    pub(super) fn links(&self) -> impl Iterator<Item = Result<(u32, Target, &str), FileError>> {
+        let links = self.config.manifest.links();
+        links.map(|(index, entry, text)| Ok((index, self.target(index, entry)?, text)))
     }
 
     /// The directories that the manifest needs, parents first, where they are until all is complete.
@@ -102,7 +108,7 @@ impl Placement {
         std::iter::once(Ok(top)).chain(below)
     }
 
-    fn target(&self, entry: Entry<'_>) -> Result<Target, FileError> {
+    fn target(&self, index: u32, entry: Entry<'_>) -> Result<Target, FileError> {
         let config = &self.config;
         let path = config.manifest.path_of(&self.base, entry)?;
         let now = config.manifest.path_of(self.assembled(), entry)?;
@@ -117,6 +123,8 @@ impl Placement {
                 None => names::partial_name(&config.job, &name),
             },
             name,
+            modified_ns: config.manifest.modified_ns(index as usize),
+            hole_bytes: config.manifest.hole_bytes(index as usize),
             overwrite: config.overwrite,
         })
     }

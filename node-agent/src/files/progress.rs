@@ -17,11 +17,13 @@ const OPEN_MAX: usize = 1024;
 pub(super) enum Stage {
     /// A directory: made by the reservation.
     Directory,
+    /// A link: made once all files are verified.
+    Link,
     /// A file whose blocks are still to come.
     Incomplete(InitialContent),
     /// Whole and verified, not yet on disk for sure or not yet under its name.
     Finished(PublishAction),
-    /// On disk and under its final name.
+    /// On disk and under its final name; a link: made.
     Published,
 }
 
@@ -32,7 +34,7 @@ pub(super) struct Progress {
     pub(super) stages: Vec<Stage>,
     /// Of files that are finished or published.
     digests: Vec<[u8; 32]>,
-    /// Of files that are finished and kept, or published.
+    /// Of files that are finished and kept, or published, and of links that are made.
     pub(super) states: Vec<Fingerprint>,
     /// Files of a directory that was there have got their names one after the other.
     pub(super) file_by_file: bool,
@@ -49,6 +51,7 @@ impl Progress {
     ) -> Self {
         let stages = manifest.entries().map(|entry| match entry.kind {
             EntryKind::Directory => Stage::Directory,
+            EntryKind::Link { .. } => Stage::Link,
             EntryKind::File { .. } => Stage::Incomplete(
                 initial_contents
                     .next()
@@ -111,7 +114,7 @@ impl Progress {
     /// The digest of a file that is finished.
     pub(super) fn digest(&self, index: u32) -> Option<Digest> {
         match self.stages.get(index as usize)? {
-            Stage::Directory | Stage::Incomplete(_) => None,
+            Stage::Directory | Stage::Link | Stage::Incomplete(_) => None,
             Stage::Finished(_) | Stage::Published => {
                 let bytes = &self.digests[index as usize][..self.algorithm.digest_bytes()];
                 Digest::from_bytes(self.algorithm, bytes)

@@ -49,6 +49,7 @@ impl Destination {
         }
         self.sync_files()?;
         self.rename_files()?;
+        self.make_links()?;
         self.sync_and_name_directories()?;
         ObjectReadLog::remove(self.root(), &self.placement.config.job)?;
         drop(pass);
@@ -101,6 +102,30 @@ impl Destination {
             if !is_staged {
                 progress.stages[at] = Stage::Published;
             }
+        }
+        Ok(())
+    }
+
+    /// Makes the links, now that what they lead to is there.
+    fn make_links(&self) -> Result<(), FileError> {
+        let mut open = OpenDirectory::new(self.root());
+        for link in self.placement.links() {
+            let (index, target, text) = link?;
+            let parent = open.at(&target.parent)?;
+            let mut progress = self.progress();
+            let at = index as usize;
+            if progress.stages[at] == Stage::Published {
+                continue;
+            }
+            if !target.has_link(&parent, text)? {
+                target.make_link(&parent, text)?;
+                rename(&target, &parent, PublishAction::Rename, progress.states[at])?;
+                progress.file_by_file |= self.placement.staging.is_none();
+            }
+            let made = fs::statat(&*parent, &target.name, AtFlags::SYMLINK_NOFOLLOW)
+                .map_err(|cause| target.failed("fstatat", cause, 0))?;
+            progress.states[at] = FileState::of(&made).fingerprint();
+            progress.stages[at] = Stage::Published;
         }
         Ok(())
     }
@@ -225,6 +250,8 @@ fn rename(
         target.remove_partial(parent)?;
         return Ok(checked);
     }
+    // Not before: the age of what an ended attempt left is that of its last write.
+    target.set_modified(parent);
     let replace = target.overwrite != Overwrite::Never;
     let answer = match target.is_staged() {
         // It goes with its directory.

@@ -60,10 +60,15 @@ impl Made {
             let (initial_content, more) = target.inspect(&*open.at(&target.parent)?, bytes)?;
             demand.new_bytes = demand.new_bytes.saturating_add(more);
             if initial_content != InitialContent::Existing {
-                demand.bytes = demand.bytes.saturating_add(bytes);
+                demand.bytes = demand.bytes.saturating_add(target.data_bytes(bytes));
             }
             demand.inodes += u64::from(initial_content != InitialContent::Resumed);
             self.initial_contents.push(initial_content);
+        }
+        for link in placement.links() {
+            let (_, target, text) = link?;
+            let parent = open.at(&target.parent)?;
+            demand.inodes += u64::from(!target.has_link(&parent, text)?);
         }
         let Some(first) = placement.targets().next() else {
             return Ok(());

@@ -1,12 +1,14 @@
 //! `Root`: a directory that jobs may name. Nothing in [`files`](super) opens a file in another way.
 //!
-//! Everything is opened by `openat2(2)` below the root's directory, without following any link
-//! (`RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS`), so that no path leads out
-//! of the root, whatever happens to the directories meanwhile. What has no
-//! such call (rename, unlink, mkdir) names one component relative to a directory so opened.
+//! Everything is opened by `openat2(2)` below the root's directory (`RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS`), so
+//! that no path leads out of the root, whatever happens to the directories meanwhile. Without following any link
+//! (`RESOLVE_NO_SYMLINKS`), but where a source's links are followed. What has no such call (rename, unlink, mkdir)
+//! names one component relative to a directory so opened.
 
+use std::ffi::OsString;
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -166,29 +168,44 @@ impl Root {
 
     /// Opens `path` below the root.
     pub(super) fn open_at(&self, path: &RootPath, flags: OFlags) -> Result<OwnedFd, Errno> {
-        // openat2 refuses what O_PATH would ignore.
-        let no_terminal = if flags.contains(OFlags::PATH) {
-            OFlags::empty()
-        } else {
-            OFlags::NOCTTY
-        };
-        let flags = flags | OFlags::CLOEXEC | no_terminal;
-        let resolve =
-            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let mut last = Errno::AGAIN;
-        for _ in 0..LOOKUP_TRIES {
-            match fs::openat2(
-                &self.directory,
-                path.to_open(),
-                flags,
-                Mode::empty(),
-                resolve,
-            ) {
-                Err(cause @ (Errno::AGAIN | Errno::INTR)) => last = cause,
-                answer => return answer,
-            }
-        }
-        Err(last)
+        let links = ResolveFlags::NO_SYMLINKS;
+        open_beneath(&self.directory, path.to_open(), flags, links)
+    }
+
+    /// Opens what `path` leads to when links are followed, none of them out of the directory `within`.
+    pub(super) fn follow_at(
+        &self,
+        within: &RootPath,
+        path: &RootPath,
+        flags: OFlags,
+    ) -> Result<OwnedFd, Errno> {
+        let below = path.below(within).ok_or(Errno::XDEV)?;
+        let directory = self.open_directory(within)?;
+        open_beneath(&directory, below.to_open(), flags, ResolveFlags::empty())
+    }
+
+    /// The path without links of what `path` leads to, and what is there, as [`Root::follow_at`] finds it.
+    /// `XDEV` where a link leads out, and `ILSEQ` where the path is not UTF-8.
+    pub(super) fn resolve(
+        &self,
+        within: &RootPath,
+        path: &RootPath,
+    ) -> Result<(RootPath, Stat), Errno> {
+        let opened = self.follow_at(within, path, OFlags::PATH)?;
+        let stat = fs::fstat(&opened)?;
+        let real = kernel_path(&opened)?;
+        let below = real.strip_prefix(kernel_path(&self.directory)?);
+        let below = below.map_err(|_| Errno::XDEV)?;
+        let below = below.to_str().ok_or(Errno::ILSEQ)?;
+        // The directory of the records is in no path.
+        let below = RootPath::parse(below).map_err(|_| Errno::XDEV)?;
+        Ok((below, stat))
+    }
+
+    /// The text of the link `path`.
+    pub(super) fn link_text(&self, path: &RootPath) -> Result<Vec<u8>, Errno> {
+        let link = self.open_at(path, OFlags::PATH | OFlags::NOFOLLOW)?;
+        Ok(fs::readlinkat(link, "", Vec::new())?.into_bytes())
     }
 
     /// Opens the directory `path` for looking up names in it.
@@ -225,6 +242,38 @@ impl Root {
         }
         None
     }
+}
+
+/// Opens a path beneath a directory.
+fn open_beneath(
+    directory: &OwnedFd,
+    path: &str,
+    flags: OFlags,
+    links: ResolveFlags,
+) -> Result<OwnedFd, Errno> {
+    // openat2 refuses what O_PATH would ignore.
+    let no_terminal = if flags.contains(OFlags::PATH) {
+        OFlags::empty()
+    } else {
+        OFlags::NOCTTY
+    };
+    let flags = flags | OFlags::CLOEXEC | no_terminal;
+    let resolve = links | ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let mut last = Errno::AGAIN;
+    for _ in 0..LOOKUP_TRIES {
+        match fs::openat2(directory, path, flags, Mode::empty(), resolve) {
+            Err(cause @ (Errno::AGAIN | Errno::INTR)) => last = cause,
+            answer => return answer,
+        }
+    }
+    Err(last)
+}
+
+/// Where a file is that is open.
+fn kernel_path(opened: &OwnedFd) -> Result<PathBuf, Errno> {
+    let link = format!("/proc/self/fd/{}", opened.as_raw_fd());
+    let path = fs::readlink(link, Vec::new())?.into_bytes();
+    Ok(OsString::from_vec(path).into())
 }
 
 /// What a directory entry is, for messages; `None` for regular files and directories.

@@ -2,42 +2,60 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{self, AtFlags, Dir, FileType, OFlags, Stat};
+use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use super::digest::MAX_FILE_BYTES;
+use super::digest::{Algorithm, BlockLayout, MAX_FILE_BYTES};
 use super::error::{FileError, Location};
-use super::file_state::FileState;
+use super::file_state::{FileState, allocated_bytes};
+use super::holes::hole_bytes;
 use super::limits::MAX_DEPTH;
 use super::manifest::{Entry, EntryKind, MODE_BITS, Manifest, ManifestBuilder, Shape};
 use super::names;
 use super::path::RootPath;
 use super::root::{Root, special};
+use super::symlink::{self, Link, Symlinks};
 
 impl Manifest {
-    /// Lists the file or directory `path`. Weft's own partial files are left out; a link, device,
-    /// pipe or socket anywhere in it is refused, as is what cannot be read.
-    pub fn scan(root: &Root, path: &RootPath) -> Result<Self, FileError> {
+    /// Lists the file or directory `path`. Weft's own partial files are left out; a device, pipe or
+    /// socket anywhere in it is refused, as is what cannot be read. Where links are followed, `path` may be one or
+    /// lead through some.
+    pub fn scan(root: &Root, path: &RootPath, symlinks: &Symlinks) -> Result<Self, FileError> {
         // What is being assembled there is no copy yet.
         if names::is_within_reserved(path.as_str()) {
             return Err(FileError::ReservedName {
                 location: root.location(path),
             });
         }
-        let opened = root.open_at(path, OFlags::PATH).map_err(|cause| {
-            if cause == Errno::NOENT {
+        let found = match symlinks {
+            Symlinks::Refuse => root
+                .open_at(path, OFlags::PATH)
+                .and_then(|opened| Ok((path.clone(), fs::fstat(&opened)?))),
+            Symlinks::Follow { within } => root.resolve(within, path),
+        };
+        let (real, stat) = found.map_err(|cause| {
+            if cause == Errno::NOENT && root.link_text(path).is_err() {
                 return FileError::SourceMissing {
                     location: root.location(path),
                     missing: root.missing_part(path),
                 };
             }
+            // With NOENT it is a link that leads to nothing.
+            let cause = match cause {
+                Errno::NOENT => Errno::LOOP,
+                cause => cause,
+            };
             root.symlink_on_the_way(path, cause)
                 .unwrap_or_else(|| FileError::reading(root.location(path), cause))
         })?;
+        if names::is_within_reserved(real.as_str()) {
+            return Err(FileError::ReservedName {
+                location: root.location(&real),
+            });
+        }
         let location = || root.location(path);
-        let stat = fs::fstat(&opened).map_err(|cause| FileError::reading(location(), cause))?;
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-            return scan_directory(root, path)?.finish();
+            return scan_directory(root, &real, symlinks)?.finish();
         }
         if path.names_directory() {
             return Err(FileError::NotARegularFile {
@@ -45,26 +63,26 @@ impl Manifest {
                 kind: special(&stat).unwrap_or("a file, and the path says directory by its slash"),
             });
         }
-        // The root itself is a directory, so a file has a parent and a name.
-        let (parent, name) = path
-            .split()
-            .ok_or_else(|| FileError::reading(location(), Errno::NOENT))?;
-        let parent = root
-            .open_directory(&parent)
-            .map_err(|cause| FileError::reading(location(), cause))?;
-        let (kind, state) = file_entry(&parent, name, &stat, location)?;
+        let (kind, state, holes) = file_at(root, &real, &stat, location)?;
+        let name = path.file_name();
         let entry = Entry {
-            path: name,
+            path: name.ok_or_else(|| FileError::reading(location(), Errno::NOENT))?,
             kind,
             mode: stat.st_mode & MODE_BITS,
         };
         let mut only = ManifestBuilder::new(Shape::File);
         only.found(entry, state.fingerprint())?;
+        only.hole_bytes(holes);
+        only.modified_ns(state.mtime_ns);
         only.finish()
     }
 }
 
-fn scan_directory(root: &Root, top: &RootPath) -> Result<ManifestBuilder, FileError> {
+fn scan_directory(
+    root: &Root,
+    top: &RootPath,
+    symlinks: &Symlinks,
+) -> Result<ManifestBuilder, FileError> {
     let mut found = ManifestBuilder::new(Shape::Directory);
     // Directories still to be listed, relative to the top, with their depth.
     let mut waiting = vec![(String::new(), 0usize)];
@@ -108,33 +126,60 @@ fn scan_directory(root: &Root, top: &RootPath) -> Result<ManifestBuilder, FileEr
                 Err(cause) => return Err(FileError::reading(location(name), cause)),
             };
             let file_type = FileType::from_raw_mode(stat.st_mode);
-            if file_type == FileType::Symlink
-                && let Some(link) = root.symlink_on_the_way(&path.join(name)?, Errno::LOOP)
-            {
-                return Err(link);
-            }
             let is_directory = file_type == FileType::Directory;
             if is_directory && depth == MAX_DEPTH {
                 return Err(FileError::TooDeep {
                     location: location(name),
                 });
             }
-            let (kind, fingerprint) = if is_directory {
-                let fingerprint = FileState::of(&stat).directory_fingerprint();
-                (EntryKind::Directory, fingerprint)
-            } else {
-                let (kind, state) = file_entry(&opened, name, &stat, || location(name))?;
-                (kind, state.fingerprint())
+            let link = match file_type {
+                FileType::Symlink => {
+                    let link = path.join(name)?;
+                    Some(symlink::read(root, &link, &relative, symlinks)?)
+                }
+                _ => None,
+            };
+            let (kind, mode, fingerprint, of_file) = match &link {
+                Some(Link::Kept { target }) => {
+                    let fingerprint = FileState::of(&stat).fingerprint();
+                    (EntryKind::Link { target }, 0, fingerprint, None)
+                }
+                Some(Link::File { path, stat }) => {
+                    let (kind, state, holes) = file_at(root, path, stat, || location(name))?;
+                    (
+                        kind,
+                        stat.st_mode,
+                        state.fingerprint(),
+                        Some((holes, state.mtime_ns)),
+                    )
+                }
+                None if is_directory => {
+                    let fingerprint = FileState::of(&stat).directory_fingerprint();
+                    (EntryKind::Directory, stat.st_mode, fingerprint, None)
+                }
+                None => {
+                    let (kind, state, holes) = file_entry(&opened, name, &stat, || location(name))?;
+                    (
+                        kind,
+                        stat.st_mode,
+                        state.fingerprint(),
+                        Some((holes, state.mtime_ns)),
+                    )
+                }
             };
             let entry = Entry {
                 path: &relative,
                 kind,
-                mode: stat.st_mode & MODE_BITS,
+                mode: mode & MODE_BITS,
             };
             let added = found.found(entry, fingerprint);
             added.map_err(|_| FileError::TooManyFiles {
                 location: root.location(top),
             })?;
+            if let Some((holes, modified_ns)) = of_file {
+                found.hole_bytes(holes);
+                found.modified_ns(modified_ns);
+            }
             if is_directory {
                 waiting.push((relative, depth + 1));
             }
@@ -143,13 +188,27 @@ fn scan_directory(root: &Root, top: &RootPath) -> Result<ManifestBuilder, FileEr
     Ok(found)
 }
 
-/// What is not a directory, if it can be sent.
+/// The same by a path without links.
+fn file_at(
+    root: &Root,
+    path: &RootPath,
+    stat: &Stat,
+    location: impl Fn() -> Location,
+) -> Result<(EntryKind<'static>, FileState, u64), FileError> {
+    let failed = |cause| FileError::reading(location(), cause);
+    // The root itself is a directory, so what is not one has a parent and a name.
+    let (parent, name) = path.split().ok_or_else(|| failed(Errno::NOENT))?;
+    let parent = root.open_directory(&parent).map_err(failed)?;
+    file_entry(&parent, name, stat, &location)
+}
+
+/// What is not a directory, if it can be sent, and how many bytes of it are holes.
 fn file_entry(
     parent: &OwnedFd,
     name: &str,
     stat: &Stat,
     location: impl Fn() -> Location,
-) -> Result<(EntryKind, FileState), FileError> {
+) -> Result<(EntryKind<'static>, FileState, u64), FileError> {
     if let Some(kind) = special(stat) {
         return Err(FileError::NotARegularFile {
             location: location(),
@@ -171,7 +230,16 @@ fn file_entry(
     fs::accessat(parent.as_fd(), name, fs::Access::READ_OK, AtFlags::EACCESS)
         .map_err(|cause| FileError::reading(location(), cause))?;
     let bytes = state.size;
-    Ok((EntryKind::File { bytes }, state))
+    let mut holes = 0;
+    if state.size > allocated_bytes(stat) {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        holes = fs::openat(parent, name, flags, Mode::empty())
+            .and_then(|file| {
+                hole_bytes(&file.into(), BlockLayout::new(Algorithm::default(), bytes))
+            })
+            .map_err(|cause| FileError::reading(location(), cause))?;
+    }
+    Ok((EntryKind::File { bytes }, state, holes))
 }
 
 fn below(directory: &str, name: &str) -> String {

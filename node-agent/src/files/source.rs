@@ -26,6 +26,24 @@ use super::occupancy::PathGuard;
 use super::path::RootPath;
 use super::root::{Access, Root};
 
+/// What is done with a link on the way to an entry.
+#[derive(Clone, Copy)]
+enum Links {
+    /// It is followed, as the scan followed it: whoever opens a file so compares the fingerprint, by which it is
+    /// the file that the scan found within the scan's limits.
+    Followed,
+    /// There is none.
+    Refused,
+}
+
+/// What is at the path of an entry.
+struct Found {
+    opened: OwnedFd,
+    fingerprint: Fingerprint,
+    /// Of a file.
+    modified_ns: i64,
+}
+
 /// A scanned source whose files can be opened. As long as it is there, no copy is removed there.
 #[derive(Clone, Debug)]
 pub struct Source {
@@ -58,14 +76,14 @@ impl Source {
             let location = self.root.location(&path);
             return Err(FileError::NotARegularFile {
                 location,
-                kind: "a directory",
+                kind: "no file",
             });
         };
         // O_NONBLOCK: should a pipe have taken its place, the open must not wait for a writer.
-        let (opened, fingerprint) =
-            self.open_entry(&path, entry, OFlags::RDONLY | OFlags::NONBLOCK)?;
-        self.compare(index, &path, fingerprint)?;
-        let file = File::from(opened);
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+        let found = self.open_entry(&path, entry, flags, Links::Followed)?;
+        self.compare(index, &path, found.fingerprint)?;
+        let file = File::from(found.opened);
         if bytes > BLOCK_BYTES as u64 {
             // A hint for read-ahead; where it is refused, reading works all the same.
             let _ = fs::fadvise(&file, 0, None, Advice::Sequential);
@@ -81,13 +99,15 @@ impl Source {
     /// The manifest with the fingerprints that its files and directories have here; what lies beside them is left
     /// out.
     pub fn relist(&self) -> Result<Manifest, FileError> {
-        let fingerprints = (0..self.manifest.len()).map(|index| {
+        let (mut fingerprints, mut modified_ns) = (Vec::new(), Vec::new());
+        for index in 0..self.manifest.len() {
             let (path, entry) = self.entry(index as u32)?;
-            Ok(self.open_entry(&path, entry, OFlags::PATH)?.1)
-        });
-        Ok(self
-            .manifest
-            .with_fingerprints(fingerprints.collect::<Result<_, FileError>>()?))
+            // Every link of a copy is listed.
+            let found = self.open_entry(&path, entry, OFlags::PATH, Links::Refused)?;
+            fingerprints.push(found.fingerprint);
+            modified_ns.push(found.modified_ns);
+        }
+        Ok(self.manifest.relisted(fingerprints, modified_ns))
     }
 
     /// Compares every file and directory with the manifest once more: after it, what was sent is
@@ -99,8 +119,8 @@ impl Source {
     /// Compares the file or directory with that index with the manifest.
     pub fn entry_unchanged(&self, index: u32) -> Result<(), FileError> {
         let (path, entry) = self.entry(index)?;
-        let (_, fingerprint) = self.open_entry(&path, entry, OFlags::PATH)?;
-        self.compare(index, &path, fingerprint)
+        let found = self.open_entry(&path, entry, OFlags::PATH, Links::Followed)?;
+        self.compare(index, &path, found.fingerprint)
     }
 
     /// Records the files, which were read and have this digest, as a verified copy of a job. In a
@@ -121,23 +141,50 @@ impl Source {
         })
     }
 
-    /// Opens what is at the path of an entry, which must be of its kind and size, and gives its fingerprint.
+    /// Opens what is at the path of an entry, which must be of its kind and size.
     fn open_entry(
         &self,
         path: &RootPath,
         entry: Entry<'_>,
         flags: OFlags,
-    ) -> Result<(OwnedFd, Fingerprint), FileError> {
-        let opened = self.root.open_at(path, flags);
+        links: Links,
+    ) -> Result<Found, FileError> {
+        let flags = match entry.kind {
+            // The link itself.
+            EntryKind::Link { .. } => flags | OFlags::NOFOLLOW,
+            EntryKind::File { .. } | EntryKind::Directory => flags,
+        };
+        let opened = match (self.root.open_at(path, flags), links) {
+            (Err(Errno::LOOP), Links::Followed) => {
+                self.root.follow_at(&RootPath::ROOT, path, flags)
+            }
+            (opened, _) => opened,
+        };
         let opened = opened.map_err(|cause| self.failed(path, cause))?;
         let stat = fs::fstat(&opened).map_err(|cause| self.failed(path, cause))?;
         let now = FileState::of(&stat);
         match (entry.kind, FileType::from_raw_mode(stat.st_mode)) {
-            (EntryKind::Directory, FileType::Directory) => {
-                Ok((opened, now.directory_fingerprint()))
-            }
-            (EntryKind::File { bytes }, FileType::RegularFile) if now.size == bytes => {
-                Ok((opened, now.fingerprint()))
+            (EntryKind::Directory, FileType::Directory) => Ok(Found {
+                opened,
+                fingerprint: now.directory_fingerprint(),
+                modified_ns: 0,
+            }),
+            (EntryKind::File { bytes }, FileType::RegularFile) if now.size == bytes => Ok(Found {
+                opened,
+                fingerprint: now.fingerprint(),
+                modified_ns: now.mtime_ns,
+            }),
+            (EntryKind::Link { target }, FileType::Symlink) => {
+                let text = fs::readlinkat(&opened, "", Vec::new());
+                let text = text.map_err(|cause| self.failed(path, cause))?;
+                match text.as_bytes() == target.as_bytes() {
+                    true => Ok(Found {
+                        opened,
+                        fingerprint: now.fingerprint(),
+                        modified_ns: 0,
+                    }),
+                    false => Err(self.changed(path, "it is a link to another target")),
+                }
             }
             (EntryKind::File { bytes }, FileType::RegularFile) if now.size < bytes => {
                 Err(FileError::SourceTruncated {

@@ -25,10 +25,15 @@ pub(super) fn remove_unlisted(
     staging: &RootPath,
     manifest: &Manifest,
 ) -> Result<(), FileError> {
-    remove_below(root, staging, &|path, is_directory| {
+    remove_below(root, staging, &|path, found| {
         let below = path.as_str().get(staging.as_str().len() + 1..);
         let listed = below.and_then(|below| manifest.find(below));
-        listed.is_some_and(|entry| (entry.kind == EntryKind::Directory) == is_directory)
+        listed.is_some_and(|entry| match entry.kind {
+            EntryKind::File { .. } => found == FileType::RegularFile,
+            EntryKind::Directory => found == FileType::Directory,
+            // Links are made last, and so are few where an attempt ended: they are made again.
+            EntryKind::Link { .. } => false,
+        })
     })
 }
 
@@ -52,11 +57,11 @@ pub(super) fn remove(root: &Root, staging: &RootPath) -> Result<(), FileError> {
     }
 }
 
-/// Removes what is in a directory, except for what `keeps` names, by path and whether it is a directory.
+/// Removes what is in a directory, except for what `keeps` names, by path and type.
 fn remove_below(
     root: &Root,
     directory: &RootPath,
-    keeps: &dyn Fn(&RootPath, bool) -> bool,
+    keeps: &dyn Fn(&RootPath, FileType) -> bool,
 ) -> Result<(), FileError> {
     let failed =
         |operation, cause| FileError::writing(root.location(directory), operation, cause, 0);
@@ -69,7 +74,7 @@ fn remove_below(
         next(&mut listing, &opened, directory).map_err(|cause| failed("getdents", cause))?
     {
         let is_directory = is_directory(&stat);
-        let is_kept = keeps(&path, is_directory);
+        let is_kept = keeps(&path, FileType::from_raw_mode(stat.st_mode));
         if is_directory {
             remove_below(root, &path, if is_kept { keeps } else { &|_, _| false })?;
         }

@@ -151,7 +151,7 @@ fn remove(
                 (FileType::Directory, _) if and_below => {
                     waiting.extend(path.join(name).map(|path| (path, true)));
                 }
-                (FileType::RegularFile, Some(own))
+                (FileType::RegularFile | FileType::Symlink, Some(own))
                     if is_to_go(&own, &|| age(FileState::of(&stat).mtime_ns))? =>
                 {
                     match fs::unlinkat(&directory, name, AtFlags::empty()) {

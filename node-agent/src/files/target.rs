@@ -1,15 +1,17 @@
-//! `Target`: where one file of a destination goes, and where its bytes are until then.
+//! `Target`: where one file or link of a destination goes, and where its bytes are until then.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{self, AtFlags, FallocateFlags, FileType, OFlags, Stat};
+use rustix::fs::{
+    self, AtFlags, FallocateFlags, FileType, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT,
+};
 use rustix::io::Errno;
 
 use super::destination_config::Overwrite;
 use super::error::{FileError, Location};
-use super::file_state::FileState;
+use super::file_state::{FileState, allocated_bytes};
 use super::names;
 use super::path::RootPath;
 use super::reserved_space::{Demand, ReservedSpace};
@@ -30,6 +32,10 @@ pub(super) struct Target {
     pub(super) parent: RootPath,
     pub(super) name: String,
     pub(super) partial: String,
+    /// Bytes of its blocks that lie wholly in holes at the source.
+    pub(super) hole_bytes: u64,
+    /// When the source's file was last written to; 0 where that is not known.
+    pub(super) modified_ns: i64,
     pub(super) overwrite: Overwrite,
 }
 
@@ -49,6 +55,11 @@ pub(super) enum InitialContent {
 impl Target {
     pub(super) fn is_staged(&self) -> bool {
         self.partial == self.name
+    }
+
+    /// Bytes of disk that a file of this size takes.
+    pub(super) fn data_bytes(&self, bytes: u64) -> u64 {
+        bytes.saturating_sub(self.hole_bytes)
     }
 
     pub(super) fn location(&self) -> Location {
@@ -116,9 +127,10 @@ impl Target {
             .root
             .open_directory(&self.parent)
             .map_err(|cause| self.failed("open", cause, bytes))?;
+        let data = self.data_bytes(bytes);
         let demand = Demand {
-            bytes,
-            new_bytes: bytes,
+            bytes: data,
+            new_bytes: data,
             inodes: 0,
         };
         let _locked = space.reserve(&self.location(), &parent, demand)?;
@@ -127,7 +139,8 @@ impl Target {
 
     /// Makes the partial file, or finds it, gives it its size and allocates its space. On tmpfs that makes every
     /// page, 250 ms for each GiB: there only small files are allocated, and a large one may find the file system
-    /// full when its blocks come.
+    /// full when its blocks come. So may a file with holes, of which nothing is allocated: the manifest says how large
+    /// the holes are, and not where.
     pub(super) fn make_partial(&self, parent: &OwnedFd, bytes: u64) -> Result<(), FileError> {
         let failed = |operation, cause| {
             let mut error = FileError::writing(self.location(), operation, cause, bytes);
@@ -148,7 +161,7 @@ impl Target {
             // An earlier attempt's of another size: its bytes are rehashed as they are.
             fs::ftruncate(&file, bytes).map_err(|cause| failed("ftruncate", cause))?;
         }
-        if bytes == 0 || (bytes >= LARGE_BYTES && is_tmpfs(&file)) {
+        if bytes == 0 || self.hole_bytes > 0 || (bytes >= LARGE_BYTES && is_tmpfs(&file)) {
             return Ok(());
         }
         loop {
@@ -159,6 +172,25 @@ impl Target {
                 Err(cause) => return Err(failed("fallocate", cause)),
             }
         }
+    }
+
+    /// Gives the partial file the time of the source's file. Where the file system has no such time, it keeps its own.
+    pub(super) fn set_modified(&self, parent: &OwnedFd) {
+        if self.modified_ns == 0 {
+            return;
+        }
+        const SECOND_NS: i64 = 1_000_000_000;
+        let times = Timestamps {
+            last_access: Timespec {
+                tv_sec: 0,
+                tv_nsec: UTIME_OMIT,
+            },
+            last_modification: Timespec {
+                tv_sec: self.modified_ns.div_euclid(SECOND_NS),
+                tv_nsec: self.modified_ns.rem_euclid(SECOND_NS),
+            },
+        };
+        let _ = fs::utimensat(parent, &self.partial, &times, AtFlags::SYMLINK_NOFOLLOW);
     }
 
     /// Removes the partial file, if there is one.
@@ -199,14 +231,38 @@ impl Target {
             return Ok((InitialContent::Existing, 0));
         }
         match partial {
-            None => Ok((InitialContent::Fresh, bytes)),
+            None => Ok((InitialContent::Fresh, self.data_bytes(bytes))),
             Some(stat) => {
-                // 512 B: the unit of st_blocks (stat(2)).
-                #[allow(clippy::unnecessary_cast, reason = "differs between architectures")]
-                let there = stat.st_blocks as u64 * 512;
-                Ok((InitialContent::Resumed, bytes.saturating_sub(there)))
+                let more = self
+                    .data_bytes(bytes)
+                    .saturating_sub(allocated_bytes(&stat));
+                Ok((InitialContent::Resumed, more))
             }
         }
+    }
+
+    /// Whether the link is there with this text; an error when something else is there that it may not replace.
+    pub(super) fn has_link(&self, parent: &OwnedFd, text: &str) -> Result<bool, FileError> {
+        let failed = |cause| self.failed("readlinkat", cause, 0);
+        match fs::readlinkat(parent, &self.name, Vec::new()) {
+            Ok(found) if found.as_bytes() == text.as_bytes() => Ok(true),
+            Ok(_) => self.may_replace().map(|()| false),
+            Err(Errno::NOENT) => Ok(false),
+            // No link.
+            Err(Errno::INVAL) => {
+                let found = fs::statat(parent, &self.name, AtFlags::SYMLINK_NOFOLLOW);
+                self.replaceable(&found.map_err(failed)?, 0)?;
+                self.may_replace().map(|()| false)
+            }
+            Err(cause) => Err(failed(cause)),
+        }
+    }
+
+    /// Makes the link where its partial file would be.
+    pub(super) fn make_link(&self, parent: &OwnedFd, text: &str) -> Result<(), FileError> {
+        self.remove_partial(parent)?;
+        fs::symlinkat(text, parent, &self.partial)
+            .map_err(|cause| self.failed("symlinkat", cause, 0))
     }
 
     /// Whether what has the final name has the right size; an error when it is nothing

@@ -4,6 +4,8 @@ pub(super) mod alone;
 mod appears;
 mod copies;
 mod destination_faults;
+mod holes;
+mod links;
 mod resume;
 mod source_faults;
 mod space;
@@ -50,9 +52,14 @@ impl Node {
         std::fs::read(self.path(below)).unwrap()
     }
 
+    /// Links are refused.
     fn source(&self, path: &str) -> Result<Source, FileError> {
+        self.source_with(path, &Symlinks::Refuse)
+    }
+
+    fn source_with(&self, path: &str, symlinks: &Symlinks) -> Result<Source, FileError> {
         let path = RootPath::parse(path)?;
-        let manifest = Manifest::scan(&self.root, &path)?;
+        let manifest = Manifest::scan(&self.root, &path, symlinks)?;
         Ok(Source::new(self.root.clone(), path, Arc::new(manifest)))
     }
 

@@ -104,7 +104,7 @@ impl MessageLayout {
     pub(crate) fn file(&self, entry: u32) -> Option<BlockLayout> {
         match self.manifest.entry(entry as usize)?.kind {
             EntryKind::File { bytes } => Some(BlockLayout::new(self.algorithm, bytes)),
-            EntryKind::Directory => None,
+            EntryKind::Directory | EntryKind::Link { .. } => None,
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use weft_identity::authority::Authority;
 use weft_planner::{Node, Strategy, Topology};
-use weft_proto::agent::v1::{Algorithm, Overwrite};
+use weft_proto::agent::v1::{Algorithm, Overwrite, Symlinks};
 use weft_transfer::{
     AgentEndpoint, ConnectionPool, DestinationPhase, Failure, LeaderContext, NodeLocation,
     ReadSecret, Runner, Secret, Spec, StoreObject, Timing, Transfer,
@@ -59,6 +59,7 @@ fn spec(nodes: usize, object: StoreObject) -> Spec {
         uid: "from-a-store".to_owned(),
         name: None,
         source: place(0),
+        symlinks: Symlinks::Follow,
         object: Some(object),
         destinations: (0..nodes).map(place).collect(),
         topology: Topology {

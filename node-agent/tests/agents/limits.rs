@@ -1,5 +1,7 @@
 //! What an agent does with little memory and without threads.
 
+use std::os::unix::fs::FileExt as _;
+
 use crate::kept::Kept;
 use crate::support::{DEADLINE, Lab, job, noise, reason, start_source, stat, write};
 use weft_agent::agent::Agent;
@@ -15,6 +17,10 @@ async fn memory_is_bounded_whatever_the_size() {
     let agents: Vec<Kept> = (0..3).map(|node| Kept::start(&lab, node, "")).collect();
     let file = std::fs::File::create(lab.root(0).join("model")).unwrap();
     file.set_len(384 << 20).unwrap();
+    // No block is a hole: all of them are sent.
+    for block in 0..384 {
+        file.write_all_at(b"x", block << 20).unwrap();
+    }
     let first = job("memory", 1);
     lab.begin(&first, &[(0, 1), (1, 2)], Algorithm::Xxh3)
         .await

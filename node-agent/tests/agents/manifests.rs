@@ -1,5 +1,8 @@
 //! The list of a source's files: who keeps it, who may have it, and what it is checked against.
 
+use std::os::unix::fs::symlink;
+use std::time::{Duration, SystemTime};
+
 use weft_proto::Message as _;
 use weft_proto::agent::v1::start_request::Task;
 use weft_proto::agent::v1::*;
@@ -34,6 +37,87 @@ async fn many_files_are_listed_in_parts_and_arrive() {
     assert_eq!(ends[1].state(), State::Verified, "{:?}", ends[1]);
     let last = "model/69/a-file-with-number-04969";
     assert_eq!(std::fs::read(lab.root(1).join(last)).unwrap(), b"x");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn links_and_times_of_a_source_arrive_at_every_node_of_a_chain() {
+    let lab = Lab::new();
+    let _agents = [
+        lab.agent(0, "").await,
+        lab.agent(1, "").await,
+        lab.agent(2, "").await,
+    ];
+    let (weights, revision) = (noise(3 << 20, 1), lab.root(0).join("model/snapshots/r"));
+    write(&lab.root(0).join("model/blobs/f00"), &weights);
+    std::fs::create_dir_all(&revision).unwrap();
+    symlink("../../blobs/f00", revision.join("weights")).unwrap();
+    write(&lab.root(0).join("shared/config"), b"{}");
+    symlink("../../../shared/config", revision.join("config")).unwrap();
+    let file = std::fs::File::options()
+        .write(true)
+        .open(revision.join("weights"));
+    let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    file.unwrap().set_modified(long_ago).unwrap();
+    let listed = stat(&mut lab.operator(0).await).await.unwrap();
+    assert_eq!((listed.files, listed.bytes), (2, (3 << 20) + 2));
+    let ends = lab.run(&job("linked", 1), &[(0, 1), (1, 2)]).await;
+    for (node, end) in ends.iter().enumerate().skip(1) {
+        assert_eq!(end.state(), State::Verified, "{end:?}");
+        let copy = lab.root(node).join("model/snapshots/r");
+        let text = std::fs::read_link(copy.join("weights")).unwrap();
+        assert_eq!(text.to_str(), Some("../../blobs/f00"));
+        assert_eq!(std::fs::read(copy.join("weights")).unwrap(), weights);
+        let there = std::fs::metadata(copy.join("weights")).unwrap();
+        assert_eq!(there.modified().unwrap(), long_ago);
+        assert!(!copy.join("config").is_symlink());
+        assert_eq!(std::fs::read(copy.join("config")).unwrap(), b"{}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_link_leads_a_job_out_of_its_namespaces_directory() {
+    let lab = Lab::new();
+    let _agent = lab.agent(0, "").await;
+    write(&lab.root(0).join("team-b/secret"), b"x");
+    write(&lab.root(0).join("team-a/model/weights"), b"x");
+    symlink("../../team-b/secret", lab.root(0).join("team-a/model/l")).unwrap();
+    symlink("../team-b", lab.root(0).join("team-a/all")).unwrap();
+    let list = async |path: &str, namespace: &str, symlinks: Symlinks| {
+        let request = StatRequest {
+            leader_epoch: 1,
+            location: Some(Location {
+                path: path.to_owned(),
+                ..model().unwrap()
+            }),
+            job_name: Some(JobName {
+                namespace: namespace.to_owned(),
+                name: "minilm".to_owned(),
+                namespace_uid: String::new(),
+            }),
+            symlinks: symlinks.into(),
+            ..StatRequest::default()
+        };
+        lab.operator(0).await.stat(request).await
+    };
+    for path in [
+        "team-a/model",
+        "team-a/model/l",
+        "team-a/all",
+        "team-a/all/secret",
+    ] {
+        let refused = list(path, "team-a", Symlinks::Follow).await.unwrap_err();
+        assert_eq!(reason(&refused), "SymlinkRefused", "{path}: {refused}");
+    }
+    // A source in no namespace's directory has the root for itself, and who follows links says so.
+    assert!(
+        list("team-a/model", "team-c", Symlinks::Follow)
+            .await
+            .is_ok()
+    );
+    for symlinks in [Symlinks::Refuse, Symlinks::Unspecified] {
+        let refused = list("team-a/model", "team-c", symlinks).await.unwrap_err();
+        assert_eq!(reason(&refused), "SymlinkRefused");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -507,6 +507,7 @@ pub(crate) async fn stat(client: &mut Client) -> Result<StatResponse, Status> {
     let request = StatRequest {
         leader_epoch: 1,
         location: model(),
+        symlinks: Symlinks::Follow.into(),
         ..StatRequest::default()
     };
     Ok(client.stat(request).await?.into_inner())

@@ -6,6 +6,7 @@
 
 use std::fmt::Display;
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,8 +26,8 @@ use crate::report::Row;
 const SOURCE: &str = "source";
 const COPY: &str = "copy";
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// For keys, configurations and logs.
-const HOME_BYTES: u64 = 64 << 20;
+/// For keys, configurations and logs, and for a page of each block of the source.
+const HOME_BYTES: u64 = 128 << 20;
 
 /// Two rows, the sending agent's and the receiving agent's.
 pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
@@ -43,7 +44,13 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     let directories = vec![memory.path().join("node0"), disk.join("node1")];
     let stage = Stage::set(fabric, directories, &memory.path().join("agents"))?;
     File::create(stage.directory(0).join(SOURCE))
-        .and_then(|file| file.set_len(bytes))
+        .and_then(|file| {
+            file.set_len(bytes)?;
+            // No block is a hole: all of them are sent.
+            (0..bytes)
+                .step_by(1 << 20)
+                .try_for_each(|block| file.write_all_at(b"x", block))
+        })
         .map_err(BenchError::system("the sparse source"))?;
     let over = AtomicBool::new(false);
     let pids = stage.pids();

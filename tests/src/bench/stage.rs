@@ -12,7 +12,7 @@ use weft_cli::stage::{
 };
 use weft_identity::authority;
 use weft_planner::Strategy;
-use weft_proto::agent::v1::{Algorithm, Overwrite};
+use weft_proto::agent::v1::{Algorithm, Overwrite, Symlinks};
 use weft_transfer::{DestinationPhase, LeaderContext, Spec, Timing};
 
 use super::BenchError;
@@ -135,6 +135,7 @@ impl Stage {
             uid: format!("bench-{}", authority::unique()?),
             name: None,
             source: self.stage.place(0, transfer.source),
+            symlinks: Symlinks::Follow,
             object: None,
             destinations: (1..self.stage.nodes())
                 .map(|i| self.stage.place(i, transfer.destination))

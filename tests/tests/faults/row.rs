@@ -24,7 +24,7 @@ use weft_proto::{
     Message as _,
     agent::v1::{
         Algorithm, AttemptRef, CancelRequest, ErrorDetail, Location, Overwrite, PrepareRequest,
-        Verification,
+        Symlinks, Verification,
     },
 };
 use weft_sim::draw::Draw;
@@ -266,6 +266,7 @@ impl Play<'_> {
             uid: self.job.clone(),
             name: None,
             source: self.stage.place(0, &self.source),
+            symlinks: Symlinks::Follow,
             object: None,
             destinations: self
                 .row

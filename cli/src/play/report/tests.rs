@@ -1,5 +1,7 @@
 use weft_planner::{Node, Strategy, Topology};
-use weft_proto::agent::v1::{Algorithm, Overwrite, ProgressResponse, StatResponse, State};
+use weft_proto::agent::v1::{
+    Algorithm, Overwrite, ProgressResponse, StatResponse, State, Symlinks,
+};
 use weft_transfer::{Call, Cleanup, Failure, Input, LeaderContext, NodeLocation, Spec, Timing};
 
 use super::*;
@@ -28,6 +30,7 @@ fn running() -> Transfer {
         uid: "uid".into(),
         name: None,
         source: place(0),
+        symlinks: Symlinks::Follow,
         object: None,
         destinations: vec![place(1), place(2)],
         topology: Topology {

@@ -40,6 +40,7 @@ pub(crate) fn spec(topology: Topology, timing: Timing) -> Spec {
         uid: "uid".into(),
         name: None,
         source: location("n0"),
+        symlinks: Symlinks::Follow,
         object: None,
         destinations: vec![location("n1")],
         topology,

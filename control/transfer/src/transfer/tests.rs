@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use weft_planner::{Node, Strategy, Topology};
-use weft_proto::agent::v1::{Algorithm, Overwrite, PeerProgress, Role, State};
+use weft_proto::agent::v1::{Algorithm, Overwrite, PeerProgress, Role, State, Symlinks};
 
 use super::*;
 use crate::{
@@ -120,6 +120,7 @@ impl Harness {
             uid: "uid".into(),
             name: None,
             source: location(0),
+            symlinks: Symlinks::Follow,
             object: None,
             destinations: (1..nodes).map(location).collect(),
             topology: Topology {

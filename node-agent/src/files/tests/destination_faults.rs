@@ -156,7 +156,12 @@ fn a_large_file_on_tmpfs_is_checked_before_any_byte_and_may_be_short_of_space_at
             let from = Node::new();
             from.write("m", b"");
             let large = fs::File::options().write(true).open(from.path("m"));
-            large.unwrap().set_len(64 << 20).unwrap();
+            let large = large.unwrap();
+            large.set_len(64 << 20).unwrap();
+            // No block is a hole.
+            for block in 0..64 {
+                large.write_all_at(b"x", block << 20).unwrap();
+            }
             let source = from.source("m").unwrap();
             let node = Node::new();
             mount("tmpfs", "size=60m", node.directory.path());

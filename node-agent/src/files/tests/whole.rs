@@ -2,6 +2,7 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, SystemTime};
 
 use super::alone::{Alone, alone, peak_kib, reset_peak_kib, this_test};
 use super::*;
@@ -9,6 +10,61 @@ use crate::files::copies::CopyJob;
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+/// Sets when a file was last written to, and gives it.
+fn written_at(path: &Path, seconds: u64) -> SystemTime {
+    let time = SystemTime::UNIX_EPOCH + Duration::new(seconds, 123_456_789);
+    let file = fs::File::options().write(true).open(path).unwrap();
+    file.set_modified(time).unwrap();
+    time
+}
+
+fn modified(path: PathBuf) -> SystemTime {
+    fs::metadata(path).unwrap().modified().unwrap()
+}
+
+#[test]
+fn a_file_arrives_with_the_time_of_its_last_change_and_one_that_is_there_keeps_its_own() {
+    let (from, to) = (Node::new(), Node::new());
+    from.write("m/a", b"1").write("m/b", b"2");
+    let a = written_at(&from.path("m/a"), 1_000_000_000);
+    let source = from.source("m").unwrap();
+    send(&source, to.config("m", &source)).unwrap();
+    assert_eq!(modified(to.path("m/a")), a);
+    assert_eq!(modified(to.path("m/b")), modified(from.path("m/b")));
+    // Another time alone is another listing of the same manifest, and nothing is sent or touched.
+    written_at(&from.path("m/a"), 1_100_000_000);
+    let b = from.write("m/b", b"3").path("m/b");
+    let b = written_at(&b, 1_200_000_000);
+    let again = from.source("m").unwrap();
+    let (first, second) = (source.manifest(), again.manifest());
+    assert_eq!(first.digest(), second.digest());
+    assert_ne!(first.fingerprint(), second.fingerprint());
+    let (_, counts) = send(&again, to.config("m", &again)).unwrap();
+    assert_eq!((counts.sent, counts.confirmed), (1, 1));
+    assert_eq!(modified(to.path("m/a")), a);
+    assert_eq!(modified(to.path("m/b")), b);
+    // A single file; and a copy is listed with the times that its files have.
+    let one = from.source("m/b").unwrap();
+    send(&one, to.config("one", &one)).unwrap();
+    assert_eq!(modified(to.path("one")), b);
+    written_at(&to.path("one"), 5);
+    let path = RootPath::parse("one").unwrap();
+    let copy = Source::new(to.root.clone(), path, one.manifest().clone());
+    assert_eq!(copy.relist().unwrap().modified_ns(0), 5_123_456_789);
+}
+
+#[test]
+fn what_an_ended_attempt_left_is_as_old_as_its_last_write_and_not_as_its_source() {
+    let (from, to) = (Node::new(), Node::new());
+    from.write("m/a", b"1");
+    written_at(&from.path("m/a"), 1_000_000_000);
+    let source = from.source("m").unwrap();
+    let destination = Destination::prepare(to.config("m", &source)).unwrap();
+    send_file(&source, &destination, 0, u32::MAX, &mut Sent::default()).unwrap();
+    drop(destination);
+    assert_eq!(sweep(&to.root, Duration::from_secs(3600)), Ok(0));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use kube::ResourceExt as _;
-use weft_crds::{Algorithm, Overwrite, Strategy, TransferJob};
+use weft_crds::{Algorithm, Overwrite, Strategy, Symlinks, TransferJob};
 use weft_planner::Topology;
 use weft_proto::agent::v1::{self as agent, JobName};
 use weft_transfer::{
@@ -328,6 +328,10 @@ fn spec(
             name: job.name_any(),
         }),
         source,
+        symlinks: match job.spec.source.file.as_ref().map(|file| file.symlinks) {
+            Some(Symlinks::Follow) => agent::Symlinks::Follow,
+            Some(Symlinks::Refuse) | None => agent::Symlinks::Refuse,
+        },
         object: None,
         destinations,
         topology: Topology::default(),

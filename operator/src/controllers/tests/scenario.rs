@@ -195,6 +195,7 @@ pub(crate) fn job(name: &str) -> TransferJob {
                 root: "models".into(),
                 scope: RootScope::PerNamespace,
                 path: "minilm/".into(),
+                symlinks: Default::default(),
             }),
             object: None,
         },

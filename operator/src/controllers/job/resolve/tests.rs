@@ -1,4 +1,5 @@
-use weft_crds::{DestinationStatus, RootScope, TransferJob, TransferJobStatus};
+use weft_crds::{DestinationStatus, RootScope, Symlinks, TransferJob, TransferJobStatus};
+use weft_proto::agent::v1 as agent;
 
 use super::*;
 use crate::controllers::{cache::Key, job::network::topology, tests::scenario};
@@ -49,6 +50,17 @@ fn a_job_of_a_namespace_sees_its_own_directory_only() {
         .map(|node| node.rate_bps)
         .collect();
     assert_eq!(rates, [1_000_000_000; 3]);
+}
+
+#[test]
+fn what_a_job_says_of_symlinks_reaches_the_agent() {
+    let cache = scenario::cache(2);
+    let mut job = scenario::job("minilm");
+    let transfer = resolved(&cache, &job).unwrap();
+    assert_eq!(transfer.spec.symlinks, agent::Symlinks::Follow);
+    job.spec.source.file.as_mut().unwrap().symlinks = Symlinks::Refuse;
+    let transfer = resolved(&cache, &job).unwrap();
+    assert_eq!(transfer.spec.symlinks, agent::Symlinks::Refuse);
 }
 
 #[test]

@@ -16,7 +16,10 @@ use tokio::time::{MissedTickBehavior, interval};
 use weft_crds::{Phase, TransferJob, TransferProgress, TransferProgressList, live_api_version};
 
 use self::watch::Watch;
-use crate::cluster::{Cluster, ClusterError, Reach};
+use crate::{
+    cluster::{Cluster, ClusterError, Reach},
+    output::Format,
+};
 
 /// Agents tell the operator how far they are once a second.
 const LOOK: Duration = Duration::from_secs(1);
@@ -33,19 +36,12 @@ pub struct Args {
     /// Of all namespaces.
     #[arg(short = 'A', long, conflicts_with_all = ["job", "namespace"])]
     pub all_namespaces: bool,
-    /// `json`: the objects as they are; with --watch one line a second.
-    #[arg(short, long, value_name = "FORMAT")]
-    pub output: Option<Output>,
+    /// How it is printed; with --watch a line of JSON or a YAML document a second.
+    #[command(flatten)]
+    pub format: Format,
     /// Which cluster to ask, and with which user.
     #[command(flatten)]
     pub reach: Reach,
-}
-
-/// How it is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Output {
-    /// For programs.
-    Json,
 }
 
 /// Why nothing is shown.
@@ -90,12 +86,14 @@ pub async fn run(
     if args.watch {
         return follow(args, &cluster, jobs, out, err).await;
     }
-    match (args.output, &args.job, jobs.as_slice()) {
-        (Some(Output::Json), Some(_), [one]) => json(one, out)?,
-        (Some(Output::Json), _, _) => json(&list(jobs), out)?,
-        (None, Some(_), [one]) => write!(out, "{}", view::Detail(one))?,
-        (None, _, []) => writeln!(err, "{}", nothing(args, &cluster))?,
-        (None, _, jobs) => write!(out, "{}", view::Table::of(jobs, args.all_namespaces))?,
+    let is_written = match (&args.job, jobs.as_slice()) {
+        (Some(_), [one]) => args.format.write(one, out)?,
+        (_, jobs) => args.format.write(&list(jobs.to_vec()), out)?,
+    };
+    if !is_written && jobs.is_empty() {
+        writeln!(err, "{}", nothing(args, &cluster))?;
+    } else if !is_written {
+        show(args, &jobs, out)?;
     }
     Ok(true)
 }
@@ -109,9 +107,15 @@ fn nothing(args: &Args, cluster: &Cluster) -> String {
     }
 }
 
-fn json(what: &impl serde::Serialize, out: &mut impl Write) -> Result<(), StatusError> {
-    serde_json::to_writer_pretty(&mut *out, what).map_err(io::Error::from)?;
-    Ok(writeln!(out)?)
+/// Prints jobs for people.
+fn show(args: &Args, jobs: &[TransferProgress], out: &mut impl Write) -> io::Result<()> {
+    match jobs {
+        [one] if args.job.is_some() => write!(out, "{}", view::Detail(one)),
+        jobs => {
+            let table = view::Table::of(jobs, args.all_namespaces, args.format.is_wide());
+            write!(out, "{table}")
+        }
+    }
 }
 
 fn list(items: Vec<TransferProgress>) -> TransferProgressList {
@@ -187,16 +191,12 @@ async fn follow(
     ticks.tick().await;
     let mut away: Option<String> = None;
     loop {
-        match args.output {
-            Some(Output::Json) => {
-                let line = match (&args.job, jobs.as_slice()) {
-                    (Some(_), [one]) => serde_json::to_string(one),
-                    _ => serde_json::to_string(&list(jobs.clone())),
-                };
-                writeln!(out, "{}", line.map_err(io::Error::from)?)?;
-                out.flush()?;
-            }
-            None => watch.show(&jobs, Instant::now(), err)?,
+        let is_written = match (&args.job, jobs.as_slice()) {
+            (Some(_), [one]) => args.format.write_next(one, out)?,
+            _ => args.format.write_next(&list(jobs.clone()), out)?,
+        };
+        if !is_written {
+            watch.show(&jobs, Instant::now(), err)?;
         }
         if jobs.iter().all(|job| job.status.phase.is_over()) {
             break;
@@ -227,11 +227,8 @@ async fn follow(
         }
     }
     watch.end(err)?;
-    if args.output.is_none() {
-        match jobs.as_slice() {
-            [one] if args.job.is_some() => write!(out, "{}", view::Detail(one))?,
-            jobs => write!(out, "{}", view::Table::of(jobs, args.all_namespaces))?,
-        }
+    if !args.format.is_object() {
+        show(args, &jobs, out)?;
     }
     Ok(jobs.iter().all(|job| job.status.phase != Phase::Failed))
 }

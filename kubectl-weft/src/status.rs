@@ -6,11 +6,15 @@ mod view;
 mod watch;
 
 use std::{
+    collections::BTreeSet,
     io::{self, IsTerminal as _, Write},
     time::{Duration, Instant},
 };
 
-use kube::Api;
+use kube::{
+    Api,
+    api::{ListParams, ObjectMeta},
+};
 use thiserror::Error;
 use tokio::time::{MissedTickBehavior, interval};
 use weft_crds::{Phase, TransferJob, TransferProgress, TransferProgressList, live_api_version};
@@ -36,6 +40,9 @@ pub struct Args {
     /// Of all namespaces.
     #[arg(short = 'A', long, conflicts_with_all = ["job", "namespace"])]
     pub all_namespaces: bool,
+    /// Only jobs whose labels match, as in `kubectl get`: team=a,tier!=test
+    #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "job")]
+    pub selector: Option<String>,
     /// How it is printed; with --watch a line of JSON or a YAML document a second.
     #[command(flatten)]
     pub format: Format,
@@ -99,11 +106,17 @@ pub async fn run(
 }
 
 fn nothing(args: &Args, cluster: &Cluster) -> String {
+    let labels = match &args.selector {
+        Some(selector) => format!(" with labels {selector}"),
+        None => String::new(),
+    };
     if args.all_namespaces {
-        "no TransferJobs in the cluster".to_owned()
+        format!("no TransferJobs{labels} in the cluster")
     } else {
         let namespace = cluster.namespace();
-        format!("no TransferJobs in namespace {namespace}; --all-namespaces shows those of all")
+        format!(
+            "no TransferJobs{labels} in namespace {namespace}; --all-namespaces shows those of all"
+        )
     }
 }
 
@@ -150,24 +163,67 @@ async fn look(
         }
     };
     match live {
-        Ok(jobs) => Ok((jobs, Ok(()))),
+        Ok(mut jobs) => {
+            if let Some(selector) = &args.selector {
+                let matching = matching(args, selector, cluster).await?;
+                jobs.retain(|job| matching.contains(&key(&job.metadata)));
+            }
+            Ok((jobs, Ok(())))
+        }
         Err(why @ ClusterError::NotLive(_)) => Ok((written(args, cluster).await?, Err(why))),
         Err(error) => Err(error),
     }
 }
 
-/// The jobs as the API server has them.
-async fn written(args: &Args, cluster: &Cluster) -> Result<Vec<TransferProgress>, ClusterError> {
-    let api: Api<TransferJob> = if args.all_namespaces {
+/// Namespace and name.
+fn key(metadata: &ObjectMeta) -> (Option<String>, Option<String>) {
+    (metadata.namespace.clone(), metadata.name.clone())
+}
+
+/// The jobs whose labels match: what the operator answers has no labels.
+async fn matching(
+    args: &Args,
+    selector: &str,
+    cluster: &Cluster,
+) -> Result<BTreeSet<(Option<String>, Option<String>)>, ClusterError> {
+    let params = ListParams::default().labels(selector);
+    let jobs = stored(args, cluster).list_metadata(&params).await;
+    let jobs = jobs.map_err(|error| refused(args, cluster, error))?;
+    Ok(jobs.iter().map(|job| key(&job.metadata)).collect())
+}
+
+/// What the API server answered; a bad request is one with a bad selector.
+fn refused(args: &Args, cluster: &Cluster, error: kube::Error) -> ClusterError {
+    match cluster.explain("", error) {
+        ClusterError::Refused { code: 400, message } if args.selector.is_some() => {
+            let message = format!("--selector: {message}");
+            ClusterError::Refused { code: 400, message }
+        }
+        other => other,
+    }
+}
+
+/// The jobs that the API server has.
+fn stored(args: &Args, cluster: &Cluster) -> Api<TransferJob> {
+    if args.all_namespaces {
         Api::all(cluster.client())
     } else {
         Api::namespaced(cluster.client(), cluster.namespace())
+    }
+}
+
+/// The jobs as the API server has them.
+async fn written(args: &Args, cluster: &Cluster) -> Result<Vec<TransferProgress>, ClusterError> {
+    let api = stored(args, cluster);
+    let params = ListParams {
+        label_selector: args.selector.clone(),
+        ..ListParams::default()
     };
     let jobs = match &args.job {
         Some(name) => api.get(name).await.map(|job| vec![job]),
-        None => api.list(&Default::default()).await.map(|list| list.items),
+        None => api.list(&params).await.map(|list| list.items),
     };
-    let jobs = jobs.map_err(|error| cluster.explain("", error))?;
+    let jobs = jobs.map_err(|error| refused(args, cluster, error))?;
     let progress = |job: TransferJob| TransferProgress {
         api_version: live_api_version(),
         kind: TransferProgress::KIND.to_owned(),

@@ -97,7 +97,8 @@ fn answer(
     reader.read_exact(&mut body).expect("a body");
     let target = request.split(' ').nth(1).expect("a target");
     let path = target.trim_end_matches(['?', '&']);
-    let missing = (404, failure(404, "NotFound", &format!("{path} not found")));
+    let unknown = "the server could not find the requested resource";
+    let missing = (404, failure(404, "NotFound", unknown));
     let (code, body) = answers.get(path).cloned().unwrap_or(missing);
     seen.lock().expect("no thread has panicked").push(request);
     let body = body.to_string();
@@ -143,4 +144,115 @@ fn objects_are_printed_as_yaml_and_json_alike_and_wide_is_a_table() {
         assert!(refused.err.contains("[possible values: json, yaml, wide]"));
         assert_eq!(refused.status, Some(2));
     }
+}
+
+const PROGRESS: &str = "/apis/live.weft.dev/v1alpha1/namespaces/team-a/transferprogress";
+const JOBS: &str = "/apis/weft.dev/v1alpha1/namespaces/team-a/transferjobs";
+const OF_RED: &str =
+    "/apis/weft.dev/v1alpha1/namespaces/team-a/transferjobs?&labelSelector=team%3Dred";
+const OF_NONE: &str =
+    "/apis/weft.dev/v1alpha1/namespaces/team-a/transferjobs?&labelSelector=team%3Dno";
+const BAD: &str =
+    "/apis/weft.dev/v1alpha1/namespaces/team-a/transferjobs?&labelSelector=a%3D%3D%3Db";
+
+fn progress(name: &str) -> Value {
+    json!({"apiVersion": "live.weft.dev/v1alpha1", "kind": "TransferProgress",
+           "metadata": {"name": name, "namespace": "team-a"}, "status": {"phase": "Transferring"}})
+}
+
+fn all_progress() -> Value {
+    json!({"apiVersion": "live.weft.dev/v1alpha1", "kind": "TransferProgressList", "metadata": {},
+           "items": [progress("bert"), progress("minilm")]})
+}
+
+fn jobs(names: &[&str]) -> Value {
+    let items: Vec<Value> = names
+        .iter()
+        .map(|name| {
+            json!({"apiVersion": "weft.dev/v1alpha1", "kind": "TransferJob",
+                   "metadata": {"name": name, "namespace": "team-a", "labels": {"team": "red"}},
+                   "spec": {"source": {"file": {"root": "models", "path": "m/", "node": "n1"}},
+                            "destinations": {"nodes": ["n2"], "root": "models", "path": "m"}}})
+        })
+        .collect();
+    json!({"apiVersion": "weft.dev/v1alpha1", "kind": "TransferJobList", "metadata": {}, "items": items})
+}
+
+#[test]
+fn a_selector_shows_the_jobs_whose_labels_the_api_server_matches() {
+    let server = Server::new([
+        (PROGRESS, 200, all_progress()),
+        (OF_RED, 200, jobs(&["minilm"])),
+        (OF_NONE, 200, jobs(&[])),
+        (
+            BAD,
+            400,
+            failure(400, "BadRequest", "unable to parse requirement"),
+        ),
+    ]);
+    let shown = server.run("status");
+    assert!(shown.out.contains("bert") && shown.out.contains("minilm"));
+    let shown = server.run("status -l team=red");
+    assert_eq!(shown.out.lines().count(), 2, "{}{}", shown.out, shown.err);
+    assert!(shown.out.contains("minilm"), "{}", shown.out);
+    let shown = server.run("status --selector team=no");
+    assert!(
+        shown
+            .err
+            .starts_with("no TransferJobs with labels team=no in namespace team-a")
+    );
+    assert_eq!(shown.status, Some(0));
+    let shown = server.run("status -l a===b");
+    assert_eq!(
+        shown.err,
+        "kubectl weft status: --selector: unable to parse requirement\n"
+    );
+    assert_eq!(shown.status, Some(2));
+    let both = server.run("status minilm -l team=red");
+    assert!(both.err.contains("cannot be used with"), "{}", both.err);
+}
+
+#[test]
+fn a_selector_holds_too_where_the_operator_cannot_be_asked() {
+    let server = Server::new([
+        (OF_RED, 200, jobs(&["minilm"])),
+        (JOBS, 200, jobs(&["minilm", "bert"])),
+    ]);
+    let shown = server.run("status -l team=red");
+    assert!(shown.err.starts_with("as last written"), "{}", shown.err);
+    assert!(
+        shown.out.contains("minilm") && !shown.out.contains("bert"),
+        "{}",
+        shown.out
+    );
+}
+
+#[test]
+fn requests_are_made_as_the_user_and_the_groups_that_are_named() {
+    let server = Server::new([(ROOTS, 200, roots())]);
+    server.run("roots");
+    server.run("roots --as jane --as-group team-a --as-group devs");
+    let asked = server.asked();
+    assert!(
+        !asked[0].to_lowercase().contains("impersonate"),
+        "{}",
+        asked[0]
+    );
+    let headers: Vec<&str> = asked[1]
+        .lines()
+        .filter(|line| line.starts_with("impersonate"))
+        .collect();
+    assert_eq!(
+        headers,
+        [
+            "impersonate-user: jane",
+            "impersonate-group: team-a",
+            "impersonate-group: devs"
+        ]
+    );
+    let alone = server.run("roots --as-group devs");
+    assert!(alone.err.contains("--as <USER>"), "{}", alone.err);
+    assert_eq!(alone.status, Some(2));
+    let empty = server.run("roots --as=");
+    assert!(empty.err.contains("printable ASCII"), "{}", empty.err);
 }

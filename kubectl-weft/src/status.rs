@@ -31,9 +31,11 @@ const LOOK: Duration = Duration::from_secs(1);
 /// What `kubectl weft status` takes.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The job, as NAME or tj/NAME; without one: all of the namespace.
-    #[arg(value_name = "tj/NAME", value_parser = job_name)]
+    /// The job, as NAME, tj/NAME or tj NAME; without one: all of the namespace.
+    #[arg(value_name = "tj/NAME")]
     pub job: Option<String>,
+    /// The job's name, where its type stands before it.
+    pub name: Option<String>,
     /// Follow until they are over: a bar for each destination of a job, or for each of several jobs.
     #[arg(short, long)]
     pub watch: bool,
@@ -54,6 +56,9 @@ pub struct Args {
 /// Why nothing is shown.
 #[derive(Debug, Error)]
 pub enum StatusError {
+    /// The arguments name no job.
+    #[error("{0}; write NAME, tj/NAME or tj NAME")]
+    Job(String),
     /// The cluster said no, or nothing.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
@@ -62,16 +67,26 @@ pub enum StatusError {
     Write(#[from] io::Error),
 }
 
-/// NAME of `tj/NAME` and of what kubectl takes besides.
-fn job_name(text: &str) -> Result<String, String> {
-    let name = match text.split_once('/') {
-        None => text,
-        Some(("tj" | "transferjob" | "transferjobs" | "transferjobs.weft.dev", name)) => name,
-        Some((kind, _)) => return Err(format!("{kind} is no TransferJob: write tj/NAME")),
+/// NAME of `NAME`, `TYPE/NAME` and `TYPE NAME`, with the types that kubectl takes.
+fn job_name(first: &str, second: Option<&str>) -> Result<String, StatusError> {
+    let (kind, name) = match (first.split_once('/'), second) {
+        (Some((kind, name)), None) => (kind, name),
+        (None, Some(name)) => (first, name),
+        (None, None) => ("tj", first),
+        (Some(_), Some(second)) => {
+            return Err(StatusError::Job(format!(
+                "{first} and {second}: one job at a time"
+            )));
+        }
     };
+    let plain = kind.strip_suffix(".weft.dev").unwrap_or(kind);
+    if !matches!(plain, "tj" | "transferjob" | "transferjobs") {
+        return Err(StatusError::Job(format!("{kind} is no TransferJob")));
+    }
     let is_good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     if name.is_empty() || !name.chars().all(is_good) {
-        return Err("a job's name has lower-case letters, digits, '-' and '.'".to_owned());
+        let text = "a job's name has lower-case letters, digits, '-' and '.'";
+        return Err(StatusError::Job(text.to_owned()));
     }
     Ok(name.to_owned())
 }
@@ -85,6 +100,11 @@ pub async fn run(
     out: &mut impl Write,
     err: &mut impl Write,
 ) -> Result<bool, StatusError> {
+    let mut args = args.clone();
+    if let Some(first) = &args.job {
+        args.job = Some(job_name(first, args.name.as_deref())?);
+    }
+    let args = &args;
     let cluster = Cluster::reach(&args.reach).await?;
     let (jobs, live) = look(args, &cluster).await?;
     if let Err(why) = live {
@@ -293,13 +313,48 @@ async fn follow(
 mod tests {
     use super::job_name;
 
+    fn arguments(text: &str) -> (&str, Option<&str>) {
+        match text.split_once(' ') {
+            Some((first, second)) => (first, Some(second)),
+            None => (text, None),
+        }
+    }
+
     #[test]
     fn a_job_is_named_as_kubectl_names_it() {
-        for text in ["minilm", "tj/minilm", "transferjob/minilm"] {
-            assert_eq!(job_name(text).as_deref(), Ok("minilm"));
+        for text in [
+            "minilm",
+            "tj/minilm",
+            "tj minilm",
+            "transferjob/minilm",
+            "transferjobs minilm",
+            "transferjobs.weft.dev/minilm",
+            "transferjobs.weft.dev minilm",
+        ] {
+            let (first, second) = arguments(text);
+            let name = job_name(first, second).unwrap_or_else(|error| panic!("{text}: {error}"));
+            assert_eq!(name, "minilm");
         }
-        for text in ["pod/minilm", "tj/", "a/b/c", "../x", "A b"] {
-            assert!(job_name(text).is_err(), "{text}");
+    }
+
+    #[test]
+    fn what_names_no_job_is_refused_with_the_forms_that_do() {
+        for text in [
+            "pod/minilm",
+            "pod minilm",
+            "transferjobs.example.org/minilm",
+            "tj/",
+            "a/b/c",
+            "tj/a b",
+            "../x",
+            "A",
+        ] {
+            let (first, second) = arguments(text);
+            let error = job_name(first, second).expect_err(text).to_string();
+            assert!(
+                error.ends_with("; write NAME, tj/NAME or tj NAME"),
+                "{error}"
+            );
         }
     }
 }

@@ -147,6 +147,7 @@ fn objects_are_printed_as_yaml_and_json_alike_and_wide_is_a_table() {
 }
 
 const PROGRESS: &str = "/apis/live.weft.dev/v1alpha1/namespaces/team-a/transferprogress";
+const ONE: &str = "/apis/live.weft.dev/v1alpha1/namespaces/team-a/transferprogress/minilm";
 const JOBS: &str = "/apis/weft.dev/v1alpha1/namespaces/team-a/transferjobs";
 const OF_RED: &str =
     "/apis/weft.dev/v1alpha1/namespaces/team-a/transferjobs?&labelSelector=team%3Dred";
@@ -176,6 +177,19 @@ fn jobs(names: &[&str]) -> Value {
         })
         .collect();
     json!({"apiVersion": "weft.dev/v1alpha1", "kind": "TransferJobList", "metadata": {}, "items": items})
+}
+
+#[test]
+fn a_job_is_shown_by_its_type_and_its_name_too() {
+    let server = Server::new([(ONE, 200, progress("minilm"))]);
+    for arguments in ["minilm", "tj/minilm", "tj minilm"] {
+        let shown = server.run(&format!("status {arguments}"));
+        assert!(
+            shown.out.starts_with("job         team-a/minilm"),
+            "{arguments}: {}",
+            shown.err
+        );
+    }
 }
 
 #[test]

@@ -10,3 +10,4 @@ pub mod output;
 pub mod plan;
 pub mod roots;
 pub mod status;
+pub mod version;

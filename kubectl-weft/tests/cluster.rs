@@ -270,3 +270,87 @@ fn requests_are_made_as_the_user_and_the_groups_that_are_named() {
     let empty = server.run("roots --as=");
     assert!(empty.err.contains("printable ASCII"), "{}", empty.err);
 }
+
+const OPERATORS: &str =
+    "/apis/apps/v1/deployments?&labelSelector=app.kubernetes.io%2Fname%3Dweft-operator";
+const OPERATORS_THERE: &str = "/apis/apps/v1/namespaces/weft-system/deployments?&labelSelector=app.kubernetes.io%2Fname%3Dweft-operator";
+
+fn operators(images: &[&str]) -> Value {
+    let items: Vec<Value> = images
+        .iter()
+        .map(|image| {
+            json!({"metadata": {"name": "weft-operator", "namespace": "weft-system",
+                                "labels": {"app.kubernetes.io/version": "0.0.9"}},
+                   "spec": {"selector": {}, "template": {"spec": {"containers": [
+                       {"name": "operator", "image": image}]}}}})
+        })
+        .collect();
+    json!({"apiVersion": "apps/v1", "kind": "DeploymentList", "metadata": {}, "items": items})
+}
+
+/// What this program calls itself.
+fn client() -> String {
+    format!("client    {}\n", weft_cli::VERSION)
+}
+
+#[test]
+fn the_version_of_the_client_has_its_commit_and_needs_no_cluster() {
+    let server = Server::new([]);
+    let shown = server.run("version --client");
+    assert_eq!((shown.out, shown.status), (client(), Some(0)));
+    assert!(server.asked().is_empty());
+    let flag = server.run("--version").out;
+    assert_eq!(flag, format!("kubectl weft {}\n", weft_cli::VERSION));
+    let json: Value = serde_json::from_str(&server.run("version --client -o json").out).unwrap();
+    assert_eq!(json, json!({"client": weft_cli::VERSION}));
+}
+
+#[test]
+fn the_version_of_the_operator_is_that_of_its_image_or_else_its_label() {
+    for (image, version) in [
+        ("r:5000/weft/operator:0.2.0", "0.2.0"),
+        ("weft/operator@sha256:0", "0.0.9"),
+    ] {
+        let server = Server::new([
+            (OPERATORS, 200, operators(&[image])),
+            (OPERATORS_THERE, 200, operators(&[image])),
+        ]);
+        for arguments in ["version", "version -n weft-system"] {
+            let shown = server.run(arguments);
+            let expected = format!("{}operator  {version}\n", client());
+            assert_eq!(
+                (shown.out, shown.status),
+                (expected, Some(0)),
+                "{}",
+                shown.err
+            );
+        }
+    }
+}
+
+#[test]
+fn a_version_that_the_user_may_not_see_or_that_is_not_there_is_said_not_to_be_known() {
+    let forbidden = failure(403, "Forbidden", "deployments.apps is forbidden");
+    for (code, answer, text) in [
+        (
+            403,
+            forbidden,
+            "deployments.apps is forbidden; --namespace asks in one namespace",
+        ),
+        (
+            200,
+            operators(&[]),
+            "no Deployment in the cluster is labelled",
+        ),
+    ] {
+        let server = Server::new([(OPERATORS, code, answer)]);
+        let shown = server.run("version");
+        assert!(
+            shown.err.contains("the operator's version is not known"),
+            "{}",
+            shown.err
+        );
+        assert!(shown.err.contains(text), "{}", shown.err);
+        assert_eq!((shown.out, shown.status), (client(), Some(2)));
+    }
+}

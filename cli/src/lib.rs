@@ -6,3 +6,6 @@ pub mod plan;
 pub mod play;
 pub mod quantity;
 pub mod stage;
+
+/// The release, and the commit where the build knows it.
+pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("WEFT_COMMIT_SUFFIX"));

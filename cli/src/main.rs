@@ -8,13 +8,10 @@ use std::{
 
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
-use weft_cli::{plan, play};
+use weft_cli::{VERSION, plan, play};
 
 /// The arguments make no sense.
 const USAGE: u8 = 2;
-
-/// The release, and the commit where the build knows it.
-const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), env!("WEFT_COMMIT_SUFFIX"));
 
 const PLAY_STATUS: &str = "\
 Exit status:

@@ -33,6 +33,20 @@ pub struct Reach {
     /// The namespace [default: the context's].
     #[arg(short, long, value_name = "NAME")]
     pub namespace: Option<String>,
+    /// Ask as this user; the kubeconfig's needs the right to impersonate it.
+    #[arg(long = "as", value_name = "USER", value_parser = header)]
+    pub as_user: Option<String>,
+    /// Ask as a member of this group; may be given several times.
+    #[arg(long = "as-group", value_name = "GROUP", requires = "as_user", value_parser = header)]
+    pub as_groups: Vec<String>,
+}
+
+/// A name that an HTTP header can carry.
+fn header(text: &str) -> Result<String, String> {
+    if text.is_empty() || http::HeaderValue::from_str(text).is_err() {
+        return Err("give a name of printable ASCII characters".to_owned());
+    }
+    Ok(text.to_owned())
 }
 
 /// Why a cluster says nothing.
@@ -119,6 +133,14 @@ impl Cluster {
         };
         if let Some(namespace) = &reach.namespace {
             config.default_namespace.clone_from(namespace);
+        }
+        if reach.as_user.is_some() {
+            let user = &mut config.auth_info;
+            user.impersonate.clone_from(&reach.as_user);
+            user.impersonate_groups = Some(reach.as_groups.clone());
+            // Those of whom the kubeconfig impersonates.
+            user.impersonate_uid = None;
+            user.impersonate_user_extra = None;
         }
         let (url, namespace) = (
             config.cluster_url.to_string(),

@@ -9,9 +9,12 @@ use thiserror::Error;
 use weft_cli::{columns::columns, quantity};
 use weft_crds::{CopyJob, CopyRemoval, CopyRemovalRequest, NodeCopy, NodeCopyList};
 
-use crate::cluster::{Cluster, ClusterError, Reach};
+use crate::{
+    cluster::{Cluster, ClusterError, Reach},
+    output::Format,
+};
 
-/// Digits of a digest that a line shows, as the label of the node does.
+/// Digits of a digest that a line shows unless it is wide, as the label of the node does.
 const DIGEST_DIGITS: usize = 12;
 
 /// What `kubectl weft copies` takes.
@@ -32,9 +35,9 @@ pub struct ListArgs {
     /// Only those that no job holds: `kubectl weft copies delete` removes them.
     #[arg(long)]
     pub unheld: bool,
-    /// `json`: the objects as they are.
-    #[arg(short, long, value_name = "FORMAT")]
-    pub output: Option<crate::status::Output>,
+    /// How it is printed.
+    #[command(flatten)]
+    pub format: Format,
     /// Which cluster to ask, and with which user.
     #[command(flatten)]
     pub reach: Reach,
@@ -96,13 +99,17 @@ async fn list(
     if args.unheld {
         list.items.retain(|copy| !copy.is_held());
     }
-    if args.output.is_some() {
-        serde_json::to_writer_pretty(&mut *out, &list).map_err(io::Error::from)?;
-        writeln!(out)?;
-    } else if list.items.is_empty() {
+    if args.format.write(&list, out)? {
+        return Ok(true);
+    }
+    if list.items.is_empty() {
         writeln!(err, "no copies; --all-namespaces shows those of all")?;
     } else {
-        write!(out, "{}", Table(&list.items))?;
+        let table = Table {
+            copies: &list.items,
+            is_wide: args.format.is_wide(),
+        };
+        write!(out, "{table}")?;
     }
     Ok(true)
 }
@@ -145,7 +152,10 @@ async fn delete(
 }
 
 /// Copies, a line each.
-struct Table<'a>(&'a [NodeCopy]);
+struct Table<'a> {
+    copies: &'a [NodeCopy],
+    is_wide: bool,
+}
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -155,7 +165,12 @@ impl fmt::Display for Table<'_> {
         };
         let row = |copy: &NodeCopy| {
             let jobs: Vec<String> = copy.jobs.iter().map(job).collect();
-            let digest = copy.digest.get(..DIGEST_DIGITS).unwrap_or(&copy.digest);
+            let digits = if self.is_wide {
+                copy.digest.len()
+            } else {
+                DIGEST_DIGITS
+            };
+            let digest = copy.digest.get(..digits).unwrap_or(&copy.digest);
             vec![
                 copy.node.clone(),
                 copy.root.clone(),
@@ -166,7 +181,7 @@ impl fmt::Display for Table<'_> {
                 jobs.join(", "),
             ]
         };
-        let rows: Vec<_> = self.0.iter().map(row).collect();
+        let rows: Vec<_> = self.copies.iter().map(row).collect();
         let head = ["node", "root", "path", "bytes", "files", "digest", "jobs"];
         columns(f, &head, &rows)
     }
@@ -193,7 +208,11 @@ mod tests {
             files: 7,
             jobs: vec![job("minilm", false), job("again", true)],
         };
-        let shown = Table(&[copy]).to_string();
+        let table = |is_wide| {
+            let copies = std::slice::from_ref(&copy);
+            Table { copies, is_wide }.to_string()
+        };
+        let shown = table(false);
         let words: Vec<&str> = shown.lines().last().unwrap().split_whitespace().collect();
         assert_eq!(words[..3], ["n2", "models", "team-a/minilm"]);
         assert!(
@@ -201,5 +220,7 @@ mod tests {
             "{shown}"
         );
         assert!(!shown.contains("abcdef"), "{shown}");
+        let wide = table(true);
+        assert!(wide.contains("  0123456789abcdef  "), "{wide}");
     }
 }

@@ -19,7 +19,10 @@ use weft_cli::{columns::columns, quantity};
 use weft_crds::{Diagnosis, DiagnosisRequest, FabricNode, RdmaFabric};
 
 use self::findings::{Finding, find, is_ready};
-use crate::cluster::{Cluster, ClusterError, Reach};
+use crate::{
+    cluster::{Cluster, ClusterError, Reach},
+    output::Format,
+};
 
 /// Nodes that measure at a time: what they send to one node stays within the answers that it grants.
 const AT_A_TIME: usize = 4;
@@ -30,9 +33,9 @@ pub struct Args {
     /// Only the nodes of this RdmaFabric.
     #[arg(long, value_name = "NAME")]
     pub fabric: Option<String>,
-    /// Print everything that was measured and found as one JSON object.
-    #[arg(long)]
-    pub json: bool,
+    /// How it is printed.
+    #[command(flatten)]
+    pub format: Format,
     /// Which cluster to ask, and with which user.
     #[command(flatten)]
     pub reach: Reach,
@@ -99,11 +102,12 @@ pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, DoctorError>
     let findings = find(&fabrics, &nodes, &examined, Timestamp::now());
     let is_well = findings.is_empty();
     let report = Report { examined, findings };
-    if args.json {
-        serde_json::to_writer_pretty(&mut *out, &report).map_err(io::Error::from)?;
-        writeln!(out)?;
-    } else {
-        write!(out, "{report}")?;
+    if !args.format.write(&report, out)? {
+        let view = View {
+            report: &report,
+            is_wide: args.format.is_wide(),
+        };
+        write!(out, "{view}")?;
     }
     Ok(is_well)
 }
@@ -132,18 +136,25 @@ async fn examine(cluster: &Cluster, node: String) -> Result<Examined, ClusterErr
     })
 }
 
-impl fmt::Display for Report {
+/// A report for people.
+struct View<'a> {
+    report: &'a Report,
+    is_wide: bool,
+}
+
+impl fmt::Display for View<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let told: Vec<&Diagnosis> = self
+            .report
             .examined
             .iter()
             .filter_map(|one| one.diagnosis.as_ref())
             .collect();
         if !told.is_empty() {
-            measured(f, &told)?;
+            measured(f, &told, self.is_wide)?;
             writeln!(f)?;
         }
-        for (number, finding) in self.findings.iter().enumerate() {
+        for (number, finding) in self.report.findings.iter().enumerate() {
             writeln!(
                 f,
                 "{}. {}: {}",
@@ -155,7 +166,7 @@ impl fmt::Display for Report {
                 writeln!(f, "   fix: {}", finding.fix)?;
             }
         }
-        match self.findings.len() {
+        match self.report.findings.len() {
             0 => writeln!(f, "nothing is wrong with what was measured"),
             1 => writeln!(f, "1 finding"),
             more => writeln!(f, "{more} findings"),
@@ -164,7 +175,7 @@ impl fmt::Display for Report {
 }
 
 /// A line for each node: how many of its peers it reaches by which packets, and what it has.
-fn measured(f: &mut fmt::Formatter<'_>, told: &[&Diagnosis]) -> fmt::Result {
+fn measured(f: &mut fmt::Formatter<'_>, told: &[&Diagnosis], is_wide: bool) -> fmt::Result {
     let row = |one: &&Diagnosis| {
         let mut sizes: Vec<u32> = one.reaches.iter().map(|reach| reach.packet_bytes).collect();
         sizes.sort_unstable();
@@ -184,7 +195,7 @@ fn measured(f: &mut fmt::Formatter<'_>, told: &[&Diagnosis]) -> fmt::Result {
         let offers = [("GSO", facts.gso), ("GRO", facts.gro)];
         let offers = offers.iter().filter(|(_, has)| *has).map(|(name, _)| *name);
         let offers: Vec<&str> = offers.collect();
-        vec![
+        let mut row = vec![
             one.node.clone(),
             if reach.is_empty() {
                 "-".to_owned()
@@ -199,9 +210,21 @@ fn measured(f: &mut fmt::Formatter<'_>, told: &[&Diagnosis]) -> fmt::Result {
             },
             quantity::bytes(facts.receive_buffer_granted),
             format!("{:+} ms", one.clock_ahead_ms),
-        ]
+        ];
+        if is_wide {
+            let limit = match facts.memory_limit {
+                0 => "none".to_owned(),
+                limit => quantity::bytes(limit),
+            };
+            row.extend([
+                quantity::bytes(facts.send_buffer_granted),
+                quantity::bytes(facts.memory_budget),
+                limit,
+            ]);
+        }
+        row
     };
-    let head = [
+    let mut head = vec![
         "node",
         "peers reached",
         "kernel",
@@ -209,6 +232,9 @@ fn measured(f: &mut fmt::Formatter<'_>, told: &[&Diagnosis]) -> fmt::Result {
         "socket buffer",
         "clock",
     ];
+    if is_wide {
+        head.extend(["send buffer", "agent buffers", "memory limit"]);
+    }
     columns(f, &head, &told.iter().map(row).collect::<Vec<_>>())
 }
 

@@ -6,6 +6,8 @@
 pub mod cluster;
 pub mod copies;
 pub mod doctor;
+pub mod output;
 pub mod plan;
 pub mod roots;
 pub mod status;
+pub mod version;

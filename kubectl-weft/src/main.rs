@@ -6,7 +6,8 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
-use weft_kubectl::{copies, doctor, plan, roots, status};
+use weft_cli::VERSION;
+use weft_kubectl::{copies, doctor, plan, roots, status, version};
 
 /// The arguments make no sense, or nothing could be found out.
 const UNKNOWN: u8 = 2;
@@ -15,7 +16,7 @@ const FAILED: u8 = 1;
 
 /// Shows what Weft's jobs in a cluster would do, how far they are, and what is wrong.
 #[derive(Parser)]
-#[command(name = "kubectl weft", bin_name = "kubectl weft", version)]
+#[command(name = "kubectl weft", bin_name = "kubectl weft", version = VERSION)]
 struct Line {
     #[command(subcommand)]
     command: Command,
@@ -45,6 +46,10 @@ enum Command {
     ///
     /// Exit status: 0 when nothing is wrong, 1 when something is, 2 when that could not be found out.
     Doctor(Box<doctor::Args>),
+    /// Print the version of this program and of the operator.
+    ///
+    /// Exit status: 0; 2 when the operator's is not known. With --client only this program's is printed.
+    Version(Box<version::Args>),
 }
 
 fn main() -> ExitCode {
@@ -57,6 +62,7 @@ fn main() -> ExitCode {
             block_on(copies::run(&command, &mut out, &mut err)),
         ),
         Command::Roots(args) => ended("roots", block_on(roots::run(&args, &mut out, &mut err))),
+        Command::Version(args) => ended("version", block_on(version::run(&args, &mut out))),
         Command::Doctor(args) => ended("doctor", block_on(doctor::run(&args, &mut out))),
     }
 }

@@ -16,7 +16,10 @@ use thiserror::Error;
 use weft_cli::plan::Table;
 use weft_crds::{GROUP, Obstacle, TransferJob, TransferPlan, VERSION, live_api_version};
 
-use crate::cluster::{Cluster, ClusterError, Reach};
+use crate::{
+    cluster::{Cluster, ClusterError, Reach},
+    output::Format,
+};
 
 /// Whose words a refusal of the API server is.
 const REFUSED: &str = "Refused";
@@ -28,9 +31,9 @@ pub struct Args {
     /// it were made now, and everything that is in its way. Nothing is written and nothing moves.
     #[arg(short = 'f', long = "filename", value_name = "JOB")]
     pub job: PathBuf,
-    /// Print the answer as one JSON object instead of a table.
-    #[arg(long)]
-    pub json: bool,
+    /// How it is printed.
+    #[command(flatten)]
+    pub format: Format,
     /// Which cluster to ask, and with which user.
     #[command(flatten)]
     pub reach: Reach,
@@ -106,10 +109,7 @@ pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, PlanError> {
             plan: None,
         },
     };
-    if args.json {
-        serde_json::to_writer_pretty(&mut *out, &told).map_err(io::Error::from)?;
-        writeln!(out)?;
-    } else {
+    if !args.format.write(&told, out)? {
         write!(out, "{}", View(&told))?;
     }
     Ok(told.obstacles.is_empty())

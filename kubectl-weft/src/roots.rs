@@ -9,14 +9,20 @@ use thiserror::Error;
 use weft_cli::columns::columns;
 use weft_crds::{AvailableRoot, AvailableRootList};
 
-use crate::cluster::{Cluster, ClusterError, Reach};
+use crate::{
+    cluster::{Cluster, ClusterError, Reach},
+    output::Format,
+};
+
+/// Nodes that a line names unless it is wide.
+const NODES: usize = 8;
 
 /// What `kubectl weft roots` takes.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// `json`: the objects as they are.
-    #[arg(short, long, value_name = "FORMAT")]
-    pub output: Option<crate::status::Output>,
+    /// How it is printed.
+    #[command(flatten)]
+    pub format: Format,
     /// Which cluster to ask, and with which user.
     #[command(flatten)]
     pub reach: Reach,
@@ -46,22 +52,40 @@ pub async fn run(
     let namespace = cluster.namespace();
     let path = format!("namespaces/{namespace}/{}", AvailableRoot::RESOURCE);
     let list: AvailableRootList = cluster.live(&path).await?;
-    if args.output.is_some() {
-        serde_json::to_writer_pretty(&mut *out, &list).map_err(io::Error::from)?;
-        writeln!(out)?;
-    } else if list.items.is_empty() {
+    if args.format.write(&list, out)? {
+        return Ok(true);
+    }
+    if list.items.is_empty() {
         writeln!(
             err,
             "no root of any RdmaFabric is for jobs of namespace {namespace}; ask who administers the cluster"
         )?;
     } else {
-        write!(out, "{}", Table(&list.items))?;
+        let table = Table {
+            roots: &list.items,
+            is_wide: args.format.is_wide(),
+        };
+        write!(out, "{table}")?;
     }
     Ok(true)
 }
 
 /// Roots, a line each.
-struct Table<'a>(&'a [AvailableRoot]);
+struct Table<'a> {
+    roots: &'a [AvailableRoot],
+    is_wide: bool,
+}
+
+impl Table<'_> {
+    fn nodes(&self, names: &[String]) -> String {
+        match names.get(..NODES) {
+            Some(first) if !self.is_wide && names.len() > NODES => {
+                format!("{} and {} more", first.join(","), names.len() - NODES)
+            }
+            _ => names.join(","),
+        }
+    }
+}
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -73,10 +97,10 @@ impl fmt::Display for Table<'_> {
                 format!("{:?}", root.scope),
                 limit.unwrap_or("none").to_owned(),
                 root.fabric.clone(),
-                root.nodes.join(","),
+                self.nodes(&root.nodes),
             ]
         };
-        let rows: Vec<_> = self.0.iter().map(row).collect();
+        let rows: Vec<_> = self.roots.iter().map(row).collect();
         let head = ["root", "access", "scope", "limit", "fabric", "nodes"];
         columns(f, &head, &rows)
     }
@@ -98,7 +122,11 @@ mod tests {
             bytes_per_namespace: None,
             nodes: vec!["n1".to_owned(), "n2".to_owned()],
         };
-        let shown = Table(&[root]).to_string();
+        let table = Table {
+            roots: &[root],
+            is_wide: false,
+        };
+        let shown = table.to_string();
         let words: Vec<&str> = shown.lines().last().unwrap().split_whitespace().collect();
         assert_eq!(
             words,
@@ -111,5 +139,18 @@ mod tests {
                 "n1,n2"
             ]
         );
+    }
+    #[test]
+    fn the_nodes_of_a_large_fabric_are_named_in_full_only_where_a_wide_table_is_asked_for() {
+        let names: Vec<String> = (1..=10).map(|number| format!("n{number}")).collect();
+        let nodes = |is_wide| {
+            let table = Table {
+                roots: &[],
+                is_wide,
+            };
+            table.nodes(&names)
+        };
+        assert_eq!(nodes(false), "n1,n2,n3,n4,n5,n6,n7,n8 and 2 more");
+        assert_eq!(nodes(true), names.join(","));
     }
 }

@@ -6,17 +6,24 @@ mod view;
 mod watch;
 
 use std::{
+    collections::BTreeSet,
     io::{self, IsTerminal as _, Write},
     time::{Duration, Instant},
 };
 
-use kube::Api;
+use kube::{
+    Api,
+    api::{ListParams, ObjectMeta},
+};
 use thiserror::Error;
 use tokio::time::{MissedTickBehavior, interval};
 use weft_crds::{Phase, TransferJob, TransferProgress, TransferProgressList, live_api_version};
 
 use self::watch::Watch;
-use crate::cluster::{Cluster, ClusterError, Reach};
+use crate::{
+    cluster::{Cluster, ClusterError, Reach},
+    output::Format,
+};
 
 /// Agents tell the operator how far they are once a second.
 const LOOK: Duration = Duration::from_secs(1);
@@ -24,33 +31,34 @@ const LOOK: Duration = Duration::from_secs(1);
 /// What `kubectl weft status` takes.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The job, as NAME or tj/NAME; without one: all of the namespace.
-    #[arg(value_name = "tj/NAME", value_parser = job_name)]
+    /// The job, as NAME, tj/NAME or tj NAME; without one: all of the namespace.
+    #[arg(value_name = "tj/NAME")]
     pub job: Option<String>,
+    /// The job's name, where its type stands before it.
+    pub name: Option<String>,
     /// Follow until they are over: a bar for each destination of a job, or for each of several jobs.
     #[arg(short, long)]
     pub watch: bool,
     /// Of all namespaces.
     #[arg(short = 'A', long, conflicts_with_all = ["job", "namespace"])]
     pub all_namespaces: bool,
-    /// `json`: the objects as they are; with --watch one line a second.
-    #[arg(short, long, value_name = "FORMAT")]
-    pub output: Option<Output>,
+    /// Only jobs whose labels match, as in `kubectl get`: team=a,tier!=test
+    #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "job")]
+    pub selector: Option<String>,
+    /// How it is printed; with --watch a line of JSON or a YAML document a second.
+    #[command(flatten)]
+    pub format: Format,
     /// Which cluster to ask, and with which user.
     #[command(flatten)]
     pub reach: Reach,
 }
 
-/// How it is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Output {
-    /// For programs.
-    Json,
-}
-
 /// Why nothing is shown.
 #[derive(Debug, Error)]
 pub enum StatusError {
+    /// The arguments name no job.
+    #[error("{0}; write NAME, tj/NAME or tj NAME")]
+    Job(String),
     /// The cluster said no, or nothing.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
@@ -59,16 +67,26 @@ pub enum StatusError {
     Write(#[from] io::Error),
 }
 
-/// NAME of `tj/NAME` and of what kubectl takes besides.
-fn job_name(text: &str) -> Result<String, String> {
-    let name = match text.split_once('/') {
-        None => text,
-        Some(("tj" | "transferjob" | "transferjobs" | "transferjobs.weft.dev", name)) => name,
-        Some((kind, _)) => return Err(format!("{kind} is no TransferJob: write tj/NAME")),
+/// NAME of `NAME`, `TYPE/NAME` and `TYPE NAME`, with the types that kubectl takes.
+fn job_name(first: &str, second: Option<&str>) -> Result<String, StatusError> {
+    let (kind, name) = match (first.split_once('/'), second) {
+        (Some((kind, name)), None) => (kind, name),
+        (None, Some(name)) => (first, name),
+        (None, None) => ("tj", first),
+        (Some(_), Some(second)) => {
+            return Err(StatusError::Job(format!(
+                "{first} and {second}: one job at a time"
+            )));
+        }
     };
+    let plain = kind.strip_suffix(".weft.dev").unwrap_or(kind);
+    if !matches!(plain, "tj" | "transferjob" | "transferjobs") {
+        return Err(StatusError::Job(format!("{kind} is no TransferJob")));
+    }
     let is_good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     if name.is_empty() || !name.chars().all(is_good) {
-        return Err("a job's name has lower-case letters, digits, '-' and '.'".to_owned());
+        let text = "a job's name has lower-case letters, digits, '-' and '.'";
+        return Err(StatusError::Job(text.to_owned()));
     }
     Ok(name.to_owned())
 }
@@ -82,6 +100,11 @@ pub async fn run(
     out: &mut impl Write,
     err: &mut impl Write,
 ) -> Result<bool, StatusError> {
+    let mut args = args.clone();
+    if let Some(first) = &args.job {
+        args.job = Some(job_name(first, args.name.as_deref())?);
+    }
+    let args = &args;
     let cluster = Cluster::reach(&args.reach).await?;
     let (jobs, live) = look(args, &cluster).await?;
     if let Err(why) = live {
@@ -90,28 +113,42 @@ pub async fn run(
     if args.watch {
         return follow(args, &cluster, jobs, out, err).await;
     }
-    match (args.output, &args.job, jobs.as_slice()) {
-        (Some(Output::Json), Some(_), [one]) => json(one, out)?,
-        (Some(Output::Json), _, _) => json(&list(jobs), out)?,
-        (None, Some(_), [one]) => write!(out, "{}", view::Detail(one))?,
-        (None, _, []) => writeln!(err, "{}", nothing(args, &cluster))?,
-        (None, _, jobs) => write!(out, "{}", view::Table::of(jobs, args.all_namespaces))?,
+    let is_written = match (&args.job, jobs.as_slice()) {
+        (Some(_), [one]) => args.format.write(one, out)?,
+        (_, jobs) => args.format.write(&list(jobs.to_vec()), out)?,
+    };
+    if !is_written && jobs.is_empty() {
+        writeln!(err, "{}", nothing(args, &cluster))?;
+    } else if !is_written {
+        show(args, &jobs, out)?;
     }
     Ok(true)
 }
 
 fn nothing(args: &Args, cluster: &Cluster) -> String {
+    let labels = match &args.selector {
+        Some(selector) => format!(" with labels {selector}"),
+        None => String::new(),
+    };
     if args.all_namespaces {
-        "no TransferJobs in the cluster".to_owned()
+        format!("no TransferJobs{labels} in the cluster")
     } else {
         let namespace = cluster.namespace();
-        format!("no TransferJobs in namespace {namespace}; --all-namespaces shows those of all")
+        format!(
+            "no TransferJobs{labels} in namespace {namespace}; --all-namespaces shows those of all"
+        )
     }
 }
 
-fn json(what: &impl serde::Serialize, out: &mut impl Write) -> Result<(), StatusError> {
-    serde_json::to_writer_pretty(&mut *out, what).map_err(io::Error::from)?;
-    Ok(writeln!(out)?)
+/// Prints jobs for people.
+fn show(args: &Args, jobs: &[TransferProgress], out: &mut impl Write) -> io::Result<()> {
+    match jobs {
+        [one] if args.job.is_some() => write!(out, "{}", view::Detail(one)),
+        jobs => {
+            let table = view::Table::of(jobs, args.all_namespaces, args.format.is_wide());
+            write!(out, "{table}")
+        }
+    }
 }
 
 fn list(items: Vec<TransferProgress>) -> TransferProgressList {
@@ -146,24 +183,67 @@ async fn look(
         }
     };
     match live {
-        Ok(jobs) => Ok((jobs, Ok(()))),
+        Ok(mut jobs) => {
+            if let Some(selector) = &args.selector {
+                let matching = matching(args, selector, cluster).await?;
+                jobs.retain(|job| matching.contains(&key(&job.metadata)));
+            }
+            Ok((jobs, Ok(())))
+        }
         Err(why @ ClusterError::NotLive(_)) => Ok((written(args, cluster).await?, Err(why))),
         Err(error) => Err(error),
     }
 }
 
-/// The jobs as the API server has them.
-async fn written(args: &Args, cluster: &Cluster) -> Result<Vec<TransferProgress>, ClusterError> {
-    let api: Api<TransferJob> = if args.all_namespaces {
+/// Namespace and name.
+fn key(metadata: &ObjectMeta) -> (Option<String>, Option<String>) {
+    (metadata.namespace.clone(), metadata.name.clone())
+}
+
+/// The jobs whose labels match: what the operator answers has no labels.
+async fn matching(
+    args: &Args,
+    selector: &str,
+    cluster: &Cluster,
+) -> Result<BTreeSet<(Option<String>, Option<String>)>, ClusterError> {
+    let params = ListParams::default().labels(selector);
+    let jobs = stored(args, cluster).list_metadata(&params).await;
+    let jobs = jobs.map_err(|error| refused(args, cluster, error))?;
+    Ok(jobs.iter().map(|job| key(&job.metadata)).collect())
+}
+
+/// What the API server answered; a bad request is one with a bad selector.
+fn refused(args: &Args, cluster: &Cluster, error: kube::Error) -> ClusterError {
+    match cluster.explain("", error) {
+        ClusterError::Refused { code: 400, message } if args.selector.is_some() => {
+            let message = format!("--selector: {message}");
+            ClusterError::Refused { code: 400, message }
+        }
+        other => other,
+    }
+}
+
+/// The jobs that the API server has.
+fn stored(args: &Args, cluster: &Cluster) -> Api<TransferJob> {
+    if args.all_namespaces {
         Api::all(cluster.client())
     } else {
         Api::namespaced(cluster.client(), cluster.namespace())
+    }
+}
+
+/// The jobs as the API server has them.
+async fn written(args: &Args, cluster: &Cluster) -> Result<Vec<TransferProgress>, ClusterError> {
+    let api = stored(args, cluster);
+    let params = ListParams {
+        label_selector: args.selector.clone(),
+        ..ListParams::default()
     };
     let jobs = match &args.job {
         Some(name) => api.get(name).await.map(|job| vec![job]),
-        None => api.list(&Default::default()).await.map(|list| list.items),
+        None => api.list(&params).await.map(|list| list.items),
     };
-    let jobs = jobs.map_err(|error| cluster.explain("", error))?;
+    let jobs = jobs.map_err(|error| refused(args, cluster, error))?;
     let progress = |job: TransferJob| TransferProgress {
         api_version: live_api_version(),
         kind: TransferProgress::KIND.to_owned(),
@@ -187,16 +267,12 @@ async fn follow(
     ticks.tick().await;
     let mut away: Option<String> = None;
     loop {
-        match args.output {
-            Some(Output::Json) => {
-                let line = match (&args.job, jobs.as_slice()) {
-                    (Some(_), [one]) => serde_json::to_string(one),
-                    _ => serde_json::to_string(&list(jobs.clone())),
-                };
-                writeln!(out, "{}", line.map_err(io::Error::from)?)?;
-                out.flush()?;
-            }
-            None => watch.show(&jobs, Instant::now(), err)?,
+        let is_written = match (&args.job, jobs.as_slice()) {
+            (Some(_), [one]) => args.format.write_next(one, out)?,
+            _ => args.format.write_next(&list(jobs.clone()), out)?,
+        };
+        if !is_written {
+            watch.show(&jobs, Instant::now(), err)?;
         }
         if jobs.iter().all(|job| job.status.phase.is_over()) {
             break;
@@ -227,11 +303,8 @@ async fn follow(
         }
     }
     watch.end(err)?;
-    if args.output.is_none() {
-        match jobs.as_slice() {
-            [one] if args.job.is_some() => write!(out, "{}", view::Detail(one))?,
-            jobs => write!(out, "{}", view::Table::of(jobs, args.all_namespaces))?,
-        }
+    if !args.format.is_object() {
+        show(args, &jobs, out)?;
     }
     Ok(jobs.iter().all(|job| job.status.phase != Phase::Failed))
 }
@@ -240,13 +313,48 @@ async fn follow(
 mod tests {
     use super::job_name;
 
+    fn arguments(text: &str) -> (&str, Option<&str>) {
+        match text.split_once(' ') {
+            Some((first, second)) => (first, Some(second)),
+            None => (text, None),
+        }
+    }
+
     #[test]
     fn a_job_is_named_as_kubectl_names_it() {
-        for text in ["minilm", "tj/minilm", "transferjob/minilm"] {
-            assert_eq!(job_name(text).as_deref(), Ok("minilm"));
+        for text in [
+            "minilm",
+            "tj/minilm",
+            "tj minilm",
+            "transferjob/minilm",
+            "transferjobs minilm",
+            "transferjobs.weft.dev/minilm",
+            "transferjobs.weft.dev minilm",
+        ] {
+            let (first, second) = arguments(text);
+            let name = job_name(first, second).unwrap_or_else(|error| panic!("{text}: {error}"));
+            assert_eq!(name, "minilm");
         }
-        for text in ["pod/minilm", "tj/", "a/b/c", "../x", "A b"] {
-            assert!(job_name(text).is_err(), "{text}");
+    }
+
+    #[test]
+    fn what_names_no_job_is_refused_with_the_forms_that_do() {
+        for text in [
+            "pod/minilm",
+            "pod minilm",
+            "transferjobs.example.org/minilm",
+            "tj/",
+            "a/b/c",
+            "tj/a b",
+            "../x",
+            "A",
+        ] {
+            let (first, second) = arguments(text);
+            let error = job_name(first, second).expect_err(text).to_string();
+            assert!(
+                error.ends_with("; write NAME, tj/NAME or tj NAME"),
+                "{error}"
+            );
         }
     }
 }

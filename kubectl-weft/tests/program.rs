@@ -25,7 +25,11 @@ fn bad_arguments_end_with_status_2_and_nothing_on_standard_output() {
             "plan -f /nowhere.yaml",
             "kubectl weft plan: -f /nowhere.yaml: No such file",
         ),
-        ("status pod/minilm", "pod is no TransferJob"),
+        (
+            "status pod/minilm",
+            "kubectl weft status: pod is no TransferJob; write NAME, tj/NAME or tj NAME",
+        ),
+        ("status tj a b", "unexpected argument 'b'"),
         (
             "doctor --kubeconfig /nowhere",
             "kubectl weft doctor: no cluster is known",

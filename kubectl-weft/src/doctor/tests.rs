@@ -71,7 +71,12 @@ fn well(node: &str, peer: &str) -> Examined {
 
 fn report(fabrics: &[RdmaFabric], nodes: &[FabricNode], examined: Vec<Examined>) -> String {
     let findings = find(fabrics, nodes, &examined, now());
-    Report { examined, findings }.to_string()
+    let report = Report { examined, findings };
+    let view = View {
+        report: &report,
+        is_wide: false,
+    };
+    view.to_string()
 }
 
 #[test]
@@ -82,6 +87,32 @@ fn where_nothing_is_wrong_what_was_measured_stands_alone() {
         &nodes,
         vec![well("n1", "n2"), well("n2", "n1")]
     ));
+}
+
+#[test]
+fn a_wide_table_has_what_the_agents_memory_is_made_of_besides() {
+    let mut one = well("n1", "n2");
+    let facts = &mut one.diagnosis.as_mut().unwrap().facts;
+    facts.send_buffer_granted = 4_000_000;
+    facts.memory_budget = 256_000_000;
+    facts.memory_limit = 0;
+    let report = Report {
+        examined: vec![one],
+        findings: Vec::new(),
+    };
+    let view = View {
+        report: &report,
+        is_wide: true,
+    };
+    let shown = view.to_string();
+    let mut lines = shown.lines();
+    let head = lines.next().unwrap();
+    assert!(
+        head.ends_with("clock  send buffer  agent buffers  memory limit"),
+        "{shown}"
+    );
+    let line: Vec<&str> = lines.next().unwrap().split_whitespace().collect();
+    assert!(line.ends_with(&["4", "MB", "256", "MB", "none"]), "{shown}");
 }
 
 #[test]

@@ -10,11 +10,16 @@ use weft_planner::Seconds;
 pub(super) struct Table<'a> {
     jobs: &'a [TransferProgress],
     namespaces: bool,
+    is_wide: bool,
 }
 
 impl<'a> Table<'a> {
-    pub(super) fn of(jobs: &'a [TransferProgress], namespaces: bool) -> Self {
-        Self { jobs, namespaces }
+    pub(super) fn of(jobs: &'a [TransferProgress], namespaces: bool, is_wide: bool) -> Self {
+        Self {
+            jobs,
+            namespaces,
+            is_wide,
+        }
     }
 }
 
@@ -30,16 +35,26 @@ impl fmt::Display for Table<'_> {
                 or_dash(&bytes(status)),
                 or_dash(&rate(status)),
                 or_dash(&eta(status)),
-                message(job),
             ];
+            if self.is_wide {
+                let link = status.link.as_ref().map(|link| link.name.as_str());
+                row.extend([
+                    or_dash(&status.fabric),
+                    status.attempt.to_string(),
+                    or_dash(link.unwrap_or_default()),
+                ]);
+            }
+            row.push(message(job));
             if self.namespaces {
                 row.insert(0, namespace(job));
             }
             row
         };
-        let mut head = vec![
-            "name", "phase", "verified", "bytes", "rate", "ETA", "message",
-        ];
+        let mut head = vec!["name", "phase", "verified", "bytes", "rate", "ETA"];
+        if self.is_wide {
+            head.extend(["fabric", "attempt", "link"]);
+        }
+        head.push("message");
         if self.namespaces {
             head.insert(0, "namespace");
         }

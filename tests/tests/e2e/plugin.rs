@@ -42,7 +42,7 @@ pub(crate) fn a_doctor_finds_every_pair_reached_by_large_packets_and_small(clust
     // The API server asks the operator for its live resources now and then only.
     let live = "apiservice/v1alpha1.live.weft.dev";
     cluster.kubectl(&["wait", "--for=condition=Available", live, "--timeout=120s"]);
-    let report = told(cluster, &["doctor", "--json"]);
+    let report = told(cluster, &["doctor", "-o", "json"]);
     assert_eq!(report["findings"], Value::Array(Vec::new()));
     let nodes = report["examined"].as_array().unwrap();
     assert_eq!(nodes.len(), 3);
@@ -64,7 +64,7 @@ pub(crate) fn a_plan_says_who_would_send_or_what_is_in_the_way_and_makes_nothing
         std::fs::write(&file, job(name, path).to_string()).unwrap();
         weft(
             cluster,
-            &["plan", "--json", "-f", &file.display().to_string()],
+            &["plan", "-o", "json", "-f", &file.display().to_string()],
         )
     };
     let good = plan("planned", "minilm/");

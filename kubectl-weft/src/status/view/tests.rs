@@ -112,7 +112,7 @@ fn a_job_that_waits_for_its_turn_has_a_place_in_the_queue() {
          message     node n1 takes part in 2 jobs at a time\n"
     );
     assert_eq!(
-        Table::of(&[job], false).to_string(),
+        Table::of(&[job], false, false).to_string(),
         "name    phase    verified  bytes  rate  ETA  message\n\
          minilm  Waiting  0/0       -      -     -    place 4 in the queue: node n1 takes part in 2 \
          jobs at a time\n"
@@ -128,12 +128,33 @@ fn jobs_stand_in_a_table_with_their_namespaces_where_there_are_several() {
         ..TransferJobStatus::default()
     };
     let jobs = [job("minilm", Phase::Transferring), waiting];
-    assert_snapshot!(Table::of(&jobs, true));
+    assert_snapshot!(Table::of(&jobs, true, false));
     assert_eq!(
-        Table::of(&jobs[..1], false).to_string(),
+        Table::of(&jobs[..1], false, false).to_string(),
         "name    phase         verified  bytes             rate     ETA     message\n\
          minilm  Transferring  1/2       125 MB of 200 MB  25 MB/s  3.00 s\n"
     );
+}
+
+#[test]
+fn a_wide_table_has_the_fabric_the_attempt_and_the_link_besides() {
+    let mut job = job("minilm", Phase::Transferring);
+    job.status.fabric = "default".to_owned();
+    job.status.attempt = 2;
+    job.status.message = "tried again".to_owned();
+    let mut waits = job.clone();
+    waits.status = TransferJobStatus::default();
+    let shown = Table::of(&[job, waits], false, true).to_string();
+    let lines: Vec<&str> = shown.lines().collect();
+    assert!(
+        lines[0].ends_with("ETA     fabric   attempt  link  message"),
+        "{shown}"
+    );
+    assert!(
+        lines[1].ends_with("3.00 s  default  2        udp   tried again"),
+        "{shown}"
+    );
+    assert!(lines[2].ends_with("-       -        0        -"), "{shown}");
 }
 
 #[test]

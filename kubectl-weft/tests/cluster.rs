@@ -1,0 +1,356 @@
+//! `kubectl weft` as a program against an API server: what it asks, as whom, and what it prints.
+
+use std::{
+    collections::BTreeMap,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    path::PathBuf,
+    process::Command,
+    sync::{Arc, Mutex},
+};
+
+use serde_json::{Value, json};
+
+/// An API server that has an answer for some paths; it ends with the test.
+struct Server {
+    kubeconfig: PathBuf,
+    asked: Arc<Mutex<Vec<String>>>,
+    _directory: tempfile::TempDir,
+}
+
+/// What a run of the program left.
+struct Run {
+    status: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Server {
+    fn new<const N: usize>(answers: [(&'static str, u16, Value); N]) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let kubeconfig = directory.path().join("config");
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "team-a"}}],
+        });
+        std::fs::write(&kubeconfig, config.to_string()).expect("a file");
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&asked);
+        let answers: BTreeMap<&str, (u16, Value)> = answers
+            .into_iter()
+            .map(|(path, code, body)| (path, (code, body)))
+            .collect();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                answer(stream, &answers, &seen);
+            }
+        });
+        Self {
+            kubeconfig,
+            asked,
+            _directory: directory,
+        }
+    }
+
+    fn run(&self, arguments: &str) -> Run {
+        let output = Command::new(env!("CARGO_BIN_EXE_kubectl-weft"))
+            .args(arguments.split_whitespace())
+            .env("KUBECONFIG", &self.kubeconfig)
+            .output()
+            .expect("kubectl-weft starts");
+        let text = |bytes| String::from_utf8(bytes).expect("text");
+        Run {
+            status: output.status.code(),
+            out: text(output.stdout),
+            err: text(output.stderr),
+        }
+    }
+
+    /// The requests so far, each with its headers.
+    fn asked(&self) -> Vec<String> {
+        self.asked.lock().expect("no thread has panicked").clone()
+    }
+}
+
+/// Answers one request and closes the connection.
+fn answer(
+    mut stream: TcpStream,
+    answers: &BTreeMap<&str, (u16, Value)>,
+    seen: &Mutex<Vec<String>>,
+) {
+    let mut reader = BufReader::new(stream.try_clone().expect("a socket"));
+    let mut request = String::new();
+    while !request.ends_with("\r\n\r\n") {
+        if reader.read_line(&mut request).unwrap_or_default() == 0 {
+            return;
+        }
+    }
+    let length = request
+        .to_lowercase()
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+    let mut body = vec![0; length.unwrap_or_default()];
+    reader.read_exact(&mut body).expect("a body");
+    let target = request.split(' ').nth(1).expect("a target");
+    let path = target.trim_end_matches(['?', '&']);
+    let unknown = "the server could not find the requested resource";
+    let missing = (404, failure(404, "NotFound", unknown));
+    let (code, body) = answers.get(path).cloned().unwrap_or(missing);
+    seen.lock().expect("no thread has panicked").push(request);
+    let body = body.to_string();
+    let head = format!(
+        "HTTP/1.1 {code} x\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    // A client that has what it wants may be gone.
+    let _ = stream.write_all((head + &body).as_bytes());
+}
+
+fn failure(code: u16, reason: &str, message: &str) -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+           "reason": reason, "message": message, "code": code})
+}
+
+const ROOTS: &str = "/apis/live.weft.dev/v1alpha1/namespaces/team-a/availableroots";
+
+fn roots() -> Value {
+    json!({"apiVersion": "live.weft.dev/v1alpha1", "kind": "AvailableRootList", "metadata": {}, "items": [
+        {"fabric": "default", "name": "models", "access": "ReadWrite", "scope": "PerNamespace",
+         "nodes": ["n1", "n2"]},
+    ]})
+}
+
+#[test]
+fn objects_are_printed_as_yaml_and_json_alike_and_wide_is_a_table() {
+    let server = Server::new([(ROOTS, 200, roots())]);
+    let json: Value =
+        serde_json::from_str(&server.run("roots -o json").out).expect("the output is JSON");
+    let yaml: Value =
+        serde_saphyr::from_str(&server.run("roots -o yaml").out).expect("the output is YAML");
+    assert_eq!(json["items"][0]["name"], "models");
+    assert_eq!(json, yaml);
+    assert_eq!(server.run("roots -o wide").out, server.run("roots").out);
+    for command in [
+        "status -o xml",
+        "plan -f - -o xml",
+        "copies list -o xml",
+        "doctor -o xml",
+    ] {
+        let refused = server.run(command);
+        assert!(refused.err.contains("[possible values: json, yaml, wide]"));
+        assert_eq!(refused.status, Some(2));
+    }
+}
+
+const PROGRESS: &str = "/apis/live.weft.dev/v1alpha1/namespaces/team-a/transferprogress";
+const ONE: &str = "/apis/live.weft.dev/v1alpha1/namespaces/team-a/transferprogress/minilm";
+const JOBS: &str = "/apis/weft.dev/v1alpha1/namespaces/team-a/transferjobs";
+const OF_RED: &str =
+    "/apis/weft.dev/v1alpha1/namespaces/team-a/transferjobs?&labelSelector=team%3Dred";
+const OF_NONE: &str =
+    "/apis/weft.dev/v1alpha1/namespaces/team-a/transferjobs?&labelSelector=team%3Dno";
+const BAD: &str =
+    "/apis/weft.dev/v1alpha1/namespaces/team-a/transferjobs?&labelSelector=a%3D%3D%3Db";
+
+fn progress(name: &str) -> Value {
+    json!({"apiVersion": "live.weft.dev/v1alpha1", "kind": "TransferProgress",
+           "metadata": {"name": name, "namespace": "team-a"}, "status": {"phase": "Transferring"}})
+}
+
+fn all_progress() -> Value {
+    json!({"apiVersion": "live.weft.dev/v1alpha1", "kind": "TransferProgressList", "metadata": {},
+           "items": [progress("bert"), progress("minilm")]})
+}
+
+fn jobs(names: &[&str]) -> Value {
+    let items: Vec<Value> = names
+        .iter()
+        .map(|name| {
+            json!({"apiVersion": "weft.dev/v1alpha1", "kind": "TransferJob",
+                   "metadata": {"name": name, "namespace": "team-a", "labels": {"team": "red"}},
+                   "spec": {"source": {"file": {"root": "models", "path": "m/", "node": "n1"}},
+                            "destinations": {"nodes": ["n2"], "root": "models", "path": "m"}}})
+        })
+        .collect();
+    json!({"apiVersion": "weft.dev/v1alpha1", "kind": "TransferJobList", "metadata": {}, "items": items})
+}
+
+#[test]
+fn a_job_is_shown_by_its_type_and_its_name_too() {
+    let server = Server::new([(ONE, 200, progress("minilm"))]);
+    for arguments in ["minilm", "tj/minilm", "tj minilm"] {
+        let shown = server.run(&format!("status {arguments}"));
+        assert!(
+            shown.out.starts_with("job         team-a/minilm"),
+            "{arguments}: {}",
+            shown.err
+        );
+    }
+}
+
+#[test]
+fn a_selector_shows_the_jobs_whose_labels_the_api_server_matches() {
+    let server = Server::new([
+        (PROGRESS, 200, all_progress()),
+        (OF_RED, 200, jobs(&["minilm"])),
+        (OF_NONE, 200, jobs(&[])),
+        (
+            BAD,
+            400,
+            failure(400, "BadRequest", "unable to parse requirement"),
+        ),
+    ]);
+    let shown = server.run("status");
+    assert!(shown.out.contains("bert") && shown.out.contains("minilm"));
+    let shown = server.run("status -l team=red");
+    assert_eq!(shown.out.lines().count(), 2, "{}{}", shown.out, shown.err);
+    assert!(shown.out.contains("minilm"), "{}", shown.out);
+    let shown = server.run("status --selector team=no");
+    assert!(
+        shown
+            .err
+            .starts_with("no TransferJobs with labels team=no in namespace team-a")
+    );
+    assert_eq!(shown.status, Some(0));
+    let shown = server.run("status -l a===b");
+    assert_eq!(
+        shown.err,
+        "kubectl weft status: --selector: unable to parse requirement\n"
+    );
+    assert_eq!(shown.status, Some(2));
+    let both = server.run("status minilm -l team=red");
+    assert!(both.err.contains("cannot be used with"), "{}", both.err);
+}
+
+#[test]
+fn a_selector_holds_too_where_the_operator_cannot_be_asked() {
+    let server = Server::new([
+        (OF_RED, 200, jobs(&["minilm"])),
+        (JOBS, 200, jobs(&["minilm", "bert"])),
+    ]);
+    let shown = server.run("status -l team=red");
+    assert!(shown.err.starts_with("as last written"), "{}", shown.err);
+    assert!(
+        shown.out.contains("minilm") && !shown.out.contains("bert"),
+        "{}",
+        shown.out
+    );
+}
+
+#[test]
+fn requests_are_made_as_the_user_and_the_groups_that_are_named() {
+    let server = Server::new([(ROOTS, 200, roots())]);
+    server.run("roots");
+    server.run("roots --as jane --as-group team-a --as-group devs");
+    let asked = server.asked();
+    assert!(
+        !asked[0].to_lowercase().contains("impersonate"),
+        "{}",
+        asked[0]
+    );
+    let headers: Vec<&str> = asked[1]
+        .lines()
+        .filter(|line| line.starts_with("impersonate"))
+        .collect();
+    assert_eq!(
+        headers,
+        [
+            "impersonate-user: jane",
+            "impersonate-group: team-a",
+            "impersonate-group: devs"
+        ]
+    );
+    let alone = server.run("roots --as-group devs");
+    assert!(alone.err.contains("--as <USER>"), "{}", alone.err);
+    assert_eq!(alone.status, Some(2));
+    let empty = server.run("roots --as=");
+    assert!(empty.err.contains("printable ASCII"), "{}", empty.err);
+}
+
+const OPERATORS: &str =
+    "/apis/apps/v1/deployments?&labelSelector=app.kubernetes.io%2Fname%3Dweft-operator";
+const OPERATORS_THERE: &str = "/apis/apps/v1/namespaces/weft-system/deployments?&labelSelector=app.kubernetes.io%2Fname%3Dweft-operator";
+
+fn operators(images: &[&str]) -> Value {
+    let items: Vec<Value> = images
+        .iter()
+        .map(|image| {
+            json!({"metadata": {"name": "weft-operator", "namespace": "weft-system",
+                                "labels": {"app.kubernetes.io/version": "0.0.9"}},
+                   "spec": {"selector": {}, "template": {"spec": {"containers": [
+                       {"name": "operator", "image": image}]}}}})
+        })
+        .collect();
+    json!({"apiVersion": "apps/v1", "kind": "DeploymentList", "metadata": {}, "items": items})
+}
+
+/// What this program calls itself.
+fn client() -> String {
+    format!("client    {}\n", weft_cli::VERSION)
+}
+
+#[test]
+fn the_version_of_the_client_has_its_commit_and_needs_no_cluster() {
+    let server = Server::new([]);
+    let shown = server.run("version --client");
+    assert_eq!((shown.out, shown.status), (client(), Some(0)));
+    assert!(server.asked().is_empty());
+    let flag = server.run("--version").out;
+    assert_eq!(flag, format!("kubectl weft {}\n", weft_cli::VERSION));
+    let json: Value = serde_json::from_str(&server.run("version --client -o json").out).unwrap();
+    assert_eq!(json, json!({"client": weft_cli::VERSION}));
+}
+
+#[test]
+fn the_version_of_the_operator_is_that_of_its_image_or_else_its_label() {
+    for (image, version) in [
+        ("r:5000/weft/operator:0.2.0", "0.2.0"),
+        ("weft/operator@sha256:0", "0.0.9"),
+    ] {
+        let server = Server::new([
+            (OPERATORS, 200, operators(&[image])),
+            (OPERATORS_THERE, 200, operators(&[image])),
+        ]);
+        for arguments in ["version", "version -n weft-system"] {
+            let shown = server.run(arguments);
+            let expected = format!("{}operator  {version}\n", client());
+            assert_eq!(
+                (shown.out, shown.status),
+                (expected, Some(0)),
+                "{}",
+                shown.err
+            );
+        }
+    }
+}
+
+#[test]
+fn a_version_that_the_user_may_not_see_or_that_is_not_there_is_said_not_to_be_known() {
+    let forbidden = failure(403, "Forbidden", "deployments.apps is forbidden");
+    for (code, answer, text) in [
+        (
+            403,
+            forbidden,
+            "deployments.apps is forbidden; --namespace asks in one namespace",
+        ),
+        (
+            200,
+            operators(&[]),
+            "no Deployment in the cluster is labelled",
+        ),
+    ] {
+        let server = Server::new([(OPERATORS, code, answer)]);
+        let shown = server.run("version");
+        assert!(
+            shown.err.contains("the operator's version is not known"),
+            "{}",
+            shown.err
+        );
+        assert!(shown.err.contains(text), "{}", shown.err);
+        assert_eq!((shown.out, shown.status), (client(), Some(2)));
+    }
+}

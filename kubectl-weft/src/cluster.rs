@@ -3,7 +3,7 @@
 //! What the API server stores is read from it; what the operator knows now is asked of the group
 //! `live.weft.dev`, which the API server passes on. So who may see what is what the user's roles say.
 
-use std::{path::PathBuf, time::Duration};
+use std::{io, path::PathBuf, time::Duration};
 
 use kube::{
     Client, Config,
@@ -47,6 +47,17 @@ fn header(text: &str) -> Result<String, String> {
         return Err("give a name of printable ASCII characters".to_owned());
     }
     Ok(text.to_owned())
+}
+
+/// Why a command shows or does nothing.
+#[derive(Debug, Error)]
+pub enum CommandError {
+    /// The cluster refused, or did not answer.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// The output could not be written.
+    #[error("the output could not be written: {0}; check the pipe or the disk behind it")]
+    Write(#[from] io::Error),
 }
 
 /// Why a cluster says nothing.

@@ -5,12 +5,11 @@ use std::{
     io::{self, Write},
 };
 
-use thiserror::Error;
 use weft_cli::{columns::columns, quantity};
 use weft_crds::{CopyJob, CopyRemoval, CopyRemovalRequest, NodeCopy, NodeCopyList};
 
 use crate::{
-    cluster::{Cluster, ClusterError, Reach},
+    cluster::{Cluster, CommandError, Reach},
     output::Format,
 };
 
@@ -58,17 +57,6 @@ pub struct DeleteArgs {
     pub reach: Reach,
 }
 
-/// Why nothing is shown or removed.
-#[derive(Debug, Error)]
-pub enum CopiesError {
-    /// The cluster refused, or did not answer.
-    #[error(transparent)]
-    Cluster(#[from] ClusterError),
-    /// The output could not be written.
-    #[error("the output could not be written: {0}; check the pipe or the disk behind it")]
-    Write(#[from] io::Error),
-}
-
 /// Lists or removes copies; whether every copy that was to be removed was.
 ///
 /// # Errors
@@ -77,7 +65,7 @@ pub async fn run(
     command: &Command,
     out: &mut impl Write,
     err: &mut impl Write,
-) -> Result<bool, CopiesError> {
+) -> Result<bool, CommandError> {
     match command {
         Command::List(args) => list(args, out, err).await,
         Command::Delete(args) => delete(args, out, err).await,
@@ -88,7 +76,7 @@ async fn list(
     args: &ListArgs,
     out: &mut impl Write,
     err: &mut impl Write,
-) -> Result<bool, CopiesError> {
+) -> Result<bool, CommandError> {
     let cluster = Cluster::reach(&args.reach).await?;
     let resource = NodeCopy::RESOURCE;
     let path = match args.all_namespaces {
@@ -118,7 +106,7 @@ async fn delete(
     args: &DeleteArgs,
     out: &mut impl Write,
     err: &mut impl Write,
-) -> Result<bool, CopiesError> {
+) -> Result<bool, CommandError> {
     let cluster = Cluster::reach(&args.reach).await?;
     let request = CopyRemovalRequest {
         root: args.root.clone(),

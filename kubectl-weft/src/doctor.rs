@@ -5,22 +5,18 @@
 
 mod findings;
 
-use std::{
-    fmt,
-    io::{self, Write},
-};
+use std::{fmt, io::Write};
 
 use futures::{StreamExt as _, stream};
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, ResourceExt as _};
 use serde::Serialize;
-use thiserror::Error;
 use weft_cli::{columns::columns, quantity};
 use weft_crds::{Diagnosis, DiagnosisRequest, FabricNode, RdmaFabric};
 
 use self::findings::{Finding, find, is_ready};
 use crate::{
-    cluster::{Cluster, ClusterError, Reach},
+    cluster::{Cluster, ClusterError, CommandError, Reach},
     output::Format,
 };
 
@@ -39,17 +35,6 @@ pub struct Args {
     /// Which cluster to ask, and with which user.
     #[command(flatten)]
     pub reach: Reach,
-}
-
-/// Why nothing could be found out.
-#[derive(Debug, Error)]
-pub enum DoctorError {
-    /// The cluster said no, or nothing.
-    #[error(transparent)]
-    Cluster(#[from] ClusterError),
-    /// Nobody reads it.
-    #[error("the output could not be written: {0}; check the pipe or the disk behind it")]
-    Write(#[from] io::Error),
 }
 
 /// What was measured at a node, or why that could not be.
@@ -78,7 +63,7 @@ struct Report {
 ///
 /// # Errors
 /// Nothing could be found out.
-pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, DoctorError> {
+pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, CommandError> {
     let cluster = Cluster::reach(&args.reach).await?;
     let api: Api<FabricNode> = Api::all(cluster.client());
     let listed = api.list(&Default::default()).await;

@@ -1,16 +1,12 @@
 //! `kubectl weft roots`: what the jobs of a namespace may name in `root`, and on which nodes.
 
-use std::{
-    fmt,
-    io::{self, Write},
-};
+use std::{fmt, io::Write};
 
-use thiserror::Error;
 use weft_cli::columns::columns;
 use weft_crds::{AvailableRoot, AvailableRootList};
 
 use crate::{
-    cluster::{Cluster, ClusterError, Reach},
+    cluster::{Cluster, CommandError, Reach},
     output::Format,
 };
 
@@ -28,17 +24,6 @@ pub struct Args {
     pub reach: Reach,
 }
 
-/// Why nothing is shown.
-#[derive(Debug, Error)]
-pub enum RootsError {
-    /// The cluster refused, or did not answer.
-    #[error(transparent)]
-    Cluster(#[from] ClusterError),
-    /// The output could not be written.
-    #[error("the output could not be written: {0}; check the pipe or the disk behind it")]
-    Write(#[from] io::Error),
-}
-
 /// Lists the roots of a namespace.
 ///
 /// # Errors
@@ -47,7 +32,7 @@ pub async fn run(
     args: &Args,
     out: &mut impl Write,
     err: &mut impl Write,
-) -> Result<bool, RootsError> {
+) -> Result<bool, CommandError> {
     let cluster = Cluster::reach(&args.reach).await?;
     let namespace = cluster.namespace();
     let path = format!("namespaces/{namespace}/{}", AvailableRoot::RESOURCE);

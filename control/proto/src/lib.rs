@@ -57,6 +57,9 @@ mod tests {
 
 /// The operator's control API, version 1.
 pub mod operator {
+    /// The reason of the finding of an agent whose node has more copies than a report can list.
+    pub const COPIES_FULL: &str = "CopiesFull";
+
     /// Messages, client and server of `weft.operator.v1`.
     pub mod v1 {
         tonic::include_proto!("weft.operator.v1");

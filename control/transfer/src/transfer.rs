@@ -43,7 +43,7 @@ pub struct Transfer {
     /// Nodes whose agents a call of this job has reached: they may have files of it.
     reached: BTreeSet<String>,
     /// Nodes that were destinations, and are none any more.
-    left: BTreeSet<String>,
+    departed: BTreeSet<String>,
     /// Nodes that have not confirmed that the job ended.
     unconfirmed: BTreeSet<String>,
     /// Counts up from 1.
@@ -98,7 +98,7 @@ impl Transfer {
             other_holder: None,
             destinations,
             reached: BTreeSet::new(),
-            left: BTreeSet::new(),
+            departed: BTreeSet::new(),
             unconfirmed: BTreeSet::new(),
             progress_before: 0,
             failures: 0,
@@ -156,7 +156,7 @@ impl Transfer {
     pub fn unconfirmed(&self) -> impl Iterator<Item = &str> {
         let locations = self.spec.destinations.iter();
         let nodes = locations.map(|location| &*location.node);
-        let nodes = nodes.chain(self.left.iter().map(String::as_str));
+        let nodes = nodes.chain(self.departed.iter().map(String::as_str));
         nodes.filter(|node| self.unconfirmed.contains(*node))
     }
 
@@ -414,10 +414,10 @@ impl Transfer {
         if matches!(self.state, State::Ending { .. } | State::Over(_)) {
             return;
         }
-        let has_lost = self.drop_missing(&update.destinations);
+        let has_departed = self.remove_departed(&update.destinations);
         self.configuration_pending = update.configuration_pending;
         let spec = Arc::make_mut(&mut self.spec);
-        let mut is_other = has_lost || spec.topology != update.topology;
+        let mut is_other = has_departed || spec.topology != update.topology;
         spec.topology = update.topology;
         spec.payload_share = update.payload_share;
         for location in update.destinations {
@@ -426,7 +426,7 @@ impl Transfer {
             }
             is_other = true;
             let node = location.node.clone();
-            self.left.remove(&node);
+            self.departed.remove(&node);
             spec.destinations.push(location);
             match &mut self.state {
                 State::Preparing { waiting, .. } => {
@@ -445,34 +445,34 @@ impl Transfer {
         if is_other && self.listing.is_some() {
             self.plan_for_all();
         }
-        if has_lost {
-            self.go_on_without_lost();
+        if has_departed {
+            self.go_on_without_departed();
         }
     }
 
     /// Takes out destinations that the job has no more; whether there are any. A verified copy stays one.
-    fn drop_missing(&mut self, wanted: &[NodeLocation]) -> bool {
+    fn remove_departed(&mut self, wanted: &[NodeLocation]) -> bool {
         let wanted: BTreeSet<&str> = wanted.iter().map(|location| &*location.node).collect();
         let nodes = self.destinations().filter(|there| !there.is_verified());
         let nodes = nodes.map(|there| there.location.node.clone());
-        let lost: Vec<String> = nodes.filter(|node| !wanted.contains(&**node)).collect();
-        for node in &lost {
+        let departed: Vec<String> = nodes.filter(|node| !wanted.contains(&**node)).collect();
+        for node in &departed {
             tracing::info!(node, "it is no destination any more");
             let bytes = self.destinations.remove(node);
             self.progress_before = self.progress_before.saturating_sub(bytes);
             let spec = Arc::make_mut(&mut self.spec);
             spec.destinations.retain(|location| location.node != *node);
-            self.left.insert(node.clone());
+            self.departed.insert(node.clone());
         }
-        !lost.is_empty()
+        !departed.is_empty()
     }
 
-    /// Whatever waited for destinations that the job has no more goes on.
-    fn go_on_without_lost(&mut self) {
+    /// Goes on with what waited for destinations that the job has no more.
+    fn go_on_without_departed(&mut self) {
         let is_done = self.destinations.remaining().is_empty();
         match &mut self.state {
             State::Preparing { waiting, .. } => {
-                waiting.retain(|node| !self.left.contains(node));
+                waiting.retain(|node| !self.departed.contains(node));
                 if waiting.is_empty() {
                     self.start_attempt();
                 }

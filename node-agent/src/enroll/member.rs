@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval};
 use weft_identity::cause::chain;
+use weft_proto::operator::COPIES_FULL;
 use weft_proto::operator::v1::{AgentConfig, Finding, NodeConfig, NodeReport};
 use x509_parser::time::ASN1Time;
 
@@ -46,8 +47,6 @@ const HARMLESS: [&str; 6] = [
 ];
 /// A node's certificate was used for calls that it does not allow; the agent has refused them.
 const MISUSED: &str = "CertificateMisused";
-/// More copies than a report lists.
-const COPIES_FULL: &str = "CopiesFull";
 
 /// The agent ends when the data interface has been another one for this many reports. A link that is down for a
 /// moment does not end it.

@@ -88,10 +88,7 @@ pub(super) fn read(
     };
     let (real, stat) = root.resolve(within, path).map_err(|cause| match cause {
         Errno::NOENT | Errno::NOTDIR => refused("which is not there", REMEDY),
-        Errno::LOOP => refused(
-            "which leads back to itself or on over too many links",
-            REMEDY,
-        ),
+        Errno::LOOP => refused("which leads back to itself, or over too many links", REMEDY),
         Errno::XDEV if text.starts_with(b"/") => refused(
             "and an absolute link means another file on another node",
             "make it relative, remove it, or put the file itself there",

@@ -126,18 +126,17 @@ impl Controller for FabricController {
             ObjectId::of::<Node>(request.key.clone()),
         ]
         .contains(&id);
-        match result {
-            Ok(()) => drop(self.refused.remove(&id)),
+        let is_news = match result {
+            Ok(()) => self.refused.remove(&id).is_some(),
+            Err(error) if error.is_not_found() => self.refused.remove(&id).is_some(),
             // The watch tells what is true now.
-            Err(error) if error.is_conflict() || error.is_not_found() => {
-                self.refused.remove(&id);
-            }
-            Err(error) if is_noted => {
+            Err(error) if error.is_conflict() || !is_noted => false,
+            Err(error) => {
                 self.refused.insert(id, error.to_string());
+                true
             }
-            Err(_) => return,
-        }
-        if is_noted {
+        };
+        if is_news {
             self.decided = None;
         }
     }

@@ -76,6 +76,10 @@ pub(crate) fn of_a_fabric_the_finalizers_are_changed_only(cluster: &TestCluster)
         json!({"spec": {"transport": {"capMbps": 7}}}),
         json!({"metadata": {"annotations": {"weft.dev/force": "true"}}}),
         json!({"metadata": {"labels": {"x": "y"}}}),
+        // A fabric whose owner is not there would be deleted.
+        json!({"metadata": {"ownerReferences": [
+            {"apiVersion": "v1", "kind": "Node", "name": "none", "uid": "none"},
+        ]}}),
     ] {
         let said = patched(&patch).expect_err(&patch.to_string());
         for part in ["'operator-fabrics.weft.dev'", "finalizers and the status"] {

@@ -71,6 +71,11 @@ pub(crate) fn a_fabric_becomes_ready(cluster: &TestCluster, fabric: &Value) {
     ];
     cluster.kubectl(&ready);
     report("fabric applied to Ready", begun);
+    let path = "-o=jsonpath={.metadata.finalizers}";
+    assert_eq!(
+        cluster.kubectl(&["get", "rdmafabric/default", path]),
+        r#"["weft.dev/jobs"]"#
+    );
     let labelled = cluster.kubectl(&["get", "nodes", "-l=gpu=true", "-o=name"]);
     let labelled: Vec<&str> = labelled.lines().collect();
     let shown = cluster.json(&["get", "rf", "default"]);

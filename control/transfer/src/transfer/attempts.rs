@@ -75,7 +75,7 @@ impl Transfer {
             return;
         };
         let mut ready = std::mem::take(ready);
-        ready.retain(|node| !self.left.contains(node));
+        ready.retain(|node| !self.departed.contains(node));
         self.choose_other_holder(&ready);
         if ready.is_empty() {
             return self.wait_or_finish(false);

@@ -140,7 +140,7 @@ impl Transfer {
         if self.attempt > 0 {
             let locations = self.spec.destinations.iter().chain([&self.spec.source]);
             nodes = locations.map(|location| location.node.clone()).collect();
-            nodes.extend(self.left.iter().cloned());
+            nodes.extend(self.departed.iter().cloned());
         }
         self.cancel(&nodes, cleanup, true);
         self.end_as(End::Cancelled(cleanup), nodes);
@@ -158,11 +158,11 @@ impl Transfer {
         // A node that did not answer in all these attempts is not asked again and again.
         let is_repeated = !self.is_limit_exceeded();
         self.cancel(&nodes, Cleanup::Partials, is_repeated);
-        // The agent of one that has left is gone, or answers at once.
-        let left = self.left.iter().filter(|node| self.reached.contains(*node));
-        let left: BTreeSet<String> = left.cloned().collect();
-        self.cancel(&left, Cleanup::Partials, false);
-        nodes.extend(left);
+        // The agent of such a node is gone, or answers at once.
+        let departed = self.departed.intersection(&self.reached);
+        let departed: BTreeSet<String> = departed.cloned().collect();
+        self.cancel(&departed, Cleanup::Partials, false);
+        nodes.extend(departed);
         let is_complete = self.source_fault().is_none()
             && !self.spec.destinations.is_empty()
             && self.destinations.are_verified();

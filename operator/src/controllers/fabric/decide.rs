@@ -1,6 +1,7 @@
 //! Decides the next step of fabrics, their nodes and their agents: a pure function of the cache and of the
 //! agents' reports.
 
+mod in_use;
 mod labels;
 
 use std::{
@@ -10,14 +11,12 @@ use std::{
 
 use k8s_openapi::{
     api::apps::v1::DaemonSet,
-    apimachinery::pkg::apis::meta::v1::Condition,
     jiff::{SignedDuration, Timestamp},
 };
 use kube::ResourceExt as _;
 use serde_json::json;
 use weft_crds::{
     FabricNode, FabricNodeStatus, FabricStatus, Finding, NodeCount, NodePorts, RdmaFabric,
-    TransferJob,
 };
 use weft_proto::operator::v1::NodeReport;
 
@@ -31,15 +30,13 @@ use crate::controllers::{
     job::obstacle::Obstacle,
     kinds::Cache,
     membership::Members,
-    request::{Change, Event, FABRIC_FINALIZER, ObjectId, Request},
+    request::{Change, Event, ObjectId, Request},
 };
 use crate::reports::{NodeState, SILENCE};
 
 /// A new node's agent has this long to start before the node's status says what it waits for: until then the
 /// first status is that of a node that is Ready, so a new node costs two writes.
 const STARTUP: SignedDuration = SignedDuration::from_secs(60);
-/// A fabric that is deleted with this annotation does not wait for its jobs.
-const FORCE: &str = "weft.dev/force";
 /// Why a node is Ready whose agent works with an earlier configuration of its fabric.
 const CONFIGURATION_PENDING: &str = "ConfigurationPending";
 
@@ -332,43 +329,10 @@ fn fill(status: &mut FabricNodeStatus, report: &NodeReport) {
     };
 }
 
-/// The jobs that run in a fabric.
-fn running_jobs(cache: &Cache, fabric: &str) -> Vec<String> {
-    let is_here = |job: &TransferJob| {
-        let status = job.status.as_ref();
-        status.is_some_and(|status| status.fabric == fabric && status.phase.is_running())
-    };
-    let jobs = cache.jobs.iter().filter(|(_, job)| is_here(job));
-    jobs.map(|(key, _)| format!("{}/{}", key.namespace, key.name))
-        .collect()
-}
-
-/// A fabric is kept while jobs run in it: its agents go with it. Somebody who forces it lets it go at once.
-fn keep_or_release(fabric: &RdmaFabric, view: &View<'_>) -> Option<Request> {
-    let is_kept = fabric
-        .finalizers()
-        .iter()
-        .any(|one| one == FABRIC_FINALIZER);
-    let is_deleted = fabric.metadata.deletion_timestamp.is_some();
-    let is_forced = fabric
-        .annotations()
-        .get(FORCE)
-        .is_some_and(|value| value == "true");
-    let keeps =
-        !is_deleted || !is_forced && !running_jobs(view.cache, &fabric.name_any()).is_empty();
-    // Nothing can be added to what is being deleted.
-    if is_kept == keeps || is_deleted && !is_kept {
-        return None;
-    }
-    let finalizers: &[&str] = if keeps { &[FABRIC_FINALIZER] } else { &[] };
-    let manifest = json!({ "metadata": { "finalizers": finalizers } });
-    Some(Request::unless_changed(fabric, Change::Apply(manifest)))
-}
-
 fn statuses(view: &View<'_>) -> Vec<Request> {
     let mut requests = Vec::new();
     for (key, fabric) in view.cache.fabrics.iter() {
-        if let Some(request) = keep_or_release(fabric, view) {
+        if let Some(request) = in_use::finalizer(fabric, view) {
             requests.push(request);
             continue;
         }
@@ -378,7 +342,7 @@ fn statuses(view: &View<'_>) -> Vec<Request> {
         let status = fabric_status(fabric, members, view);
         if fabric.status.as_ref() != Some(&status) {
             requests.push(Request {
-                events: in_use_event(fabric.status.as_ref(), &status),
+                events: in_use::event(fabric.status.as_ref(), &status),
                 ..Request::status(fabric, &status)
             });
         }
@@ -438,38 +402,12 @@ fn fabric_status(fabric: &RdmaFabric, members: &Members, view: &View<'_>) -> Fab
         Some(ready),
         Some(conflict(members)),
         Some(agents_applied(fabric, view)),
-        in_use(fabric, view),
+        in_use::condition(fabric, view),
     ];
     for update in updates.into_iter().flatten() {
         condition::set(&mut status.conditions, update, generation, view.now);
     }
     status
-}
-
-/// Why a fabric that is being deleted is still there.
-fn in_use(fabric: &RdmaFabric, view: &View<'_>) -> Option<ConditionUpdate> {
-    fabric.metadata.deletion_timestamp.as_ref()?;
-    let jobs = running_jobs(view.cache, &fabric.name_any());
-    let jobs: Vec<&str> = jobs.iter().map(String::as_str).collect();
-    let text = format!(
-        "it is deleted once these jobs are over: {}; suspend or delete them, or end them with it: kubectl annotate \
-         rdmafabric {} {FORCE}=true",
-        listed(&jobs),
-        fabric.name_any()
-    );
-    (!jobs.is_empty()).then(|| ConditionUpdate::new("InUse", true, "JobsRunning", &text))
-}
-
-fn in_use_event(old: Option<&FabricStatus>, new: &FabricStatus) -> Vec<Event> {
-    let known = old.is_some_and(|old| condition::is_true(&old.conditions, "InUse"));
-    let conditions = new.conditions.iter();
-    let in_use = conditions.filter(|condition| condition.type_ == "InUse" && !known);
-    let event = |condition: &Condition| Event {
-        warning: true,
-        reason: condition.reason.clone(),
-        note: condition::cut(&condition.message),
-    };
-    in_use.map(event).collect()
 }
 
 /// Whether the DaemonSet of the fabric's agents is as the chart's values and the fabric's spec say.

@@ -56,7 +56,7 @@ impl Snapshot {
         let destinations: Vec<DestinationStatus> =
             transfer.destinations().map(destination).collect();
         let count = u64::try_from(destinations.len()).unwrap_or(u64::MAX);
-        // What an attempt finds, an earlier one of an operator before this may have brought.
+        // A later attempt finds what an earlier one has brought.
         let was_there =
             transfer.attempt() == 1 && transfer.destinations().all(Destination::was_there);
         let (link, reason) = transfer.link();

@@ -206,8 +206,8 @@ fn complete(status: &mut TransferJobStatus, was_there: bool, now: Timestamp) {
     );
 }
 
-/// Whether nodes can have the label of a job that is over, if that is another than what is written. The nodes that cannot
-/// come and go, and are written once.
+/// Says whether nodes can have the label of a job that is over, if that is another than what is written. Which nodes cannot
+/// is written once with each reason, for they change often.
 pub(crate) fn labelled(
     job: &TransferJob,
     obstacle: Option<&Obstacle>,
@@ -407,6 +407,18 @@ pub(crate) fn is_transition(old: &TransferJobStatus, new: &TransferJobStatus) ->
     bare(old) != bare(new)
 }
 
+/// Destinations that a job has no more, where a status has room for all of them.
+fn departed<'a>(old: &'a TransferJobStatus, new: &TransferJobStatus) -> Vec<&'a str> {
+    let is_whole = !old.destinations_truncated && !new.destinations_truncated;
+    // A job that has just begun again has none yet.
+    if !is_whole || new.destinations.is_empty() {
+        return Vec::new();
+    }
+    let is_there = |node: &str| new.destinations.iter().any(|there| there.node == node);
+    let nodes = old.destinations.iter().map(|there| there.node.as_str());
+    nodes.filter(|node| !is_there(node)).collect()
+}
+
 /// What people shall hear of a transition.
 pub(crate) fn events_for(old: &TransferJobStatus, new: &TransferJobStatus) -> Vec<Event> {
     let mut events = Vec::new();
@@ -463,18 +475,11 @@ pub(crate) fn events_for(old: &TransferJobStatus, new: &TransferJobStatus) -> Ve
             "the nodes compare what they have, and send what is missing",
         );
     }
-    let lost: Vec<&str> = match (old.destinations_truncated, new.destinations.is_empty()) {
-        (false, false) => {
-            let there = |node: &str| new.destinations.iter().any(|there| there.node == node);
-            let nodes = old.destinations.iter().map(|there| there.node.as_str());
-            nodes.filter(|node| !there(node)).collect()
-        }
-        _ => Vec::new(),
-    };
-    if !lost.is_empty() && !new.destinations_truncated {
+    let departed = departed(old, new);
+    if !departed.is_empty() {
         let note = format!(
             "no destinations any more, for spec.destinations or the fabric does not select them: {}",
-            listed(&lost)
+            listed(&departed)
         );
         say(false, "DestinationsLeft", &note);
     }

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
 use serde_json::json;
 use weft_crds::{DestinationState, Phase, TransferJobStatus};
-use weft_proto::operator::v1::NodeReport;
+use weft_proto::operator::{COPIES_FULL, v1::NodeReport};
 
 use crate::controllers::{
     cache::Key,
@@ -31,8 +31,10 @@ const MODEL_LABEL: &str = "weft.dev/model.";
 const NAME_BYTES_MAX: usize = 63;
 /// Digits of the digest that the label's value shows.
 const DIGEST_DIGITS: usize = 12;
-/// What an agent finds that has more copies than a report can list.
-const COPIES_FULL: &str = "CopiesFull";
+/// Why a node has not the label of a job: its namespace has its share …
+const NAMESPACE_FULL: &str = "NamespaceLabelsFull";
+/// … or the API server refuses it. Or the agent reports [`COPIES_FULL`].
+const REFUSED: &str = "NodeLabelRefused";
 
 /// The label by which a job's model is known, with its value: `weft.dev/model.NAMESPACE.NAME` and the
 /// beginning of the digest. Where the name is too long for a label, it is cut and ends with its hash.
@@ -168,11 +170,12 @@ pub(crate) fn has_fabric_label(view: &View<'_>, node: &ClusterNode) -> bool {
     said == view.membership.fabric(&node.name_any())
 }
 
-/// Whether the namespace that a model's label names is gone.
+/// Whether the namespace that a model's label names is gone. A long name may be cut in the label.
 fn is_of_no_namespace(label: &str, cache: &Cache) -> bool {
     let name = label.strip_prefix(MODEL_LABEL).unwrap_or_default();
     let namespace = name.split('.').next().unwrap_or_default();
-    cache.namespaces.named(namespace).is_none()
+    let mut names = cache.namespaces.iter().map(|(key, _)| &key.name);
+    !names.any(|name| name.starts_with(namespace))
 }
 
 /// The labels of the models of all nodes.
@@ -291,11 +294,6 @@ impl Labels<'_> {
         missing.map(explain).collect()
     }
 }
-
-/// Why a node has not the label of a job: its namespace has its share …
-const NAMESPACE_FULL: &str = "NamespaceLabelsFull";
-/// … or the API server refuses it.
-const REFUSED: &str = "NodeLabelRefused";
 
 fn node_id(name: &str) -> ObjectId {
     ObjectId::of::<Node>(Key::cluster_scoped(name))

@@ -4,7 +4,7 @@ use kube::core::PartialObjectMeta;
 use tokio::time::Instant;
 use weft_crds::RootAccess;
 
-use super::*;
+use super::{in_use::FORCE, *};
 use crate::controllers::{
     fabric::{agents::AgentTemplate, configuration::config},
     membership::Membership,

@@ -237,6 +237,42 @@ fn annotations_labels_variables_and_flags_reach_operator_hooks_and_agents() {
 }
 
 #[test]
+fn agents_have_a_way_to_stores_and_an_identity_there_only_if_the_values_say_so() {
+    let agent = |values: &[&str]| {
+        let agent = rendered(values).agent();
+        agent["spec"]["template"]["spec"]["containers"][0].clone()
+    };
+    let plain = agent(&[]);
+    for list in [&plain["args"], &plain["env"]] {
+        let text = list.to_string();
+        assert!(!text.contains("store") && !text.contains("STORE"), "{text}");
+        assert!(!text.contains("identity"), "{text}");
+    }
+    let pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    let stores = json!({
+        "proxy": "http://proxy.example:3128",
+        "noProxy": ["10.0.0.0/8", "minio.example"],
+        "caBundle": pem,
+        "workloadIdentity": [
+            {"namespace": "team-a", "prefix": "s3://models/team-a/"},
+            {"namespace": "*", "prefix": "az://public/"},
+        ],
+    });
+    let with = agent(&[&format!("agent.objectStores={stores}")]);
+    let args = strings(&with["args"]);
+    for flag in [
+        "--store-proxy=http://proxy.example:3128",
+        "--store-no-proxy=10.0.0.0/8,minio.example",
+        "--workload-identity=team-a=s3://models/team-a/",
+        "--workload-identity=*=az://public/",
+    ] {
+        assert!(args.contains(&flag), "{flag}: {args:?}");
+    }
+    let variable = json!({"name": "WEFT_STORE_CA", "value": pem});
+    assert!(with["env"].as_array().unwrap().contains(&variable));
+}
+
+#[test]
 fn what_is_not_a_value_is_refused_by_its_name() {
     for (value, named) in [
         ("operater={}", "operater"),
@@ -261,6 +297,22 @@ fn what_is_not_a_value_is_refused_by_its_name() {
         (
             "operator.resources.limits.memory=\"256MB\"",
             "operator.resources.limits.memory",
+        ),
+        (
+            "agent.objectStores.proxy=\"proxy.example:3128\"",
+            "agent.objectStores.proxy",
+        ),
+        (
+            "agent.objectStores.caBundle=\"/etc/ssl/ca.pem\"",
+            "agent.objectStores.caBundle",
+        ),
+        (
+            "agent.objectStores.workloadIdentity=[{\"namespace\":\"a\",\"prefix\":\"s3://models/x\"}]",
+            "agent.objectStores.workloadIdentity.0.prefix",
+        ),
+        (
+            "agent.objectStores.workloadIdentity=[{\"prefix\":\"s3://models/\"}]",
+            "namespace is required",
         ),
         ("image.digests.agent=\"latest\"", "image.digests.agent"),
         // What the chart or the operator sets itself would be there twice, or be lost.

@@ -176,7 +176,13 @@ impl Store {
             Some(_) => "the agent's own identity was used; let it read and list there".to_owned(),
             None => credentials.remedy(),
         };
-        let inner = build(&locator, &credentials, as_agent, access, settings)?;
+        let inner = build(
+            &locator,
+            &credentials,
+            as_agent.as_deref(),
+            access,
+            settings,
+        )?;
         Ok(Self {
             inner,
             expect: source.expect.clone().unwrap_or_default(),
@@ -395,11 +401,11 @@ fn problem(error: &dyn std::error::Error) -> String {
 fn build(
     locator: &Locator,
     credentials: &Credentials,
-    as_agent: Option<Vec<(String, &str)>>,
+    as_agent: Option<&[(String, &str)]>,
     access: Access,
     settings: &StoreSettings,
 ) -> Result<Box<dyn ObjectStore>, ObjectError> {
-    let unusable = |error: object_store::Error| match &as_agent {
+    let unusable = |error: object_store::Error| match as_agent {
         Some(_) => ObjectError::Forbidden {
             url: locator.url.clone(),
             problem: format!("the agent's identity cannot be used: {}", problem(&error)),
@@ -425,7 +431,7 @@ fn build(
                 .with_allow_http(true)
                 .with_http_connector(plain()?);
             let pair = credentials.pair("access_key_id", "secret_access_key")?;
-            builder = match (pair, &as_agent) {
+            builder = match (pair, as_agent) {
                 (Some((id, key)), _) => builder.with_access_key_id(id).with_secret_access_key(key),
                 (None, None) => builder.with_skip_signature(true),
                 (None, Some(settings)) => {
@@ -455,7 +461,7 @@ fn build(
             Box::new(builder.build().map_err(unusable)?)
         }
         Scheme::Azure => Box::new(
-            match &as_agent {
+            match as_agent {
                 None => azure(locator, credentials, access)?,
                 Some(settings) => settings.iter().try_fold(
                     azure_container(locator),

@@ -34,23 +34,23 @@ bench-cluster: ## Measure operator and agents on a real Kubernetes; writes targe
 e2e: ## Test on a real Kubernetes: brings a cluster up, uses it, takes it down
 	@hack/e2e.sh $(ARGS)
 
-# Of the whole workspace and all at once: with other features everything would be built twice.
-CLUSTER := --workspace --bin cluster --bin weft-agent --bin weft-operator --bin kubectl-weft
+# Of the whole workspace, whichever programs are wanted: with other features everything would be built twice.
+CLUSTER := --locked --workspace --bin cluster
 
 cluster-up: ## Bring up a real Kubernetes of NODES=3 nodes on a small fabric, in target/cluster
-	@hack/setup.sh cluster
-	@hack/cluster-binaries.sh >/dev/null
-	@cargo build --quiet --locked $(CLUSTER)
-	@"$${CARGO_TARGET_DIR:-target}/debug/cluster" up --nodes $(or $(NODES),3) $(ARGS)
+	@hack/step.sh "1 of 4: the packages of this machine" hack/setup.sh cluster
+	@hack/step.sh "2 of 4: Kubernetes' programs, once a machine" hack/cluster-binaries.sh >/dev/null
+	@hack/step.sh "3 of 4: the program cluster" cargo build $(CLUSTER)
+	@hack/step.sh "4 of 4: the cluster" "$${CARGO_TARGET_DIR:-target}/debug/cluster" up --nodes $(or $(NODES),3) $(ARGS)
 
 cluster-load-images: ## Build Weft's images and put them where the cluster's pods find them
 	@hack/setup.sh cluster
-	@cargo build --quiet --locked $(CLUSTER)
-	@hack/images.sh target/images $(foreach who,agent operator,$(who)=$(or $(CARGO_TARGET_DIR),target)/debug/weft-$(who))
-	@"$${CARGO_TARGET_DIR:-target}/debug/cluster" load-images target/images/*.tar
+	@hack/step.sh "1 of 3: Weft's programs" cargo build $(CLUSTER) --bin weft-agent --bin weft-operator --bin kubectl-weft
+	@hack/step.sh "2 of 3: the images" hack/images.sh target/images $(foreach who,agent operator,$(who)=$(or $(CARGO_TARGET_DIR),target)/debug/weft-$(who))
+	@hack/step.sh "3 of 3: into every node" "$${CARGO_TARGET_DIR:-target}/debug/cluster" load-images target/images/*.tar
 
 cluster-down: ## Take the cluster down and leave nothing of it
-	@cargo build --quiet --locked $(CLUSTER)
+	@cargo build --quiet $(CLUSTER)
 	@"$${CARGO_TARGET_DIR:-target}/debug/cluster" down $(ARGS)
 
 lint: ## Format check, clippy and the house rules: the quick half of `make test`

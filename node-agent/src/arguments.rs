@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser};
+use weft_agent::config::Objects;
 use weft_agent::config::values::{FabricName, NodeName};
 use weft_agent::enroll::{Settings, Timing};
+use weft_agent::object::{AllowedPrefix, Authorities, ProxyUrl, WorkloadIdentity};
 
 /// The node agent of Weft: moves files between nodes for an operator or for `weft play`.
 #[derive(Debug, Parser)]
@@ -81,6 +83,24 @@ struct Enroll {
         default_value = "/weft/roots"
     )]
     roots_dir: PathBuf,
+    /// The proxy by which stores of objects are reached.
+    #[arg(long, value_name = "http://HOST:PORT", env = "WEFT_STORE_PROXY")]
+    store_proxy: Option<ProxyUrl>,
+    /// Hosts, domains and CIDRs, separated by commas, that are reached without it.
+    #[arg(
+        long,
+        value_name = "HOSTS",
+        env = "WEFT_STORE_NO_PROXY",
+        default_value = ""
+    )]
+    store_no_proxy: String,
+    /// Authorities that vouch for stores, besides the public ones.
+    #[arg(long, value_name = "PEM", env = "WEFT_STORE_CA")]
+    store_ca: Option<Authorities>,
+    /// Jobs that read with this agent's identity at a cloud if they have no Secret; may be given several times.
+    /// The identity is that of the environment: AWS_ROLE_ARN and others.
+    #[arg(long, value_name = "NAMESPACE=URL")]
+    workload_identity: Vec<AllowedPrefix>,
 }
 
 /// Where the configuration comes from.
@@ -136,6 +156,16 @@ impl Enroll {
             metrics_port: self.metrics_port,
             roots_dir: self.roots_dir.clone(),
             pod_configuration: self.pod_configuration.clone(),
+            objects: Objects {
+                proxy: self.store_proxy.clone(),
+                no_proxy: self.store_no_proxy.clone(),
+                authorities: self.store_ca.clone().unwrap_or_default(),
+                workload_identity: WorkloadIdentity {
+                    allowed: self.workload_identity.clone(),
+                    environment: WorkloadIdentity::environment(),
+                },
+                ..Objects::default()
+            },
             timing: Timing::default(),
         })
     }
@@ -197,6 +227,34 @@ mod tests {
             some.drain(missing..missing + 2);
             let error = parse(&some).unwrap_err();
             assert!(error.contains(ENROLL[missing]), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_way_to_stores_and_the_identity_there_are_flags() {
+        let more = [
+            "--store-proxy=http://proxy.example:3128",
+            "--store-no-proxy=minio.example",
+            "--workload-identity=team-a=s3://models/a/",
+            "--workload-identity=*=az://public/",
+        ];
+        let Ok(Origin::Operator(settings)) = parse(&[&ENROLL, more.as_slice()].concat()) else {
+            panic!("not understood");
+        };
+        let objects = settings.objects;
+        assert_eq!(
+            objects.proxy,
+            Some("http://proxy.example:3128".parse().unwrap())
+        );
+        assert_eq!(objects.no_proxy, "minio.example");
+        assert_eq!(objects.workload_identity.allowed.len(), 2);
+        for (wrong, told) in [
+            ("--workload-identity=s3://models/", "NAMESPACE=URL"),
+            ("--store-proxy=proxy.example:3128", "http://HOST:PORT"),
+            ("--store-ca=/etc/ssl/ca.pem", "give PEM certificates"),
+        ] {
+            let error = parse(&[&ENROLL, [wrong].as_slice()].concat()).unwrap_err();
+            assert!(error.contains(told), "{wrong}: {error}");
         }
     }
 

@@ -19,6 +19,7 @@ use crate::config::values::{
     ByteCount, Congestion, Duration, FabricName, NodeName, PublicKey, is_label,
 };
 use crate::files::{Access, MinFree, RootLimits};
+use crate::object::{Authorities, ProxyUrl, WorkloadIdentity};
 
 /// Slots of one incoming connection: enough to keep a link busy while the writer hashes one.
 pub const DEFAULT_SLOTS: u16 = 8;
@@ -86,6 +87,14 @@ pub struct Objects {
     /// For a whole listing. Less than the two minutes that an operator waits for the answer, so that it gets the
     /// reason. A million objects take it, at 1,000 in 100 ms.
     pub list_timeout: Duration,
+    /// The proxy by which stores are reached, as `http://HOST:PORT`; without it: directly.
+    pub proxy: Option<ProxyUrl>,
+    /// Hosts, domains and CIDRs, separated by commas, that are reached without it.
+    pub no_proxy: String,
+    /// PEM: authorities that vouch for stores, besides the public ones.
+    pub authorities: Authorities,
+    /// Jobs without a Secret that read with the agent's identity.
+    pub workload_identity: WorkloadIdentity,
 }
 
 impl Default for Objects {
@@ -94,6 +103,10 @@ impl Default for Objects {
             allow_insecure: false,
             stall_timeout: Duration::from_millis(30_000),
             list_timeout: Duration::from_millis(100_000),
+            proxy: None,
+            no_proxy: String::new(),
+            authorities: Authorities::default(),
+            workload_identity: WorkloadIdentity::default(),
         }
     }
 }

@@ -154,6 +154,125 @@ fn the_chart_has_the_release_of_the_programs() {
 }
 
 #[test]
+fn a_digest_wins_over_the_tag_in_every_pod_and_in_what_the_policy_allows() {
+    let digest = |digit: &str| format!("sha256:{}", digit.repeat(64));
+    let values = [
+        "image.tag=\"7\"".to_owned(),
+        format!(
+            "image.digests={}",
+            json!({"operator": digest("a"), "agent": digest("b")})
+        ),
+    ];
+    let rendered = rendered(&values.each_ref().map(String::as_str));
+    let image = |pod: &Value| pod["spec"]["containers"][0]["image"].clone();
+    let operator = format!("weft.dev/operator@{}", digest("a"));
+    let job = &rendered.find("Job", "weft-uninstall")["spec"]["template"];
+    let check = rendered.find("Pod", "weft-check");
+    for pod in [rendered.operator(), job, check] {
+        assert_eq!(image(pod), operator);
+    }
+    let agent = format!("weft.dev/agent@{}", digest("b"));
+    assert_eq!(image(&rendered.agent()["spec"]["template"]), agent);
+    let policy = rendered.find("ValidatingAdmissionPolicy", "operator-daemonsets.weft.dev");
+    assert!(policy.to_string().contains(&format!("image == '{agent}'")));
+
+    let one = format!("image.digests.agent=\"{}\"", digest("b"));
+    let one = self::rendered(&["image.tag=\"7\"", &one]);
+    assert_eq!(image(one.operator()), "weft.dev/operator:7");
+}
+
+#[test]
+fn annotations_labels_variables_and_flags_reach_operator_hooks_and_agents() {
+    let settings = |who: &str| {
+        json!({
+            "podAnnotations": {"example.org/note": who},
+            "podLabels": {"team": who},
+            "extraEnv": [{"name": "RUST_BACKTRACE", "value": format!("it's {who} <1>")}],
+            "extraArgs": ["--log-json"],
+            "serviceAccount": {"annotations": {"example.org/role": who}},
+        })
+    };
+    let values = ["operator", "agent"].map(|who| format!("{who}={}", settings(who)));
+    let (plain, with) = (
+        rendered(&[]),
+        rendered(&values.each_ref().map(String::as_str)),
+    );
+    let pods = |rendered: &Rendered| {
+        [
+            ("operator", rendered.operator().clone()),
+            (
+                "operator",
+                rendered.find("Job", "weft-uninstall")["spec"]["template"].clone(),
+            ),
+            ("operator", rendered.find("Pod", "weft-check").clone()),
+            ("agent", rendered.agent()["spec"]["template"].clone()),
+        ]
+    };
+    for ((who, pod), (_, before)) in pods(&with).into_iter().zip(pods(&plain)) {
+        let settings = settings(who);
+        let metadata = &pod["metadata"];
+        assert_eq!(metadata["annotations"]["example.org/note"], who);
+        assert_eq!(metadata["labels"]["team"], who);
+        for (name, value) in before["metadata"]["labels"].as_object().unwrap() {
+            assert_eq!(&metadata["labels"][name], value, "a label of the chart");
+        }
+        let list = |pod: &Value, key: &str| {
+            let list = pod["spec"]["containers"][0][key].as_array();
+            list.cloned().unwrap_or_default()
+        };
+        let more = |key: &str| {
+            let mut more = list(&pod, key);
+            more.retain(|one| !list(&before, key).contains(one));
+            Value::from(more)
+        };
+        assert_eq!(more("env"), settings["extraEnv"], "{who}");
+        // The hooks' verbs have other flags.
+        if list(&pod, "ports") != list(&Value::Null, "ports") {
+            assert_eq!(more("args"), settings["extraArgs"], "{who}");
+        }
+        let account = with.find("ServiceAccount", &format!("weft-{who}"));
+        let annotations = &account["metadata"]["annotations"];
+        assert_eq!(annotations, &settings["serviceAccount"]["annotations"]);
+    }
+}
+
+#[test]
+fn agents_have_a_way_to_stores_and_an_identity_there_only_if_the_values_say_so() {
+    let agent = |values: &[&str]| {
+        let agent = rendered(values).agent();
+        agent["spec"]["template"]["spec"]["containers"][0].clone()
+    };
+    let plain = agent(&[]);
+    for list in [&plain["args"], &plain["env"]] {
+        let text = list.to_string();
+        assert!(!text.contains("store") && !text.contains("STORE"), "{text}");
+        assert!(!text.contains("identity"), "{text}");
+    }
+    let pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    let stores = json!({
+        "proxy": "http://proxy.example:3128",
+        "noProxy": ["10.0.0.0/8", "minio.example"],
+        "caBundle": pem,
+        "workloadIdentity": [
+            {"namespace": "team-a", "prefix": "s3://models/team-a/"},
+            {"namespace": "*", "prefix": "az://public/"},
+        ],
+    });
+    let with = agent(&[&format!("agent.objectStores={stores}")]);
+    let args = strings(&with["args"]);
+    for flag in [
+        "--store-proxy=http://proxy.example:3128",
+        "--store-no-proxy=10.0.0.0/8,minio.example",
+        "--workload-identity=team-a=s3://models/team-a/",
+        "--workload-identity=*=az://public/",
+    ] {
+        assert!(args.contains(&flag), "{flag}: {args:?}");
+    }
+    let variable = json!({"name": "WEFT_STORE_CA", "value": pem});
+    assert!(with["env"].as_array().unwrap().contains(&variable));
+}
+
+#[test]
 fn what_is_not_a_value_is_refused_by_its_name() {
     for (value, named) in [
         ("operater={}", "operater"),
@@ -178,6 +297,60 @@ fn what_is_not_a_value_is_refused_by_its_name() {
         (
             "operator.resources.limits.memory=\"256MB\"",
             "operator.resources.limits.memory",
+        ),
+        (
+            "agent.objectStores.proxy=\"proxy.example:3128\"",
+            "agent.objectStores.proxy",
+        ),
+        (
+            "agent.objectStores.caBundle=\"/etc/ssl/ca.pem\"",
+            "agent.objectStores.caBundle",
+        ),
+        (
+            "agent.objectStores.workloadIdentity=[{\"namespace\":\"a\",\"prefix\":\"s3://models/x\"}]",
+            "agent.objectStores.workloadIdentity.0.prefix",
+        ),
+        (
+            "agent.objectStores.workloadIdentity=[{\"prefix\":\"s3://models/\"}]",
+            "namespace is required",
+        ),
+        ("image.digests.agent=\"latest\"", "image.digests.agent"),
+        // What the chart or the operator sets itself would be there twice, or be lost.
+        (
+            "operator.podLabels={\"app.kubernetes.io/name\":\"ours\"}",
+            "operator.podLabels",
+        ),
+        (
+            "agent.podLabels={\"weft.dev/fabric\":\"ours\"}",
+            "agent.podLabels",
+        ),
+        (
+            "agent.podAnnotations={\"weft.dev/configuration\":\"ours\"}",
+            "agent.podAnnotations",
+        ),
+        (
+            "operator.podAnnotations={\"helm.sh/hook\":\"test\"}",
+            "operator.podAnnotations",
+        ),
+        (
+            "operator.extraArgs=[\"--log=debug\"]",
+            "operator.extraArgs: --log is given already",
+        ),
+        (
+            "agent.extraArgs=[\"--fabric=ours\"]",
+            "agent.extraArgs: --fabric is given already",
+        ),
+        (
+            "operator.extraEnv=[{\"name\":\"POD_IP\",\"value\":\"10.0.0.1\"}]",
+            "operator.extraEnv: POD_IP is given already",
+        ),
+        (
+            "agent.extraEnv=[{\"name\":\"NODE_NAME\",\"value\":\"n1\"}]",
+            "agent.extraEnv: NODE_NAME is given already",
+        ),
+        (
+            "agent.extraEnv=[{\"name\":\"KEY\",\"valueFrom\":{\"secretKeyRef\":{}}}]",
+            "valueFrom is not allowed",
         ),
     ] {
         let said = refusal(value);
@@ -212,6 +385,25 @@ fn every_value_of_the_schema_has_a_default_and_the_other_way_round() {
     defaults(&yaml(&read("values.yaml")), &schema, "", &mut given);
     listed.remove("/global");
     assert_eq!(listed, given);
+}
+
+#[test]
+fn every_value_has_a_type_and_a_description() {
+    fn look(schema: &Value, definitions: &Value, path: &str) {
+        for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
+            let path = format!("{path}.{name}");
+            let said = schema["description"].as_str().unwrap_or_default();
+            assert!(!said.is_empty(), "{path} has no description");
+            let definition = schema["$ref"].as_str().unwrap_or_default();
+            let definition = &definitions[definition.trim_start_matches("#/definitions/")];
+            let types = ["type", "oneOf"].map(|key| schema.get(key).or(definition.get(key)));
+            assert!(types.iter().any(Option::is_some), "{path} has no type");
+            look(schema, definitions, &path);
+        }
+    }
+    let schema = fs::read_to_string(chart().join("values.schema.json")).unwrap();
+    let schema: Value = serde_json::from_str(&schema).unwrap();
+    look(&schema, &schema["definitions"], "");
 }
 
 #[test]
@@ -537,6 +729,7 @@ fn the_policies_of_the_operators_account_follow_the_agents_of_the_chart() {
             "image={\"registry\":\"registry.example/weft\",\"tag\":\"7\"}",
             "agent.features={\"readFilesOfOthers\":false,\"writeToDirectoriesOfOthers\":true}",
             "roots.allowedHostPaths=[\"/srv/models\"]",
+            "agent.extraEnv=[{\"name\":\"NOTE\",\"value\":\"it's <1>\"}]",
         ],
     ] {
         let rendered = rendered(values);
@@ -554,8 +747,17 @@ fn the_policies_of_the_operators_account_follow_the_agents_of_the_chart() {
         for mount in agent["volumeMounts"].as_array().unwrap() {
             assert!(said.contains(&mount["mountPath"].to_string()), "{mount}");
         }
+        let variables = policy(&rendered)["variables"].clone();
+        let mut variables = variables.as_array().unwrap().iter();
+        let values = variables.find(|one| one["name"] == "values").unwrap();
+        let values = values["expression"].as_str().unwrap();
+        let values: Value = serde_json::from_str(values).unwrap();
         for variable in agent["env"].as_array().unwrap() {
-            assert!(said.contains(&variable["name"].to_string()), "{variable}");
+            let name = variable["name"].as_str().unwrap();
+            match variable["value"].is_null() {
+                true => assert!(said.contains(&format!("\"{name}\"")), "{variable}"),
+                false => assert_eq!(values[name], variable["value"], "{variable}"),
+            }
         }
         let roots = &rendered.find("ValidatingAdmissionPolicy", "host-paths.weft.dev")["spec"];
         let variables = policy(&rendered)["variables"].clone();
@@ -806,6 +1008,55 @@ fn ports_are_the_same_wherever_they_stand() {
     assert_eq!(open, BTreeSet::from([8410, 8411, 8412]));
     let check = container(rendered.find("Pod", "weft-check"));
     assert_eq!(check["args"], json!(["check", "--metrics-port=8411"]));
+}
+
+/// Without a Service, and with the user's rules; both kinds at once would count everything twice.
+#[test]
+fn a_pod_monitor_finds_the_pods_themselves_and_excludes_service_monitors() {
+    let rule =
+        json!([{"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node"}]);
+    let settings = json!({
+        "enabled": true, "interval": "15s", "labels": {"release": "prometheus"},
+        "relabelings": rule, "metricRelabelings": rule,
+    });
+    let with = rendered(&[&format!("podMonitor={settings}")]);
+    assert_eq!(with.of_kind("ServiceMonitor").count(), 0);
+    let services: Vec<_> = with.of_kind("Service").collect();
+    assert!(
+        !Value::from_iter(services.into_iter().cloned())
+            .to_string()
+            .contains("metrics")
+    );
+    let agent = with.agent();
+    for (who, pod) in [
+        ("weft-operator", with.operator()),
+        ("weft-agent", &agent["spec"]["template"]),
+    ] {
+        let monitor = with.find("PodMonitor", who);
+        assert_eq!(monitor["metadata"]["labels"]["release"], "prometheus");
+        let wanted = monitor["spec"]["selector"]["matchLabels"].as_object();
+        for (name, value) in wanted.unwrap() {
+            assert_eq!(&pod["metadata"]["labels"][name], value);
+        }
+        let endpoint = json!([{
+            "port": "metrics", "interval": "15s", "relabelings": rule, "metricRelabelings": rule,
+        }]);
+        assert_eq!(monitor["spec"]["podMetricsEndpoints"], endpoint);
+        let mut ports = pod["spec"]["containers"][0]["ports"]
+            .as_array()
+            .unwrap()
+            .iter();
+        assert!(ports.any(|port| port["name"] == "metrics"));
+    }
+    let services = rendered(&[&format!("serviceMonitor={settings}")]);
+    let monitor = services.find("ServiceMonitor", "weft-agent");
+    assert_eq!(monitor["spec"]["endpoints"][0]["relabelings"], rule);
+    let both = template(&["podMonitor.enabled=true", "serviceMonitor.enabled=true"]);
+    let said = String::from_utf8_lossy(&both.stderr);
+    assert!(
+        !both.status.success() && said.contains("podMonitor.enabled"),
+        "{said}"
+    );
 }
 
 #[test]

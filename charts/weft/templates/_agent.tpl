@@ -23,6 +23,12 @@ spec:
       labels:
         app.kubernetes.io/part-of: weft
         {{- include "weft.agent.selector" . | nindent 8 }}
+        {{- with .Values.agent.podLabels }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- with .Values.agent.podAnnotations }}
+      annotations: {{ toJson . }}
+      {{- end }}
     spec:
       serviceAccountName: weft-agent
       automountServiceAccountToken: false
@@ -44,7 +50,7 @@ spec:
         seccompProfile: {type: RuntimeDefault}
       containers:
         - name: agent
-          image: {{ printf "%s/agent:%s" .Values.image.registry (include "weft.tag" .) | quote }}
+          image: {{ include "weft.image" (dict "root" . "who" "agent") }}
           imagePullPolicy: {{ .Values.image.pullPolicy }}
           args:
             - --log={{ .Values.agent.log }}
@@ -54,12 +60,37 @@ spec:
             - --operator-ca=/etc/weft/ca/ca.crt
             - --token=/var/run/secrets/weft.dev/token
             - --state=/var/lib/weft/agent
+            {{- with .Values.agent.objectStores }}
+            {{- with .proxy }}
+            - {{ printf "--store-proxy=%s" . | toJson }}
+            {{- end }}
+            {{- with .noProxy }}
+            - {{ printf "--store-no-proxy=%s" (join "," .) | toJson }}
+            {{- end }}
+            {{- range .workloadIdentity }}
+            - {{ printf "--workload-identity=%s=%s" .namespace .prefix | toJson }}
+            {{- end }}
+            {{- end }}
+            {{- /* Besides these: what the operator adds, and what the variables say. */}}
+            {{- $given := list "--log" "--control-port" "--metrics-port" "--operator-ca" "--token" "--state"
+              "--operator" "--fabric" "--pod-configuration" "--node" "--address"
+              "--store-proxy" "--store-no-proxy" "--store-ca" "--workload-identity" }}
+            {{- with include "weft.extraArgs" (dict "who" "agent" "args" .Values.agent.extraArgs "given" $given) }}
+            {{- . | nindent 12 }}
+            {{- end }}
           env:
             - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
             - {name: NODE_ADDRESS, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}
             # A transfer's buffers go back to the system when it lets go of them: by default the C library's
             # threshold grows with them, and then they stay (mallopt(3), M_MMAP_THRESHOLD).
             - {name: MALLOC_MMAP_THRESHOLD_, value: "524288"}
+            {{- with .Values.agent.objectStores.caBundle }}
+            - {name: WEFT_STORE_CA, value: {{ toJson . }}}
+            {{- end }}
+            {{- $given := list "NODE_NAME" "NODE_ADDRESS" "MALLOC_MMAP_THRESHOLD_" "WEFT_STORE_CA" }}
+            {{- with include "weft.extraEnv" (dict "who" "agent" "env" .Values.agent.extraEnv "given" $given) }}
+            {{- . | nindent 12 }}
+            {{- end }}
           # Ports of the node: a second agent on it stays Pending.
           ports:
             - {name: control, containerPort: {{ $ports.control }}}

@@ -23,12 +23,15 @@ securityContext:
   seccompProfile: {type: RuntimeDefault}
 containers:
   - name: {{ .verb }}
-    image: {{ printf "%s/operator:%s" .root.Values.image.registry (include "weft.tag" .root) | quote }}
+    image: {{ include "weft.image" (dict "root" .root "who" "operator") }}
     imagePullPolicy: {{ .root.Values.image.pullPolicy }}
     args: [{{ .verb }}, --metrics-port={{ .root.Values.operator.ports.metrics }}]
     env:
       - name: POD_NAMESPACE
         valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+      {{- with include "weft.operator.extraEnv" .root }}
+      {{- . | nindent 6 }}
+      {{- end }}
     resources: {{ toJson .root.Values.operator.resources }}
     securityContext:
       allowPrivilegeEscalation: false

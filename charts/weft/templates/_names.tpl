@@ -14,12 +14,49 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 app.kubernetes.io/name: weft-operator
 {{- end }}
 
+{{- define "weft.operator.extraEnv" -}}
+{{- $given := list "POD_NAME" "POD_NAMESPACE" "POD_IP" }}
+{{- include "weft.extraEnv" (dict "who" "operator" "env" .Values.operator.extraEnv "given" $given) }}
+{{- end }}
+
 {{- define "weft.agent.selector" -}}
 app.kubernetes.io/name: weft-agent
 {{- end }}
 
-{{- define "weft.tag" -}}
-{{ .Values.image.tag | default .Chart.AppVersion }}
+{{/*
+The image of a program: by its digest if one is given, else by the tag.
+*/}}
+{{- define "weft.image" -}}
+{{- $image := .root.Values.image }}
+{{- $digest := index $image.digests .who }}
+{{- $version := printf ":%s" ($image.tag | default .root.Chart.AppVersion) }}
+{{- if $digest }}{{ $version = printf "@%s" $digest }}{{ end }}
+{{- printf "%s/%s%s" $image.registry .who $version | quote }}
+{{- end }}
+
+{{/*
+The user's own flags. A program takes a flag once, so one that it is given anyway is refused here.
+*/}}
+{{- define "weft.extraArgs" -}}
+{{- range .args }}
+{{- $flag := first (splitList "=" .) }}
+{{- if has $flag $.given }}
+{{- fail (printf "%s.extraArgs: %s is given already; use the value of the chart that sets it" $.who $flag) }}
+{{- end }}
+- {{ toJson . }}
+{{- end }}
+{{- end }}
+
+{{/*
+The user's own variables. A list with one name twice cannot be applied, so a name of the chart's is refused here.
+*/}}
+{{- define "weft.extraEnv" -}}
+{{- range .env }}
+{{- if has .name $.given }}
+{{- fail (printf "%s.extraEnv: %s is given already; choose another variable" $.who .name) }}
+{{- end }}
+- {{ toJson . }}
+{{- end }}
 {{- end }}
 
 {{/*

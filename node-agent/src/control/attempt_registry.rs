@@ -21,7 +21,7 @@ use crate::control::supervisor::supervise;
 use crate::fail_fast;
 use crate::fault::Fault;
 use crate::files::{Leftover, Root, RootPath};
-use crate::object::{self, StoreTimeouts};
+use crate::object::{self, StoreSettings};
 use crate::tls::Tls;
 use crate::transfer::buffers::MemoryBudget;
 
@@ -47,8 +47,8 @@ pub struct RegistryConfig {
     pub lease: Duration,
     /// Another agent that does not answer is called again for so long.
     pub retry_for: Duration,
-    /// How long stores of objects may take.
-    pub(crate) store_timeouts: StoreTimeouts,
+    /// What holds for all stores of objects.
+    pub(crate) stores: StoreSettings,
 }
 
 /// The configuration that may change while attempts run. Each command uses what is in force when it comes.

@@ -63,6 +63,7 @@ impl AttemptRegistry {
             Task::Source(_) => self.find_or_begin(&job).await?,
             Task::Destination(_) | Task::Local(_) => self.find(&job)?,
         };
+        let namespace = name.as_ref().map(|name| name.namespace.clone());
         handle.set_name(name);
         handle.attempt.renew();
         if !handle.is_first("Start", &repeatable)? {
@@ -74,7 +75,10 @@ impl AttemptRegistry {
         let started = match task {
             Task::Source(task) => self.start_source(&handle, task, recorded_for, children),
             Task::Destination(task) => match task.object {
-                Some(object) => self.start_object(&handle, &object, children),
+                Some(object) => {
+                    let namespace = namespace.unwrap_or_default();
+                    self.start_object(&handle, &object, &namespace, children)
+                }
                 // The parent connects; what it sends is passed on.
                 None => handle.start_destination().and_then(|(worker, received)| {
                     self.pass_on(&handle, &worker, &received, children)
@@ -123,10 +127,11 @@ impl AttemptRegistry {
         &self,
         handle: &AttemptHandle,
         source: &ObjectSource,
+        namespace: &str,
         children: Vec<Child>,
     ) -> Result<(), Fault> {
         let (worker, received) = handle.start_destination()?;
-        let store = self.store(source)?;
+        let store = self.store(source, namespace)?;
         let manifest = &received.layout.manifest;
         let version = |(entry, index): (Entry<'_>, usize)| match entry.kind {
             EntryKind::Directory | EntryKind::Link { .. } => Ok(None),

@@ -18,7 +18,9 @@ impl AttemptRegistry {
             if request.location.is_some() {
                 return Err(Fault::bad("location", "is given beside object: give one"));
             }
-            let listed = self.store(source)?.list().await?;
+            let namespace = request.job_name.as_ref();
+            let namespace = namespace.map_or("", |name| name.namespace.as_str());
+            let listed = self.store(source, namespace)?.list().await?;
             return Ok(self.keep_listed(listed));
         }
         let location = convert::required(request.location.clone(), "location")?;
@@ -61,9 +63,9 @@ impl AttemptRegistry {
         response
     }
 
-    /// The store that a source names.
-    pub(crate) fn store(&self, source: &ObjectSource) -> Result<Store, Fault> {
+    /// The store that a source names, for a job of this namespace.
+    pub(crate) fn store(&self, source: &ObjectSource, namespace: &str) -> Result<Store, Fault> {
         let access = self.reloadable_config().objects;
-        Ok(Store::open(source, access, self.config.store_timeouts)?)
+        Ok(Store::open(source, namespace, access, &self.config.stores)?)
     }
 }

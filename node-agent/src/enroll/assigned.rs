@@ -64,7 +64,7 @@ pub(crate) fn config(
         limits: config::Limits::default(),
         objects: config::Objects {
             allow_insecure: agent.objects.unwrap_or_default().allow_insecure,
-            ..config::Objects::default()
+            ..settings.objects.clone()
         },
         config_source: config::ConfigSource::Operator,
     };
@@ -177,6 +177,7 @@ mod tests {
             metrics_port: 7401,
             roots_dir: "/weft/roots".into(),
             pod_configuration: String::new(),
+            objects: config::Objects::default(),
             timing: Timing::default(),
         }
     }

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::config::Objects;
 use crate::config::values::{FabricName, NodeName};
 
 /// The flags of an agent that enrols.
@@ -32,6 +33,8 @@ pub struct Settings {
     pub metrics_port: u16,
     /// Where the roots are: root NAME is the directory NAME in it.
     pub roots_dir: PathBuf,
+    /// The way to stores, and who the agent is there. Whether stores without TLS are read says the operator.
+    pub objects: Objects,
     /// Intervals and retries.
     pub timing: Timing,
 }

@@ -2,7 +2,8 @@
 //!
 //! The agent is on its node's network, where a cloud's metadata service gives the node's identity to any caller. A
 //! tenant chooses URLs, so these addresses are refused wherever they come from: the URL, the Secret, a redirect, or
-//! DNS. Proxies of the agent's environment are not used: a proxy would resolve names itself.
+//! DNS. Proxies of the agent's environment are not used: a proxy resolves names itself. One that is set for stores is,
+//! and then refuses what must not be reached.
 //!
 //! A store is not trusted either. Only an object's bytes, which go to disk a block at a time, have no limit; every
 //! other answer is bounded in bytes and in time.
@@ -23,13 +24,12 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use reqwest::redirect::Policy;
 use reqwest::{Method, StatusCode};
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject as _;
 use rustls::{ClientConfig, RootCertStore};
 use url::{Host, Url};
 
 use super::credentials::{CA, Credentials};
 use super::error::ObjectError;
+use super::network::{Authorities, Network};
 
 /// To a store on the other side of the world it takes a fifth of a second.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -198,6 +198,7 @@ impl HttpService for Connector {
         let url = url.map_err(|error| refused(error.to_string()))?;
         self.access.admits_url(&url).map_err(refused)?;
         let asks_for_data = *request.method() == Method::GET && !is_list(&url);
+        let asks_for_token = *request.method() == Method::POST;
         let response = HttpService::call(&self.client, request).await;
         // Without this, the library would retry a refused address as a failed connection.
         let response = response.map_err(|error| match find_cause::<Refused>(&error) {
@@ -205,6 +206,14 @@ impl HttpService for Connector {
             None => error,
         })?;
         let status = response.status();
+        // A 404 or 403 of that server is no word about an object.
+        if asks_for_token && status.is_client_error() && !is_temporary(status) {
+            return Err(refused(format!(
+                "{} answers {status} and gives no token: correct the Secret, or where the job has none the agents' \
+                 role and identity",
+                url.origin().ascii_serialization()
+            )));
+        }
         if is_final(status) {
             return Err(refused(format!(
                 "the store answers {status}: check the URL, and region and endpoint in the Secret"
@@ -261,17 +270,24 @@ async fn bounded(response: HttpResponse) -> Result<HttpResponse, HttpError> {
     Ok(HttpResponse::from_parts(parts, taken.into()))
 }
 
+/// Whether the same request may have another answer later.
+fn is_temporary(status: StatusCode) -> bool {
+    [408, 425, 429].contains(&status.as_u16())
+}
+
 /// Whether another request would have the same answer. The library handles the other statuses.
 fn is_final(status: StatusCode) -> bool {
-    let handled = [401, 403, 404, 405, 408, 409, 412, 416, 425, 429];
+    let handled = [401, 403, 404, 405, 409, 412, 416];
+    let is_handled = handled.contains(&status.as_u16()) || is_temporary(status);
     status.is_redirection() && status != StatusCode::NOT_MODIFIED
-        || status.is_client_error() && !handled.contains(&status.as_u16())
+        || status.is_client_error() && !is_handled
 }
 
 impl Connector {
     /// `headers` go with every request, but not with redirected ones.
     pub(super) fn new(
         access: Access,
+        network: &Network,
         stall: Duration,
         credentials: &Credentials,
         headers: HeaderMap,
@@ -285,7 +301,7 @@ impl Connector {
         let tls = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| failed(error.to_string()))?
-            .with_root_certificates(authorities(credentials)?)
+            .with_root_certificates(authorities(network, credentials)?)
             .with_no_client_auth();
         let redirect = Policy::custom(move |attempt| {
             if attempt.previous().len() > REDIRECTS {
@@ -305,14 +321,19 @@ impl Connector {
                 Err(problem) => attempt.error(Refused(problem)),
             }
         });
-        let client = reqwest::Client::builder()
+        // Only the one that is set for stores: the environment's is for something else.
+        let client = reqwest::Client::builder().no_proxy();
+        let client = match network.proxy() {
+            Some(proxy) => client.proxy(proxy),
+            None => client,
+        };
+        let client = client
             .tls_backend_preconfigured(tls)
             .https_only(access == Access::Secure)
             .dns_resolver(Arc::new(CheckedResolver(access)))
             .redirect(redirect)
             // It would have the URL of a signed request, and its parameters, in it.
             .referer(false)
-            .no_proxy()
             .connect_timeout(CONNECT_WITHIN)
             .read_timeout(stall)
             .default_headers(headers)
@@ -323,25 +344,17 @@ impl Connector {
     }
 }
 
-/// Public authorities, as they are built in, and those of the Secret.
-fn authorities(credentials: &Credentials) -> Result<RootCertStore, ObjectError> {
+/// Public authorities, as they are built in, those of the agent, and those of the Secret.
+fn authorities(network: &Network, credentials: &Credentials) -> Result<RootCertStore, ObjectError> {
     let mut roots = RootCertStore {
         roots: webpki_roots::TLS_SERVER_ROOTS.to_vec(),
     };
-    if let Some(pem) = credentials.get(CA) {
-        let wrong = |problem: &dyn std::fmt::Display| {
-            credentials.wrong(CA, &format!("{problem}: give PEM certificates"))
-        };
-        let mut found = 0;
-        for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
-            let certificate = certificate.map_err(|error| wrong(&error))?;
-            roots.add(certificate).map_err(|error| wrong(&error))?;
-            found += 1;
-        }
-        if found == 0 {
-            return Err(wrong(&"no certificate in it"));
-        }
-    }
+    let of_secret = credentials.get(CA).map(str::parse::<Authorities>);
+    let added = network.authorities.add_to(&mut roots).and_then(|()| {
+        let of_secret = of_secret.transpose()?;
+        of_secret.map_or(Ok(()), |found| found.add_to(&mut roots))
+    });
+    added.map_err(|problem| credentials.wrong(CA, &problem))?;
     Ok(roots)
 }
 

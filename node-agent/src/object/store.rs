@@ -25,8 +25,10 @@ use weft_proto::agent::v1 as proto;
 use super::credentials::Credentials;
 use super::error::ObjectError;
 use super::http::{Access, Connector, RedirectsToOthers, Refused, authorization, find_cause};
+use super::identity::WorkloadIdentity;
 use super::listing::{Bounds, Listing, MESSAGE_CHARS, modified_ns, only, relative};
 use super::locator::{Locator, Scheme};
+use super::network::Network;
 use crate::files::{Manifest, ObjectVersion, Shape};
 
 /// The region where a Secret has none: stores other than Amazon's ignore it.
@@ -127,13 +129,17 @@ impl Answer {
     }
 }
 
-/// How long a store may take.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct StoreTimeouts {
+/// What holds for all stores: how long they may take, the way to them, and who the agent is there.
+#[derive(Debug, Clone)]
+pub(crate) struct StoreSettings {
     /// A request that brings no byte for this long fails.
     pub(crate) stall: Duration,
     /// For a whole listing, with its retries.
     pub(crate) list: Duration,
+    /// The way.
+    pub(crate) network: Network,
+    /// For jobs without a Secret.
+    pub(crate) identity: WorkloadIdentity,
 }
 
 /// A store, and the object or prefix of it that a job names.
@@ -147,21 +153,42 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Checks URL and credentials; connects to nothing yet.
+    /// Checks URL and credentials; connects to nothing yet. The job is of this namespace, "" where that is not known.
     pub(crate) fn open(
         source: &proto::ObjectSource,
+        namespace: &str,
         access: Access,
-        timeouts: StoreTimeouts,
+        settings: &StoreSettings,
     ) -> Result<Self, ObjectError> {
         let locator = Locator::parse(&source.url)?;
         let credentials = Credentials::new(source.credentials.as_ref(), locator.scheme)?;
-        let inner = build(&locator, &credentials, access, timeouts.stall)?;
+        let identity = &settings.identity;
+        let has_secret = source.credentials.is_some();
+        let as_agent = !has_secret && identity.allows(namespace, &locator);
+        let as_agent = as_agent.then(|| identity.settings(locator.scheme));
+        let as_agent = as_agent
+            .transpose()
+            .map_err(|problem| ObjectError::Forbidden {
+                url: locator.url.clone(),
+                problem,
+            })?;
+        let remedy = match &as_agent {
+            Some(_) => "the agent's own identity was used; let it read and list there".to_owned(),
+            None => credentials.remedy(),
+        };
+        let inner = build(
+            &locator,
+            &credentials,
+            as_agent.as_deref(),
+            access,
+            settings,
+        )?;
         Ok(Self {
             inner,
             expect: source.expect.clone().unwrap_or_default(),
-            remedy: credentials.remedy(),
+            remedy,
             locator,
-            list_timeout: timeouts.list,
+            list_timeout: settings.list,
         })
     }
 
@@ -374,13 +401,22 @@ fn problem(error: &dyn std::error::Error) -> String {
 fn build(
     locator: &Locator,
     credentials: &Credentials,
+    as_agent: Option<&[(String, &str)]>,
     access: Access,
-    stall: Duration,
+    settings: &StoreSettings,
 ) -> Result<Box<dyn ObjectStore>, ObjectError> {
-    let unusable = |error: object_store::Error| credentials.wrong("", &problem(&error));
-    let connector =
-        |headers, to_others| Connector::new(access, stall, credentials, headers, to_others);
-    let to_others = match credentials.are_none() {
+    let unusable = |error: object_store::Error| match as_agent {
+        Some(_) => ObjectError::Forbidden {
+            url: locator.url.clone(),
+            problem: format!("the agent's identity cannot be used: {}", problem(&error)),
+        },
+        None => credentials.wrong("", &problem(&error)),
+    };
+    let connector = |headers, to_others| {
+        let (network, stall) = (&settings.network, settings.stall);
+        Connector::new(access, network, stall, credentials, headers, to_others)
+    };
+    let to_others = match credentials.are_none() && as_agent.is_none() {
         true => RedirectsToOthers::Followed,
         false => RedirectsToOthers::Refused,
     };
@@ -394,9 +430,16 @@ fn build(
                 .with_retry(retry())
                 .with_allow_http(true)
                 .with_http_connector(plain()?);
-            builder = match credentials.pair("access_key_id", "secret_access_key")? {
-                Some((id, key)) => builder.with_access_key_id(id).with_secret_access_key(key),
-                None => builder.with_skip_signature(true),
+            let pair = credentials.pair("access_key_id", "secret_access_key")?;
+            builder = match (pair, as_agent) {
+                (Some((id, key)), _) => builder.with_access_key_id(id).with_secret_access_key(key),
+                (None, None) => builder.with_skip_signature(true),
+                (None, Some(settings)) => {
+                    settings.iter().try_fold(builder, |builder, setting| {
+                        let key = setting.0.parse().map_err(unusable)?;
+                        Ok(builder.with_config(key, setting.1))
+                    })?
+                }
             };
             if let Some(token) = credentials.get("session_token") {
                 builder = builder.with_token(token);
@@ -418,10 +461,19 @@ fn build(
             Box::new(builder.build().map_err(unusable)?)
         }
         Scheme::Azure => Box::new(
-            azure(locator, credentials, access)?
-                .with_http_connector(plain()?)
-                .build()
-                .map_err(unusable)?,
+            match as_agent {
+                None => azure(locator, credentials, access)?,
+                Some(settings) => settings.iter().try_fold(
+                    azure_container(locator),
+                    |builder, (name, value)| {
+                        let key = name.parse().map_err(unusable)?;
+                        Ok(builder.with_config(key, *value))
+                    },
+                )?,
+            }
+            .with_http_connector(plain()?)
+            .build()
+            .map_err(unusable)?,
         ),
         Scheme::Http => {
             let url = Url::parse(&locator.bucket).map_err(|error| ObjectError::BadUrl {
@@ -444,6 +496,13 @@ fn build(
     })
 }
 
+fn azure_container(locator: &Locator) -> MicrosoftAzureBuilder {
+    MicrosoftAzureBuilder::new()
+        .with_container_name(&locator.bucket)
+        .with_retry(retry())
+        .with_allow_http(true)
+}
+
 fn azure(
     locator: &Locator,
     credentials: &Credentials,
@@ -453,11 +512,7 @@ fn azure(
     let account = credentials
         .get("account_name")
         .ok_or_else(|| credentials.wrong("account_name", missing))?;
-    let mut builder = MicrosoftAzureBuilder::new()
-        .with_container_name(&locator.bucket)
-        .with_account(account)
-        .with_retry(retry())
-        .with_allow_http(true);
+    let mut builder = azure_container(locator).with_account(account);
     if let Some(endpoint) = endpoint(credentials, access)? {
         builder = builder.with_endpoint(endpoint.to_owned());
     }

@@ -11,6 +11,8 @@ mod enroll;
 #[cfg(test)]
 mod eventually;
 #[cfg(test)]
+mod identity;
+#[cfg(test)]
 mod in_use;
 #[cfg(test)]
 mod jobs;

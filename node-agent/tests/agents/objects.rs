@@ -23,14 +23,14 @@ pub(crate) const INSECURE: &str = "objects: {allowInsecure: true, stallTimeout: 
 const SHORT_STALL: &str = "objects: {allowInsecure: true, stallTimeout: 1s}\n";
 pub(crate) const PASSWORD: &str = "hunter2hunter2";
 
-fn object(url: &str) -> ObjectSource {
+pub(crate) fn object(url: &str) -> ObjectSource {
     ObjectSource {
         url: url.to_owned(),
         ..ObjectSource::default()
     }
 }
 
-fn with(source: ObjectSource, values: &[(&str, &str)]) -> ObjectSource {
+pub(crate) fn with(source: ObjectSource, values: &[(&str, &str)]) -> ObjectSource {
     let value = |(key, value): &(&str, &str)| ((*key).to_owned(), value.as_bytes().to_vec());
     ObjectSource {
         credentials: Some(Credentials {
@@ -41,7 +41,7 @@ fn with(source: ObjectSource, values: &[(&str, &str)]) -> ObjectSource {
     }
 }
 
-async fn stat(lab: &Lab, source: &ObjectSource) -> Result<StatResponse, Status> {
+pub(crate) async fn stat(lab: &Lab, source: &ObjectSource) -> Result<StatResponse, Status> {
     let request = StatRequest {
         leader_epoch: 1,
         object: Some(source.clone()),
@@ -51,7 +51,7 @@ async fn stat(lab: &Lab, source: &ObjectSource) -> Result<StatResponse, Status> 
 }
 
 /// Node 0 reads, and passes on to `others` directly. How it ended at each of them.
-async fn read(
+pub(crate) async fn read(
     lab: &Lab,
     job: &AttemptRef,
     source: &ObjectSource,
@@ -91,7 +91,7 @@ async fn read(
     ends
 }
 
-fn assert_verified(ends: &[ProgressResponse]) {
+pub(crate) fn assert_verified(ends: &[ProgressResponse]) {
     for end in ends {
         let why = format!("{}: {} {}", end.node, end.reason, end.message);
         assert_eq!(end.state(), State::Verified, "{why}");

@@ -229,6 +229,7 @@ impl Operator {
             metrics_port: 7401,
             roots_dir,
             pod_configuration: self.0.config.borrow().pod_configuration.clone(),
+            objects: Default::default(),
             timing: Timing {
                 report: Duration::from_millis(50),
                 retry_first: Duration::from_millis(20),

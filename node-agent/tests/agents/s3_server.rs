@@ -33,7 +33,7 @@ pub(crate) struct Contents {
     pub(crate) replaced_by: Option<Vec<u8>>,
     /// The ETag once the next GET is answered.
     pub(crate) next_etag: Option<String>,
-    /// What a list is answered with, in S3's manner.
+    /// What a list is answered with, in S3's manner or in Azure's.
     pub(crate) list: Vec<u8>,
     /// No request is answered.
     pub(crate) silent: bool,
@@ -45,6 +45,8 @@ pub(crate) struct Contents {
     pub(crate) asked: Vec<(String, Option<(usize, usize)>)>,
     /// What requests showed that is nobody else's, as `name: value`.
     pub(crate) shown: Vec<String>,
+    /// What was posted, as it is in the URL.
+    pub(crate) posted: Vec<String>,
 }
 
 /// A running server; it ends with its runtime.
@@ -140,12 +142,16 @@ impl Contents {
             );
             return ((head, Vec::new()), None);
         }
-        if path.contains("list-type=2") {
+        if path.contains("list-type=2") || path.contains("comp=list") {
             let length = self.list.len();
             let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n");
             return ((head, self.list.clone()), None);
         }
-        let name = path.trim_start_matches('/').to_owned();
+        let mut name = path.trim_start_matches('/').to_owned();
+        if method == "POST" {
+            name.truncate(name.find('?').unwrap_or(name.len()));
+            self.posted.push(path.to_owned());
+        }
         let Some(bytes) = self.objects.get(&name).cloned() else {
             return (status(404), None);
         };

@@ -157,6 +157,16 @@ const REFUSED: &[Change] = &[
         PROGRAM,
     ),
     (
+        "another value of a variable",
+        |pod| {
+            let variables = pod["containers"][0]["env"].as_array_mut().unwrap();
+            let mut variables = variables.iter_mut();
+            let literal = variables.find(|one| !one["value"].is_null());
+            literal.unwrap()["value"] = json!("/weft/roots/models/library");
+        },
+        PROGRAM,
+    ),
+    (
         "a Secret as a variable",
         |pod| {
             let key = json!({"secretKeyRef": {"name": "other", "key": "key"}});

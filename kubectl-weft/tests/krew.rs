@@ -1,11 +1,12 @@
-//! What `hack/krew.sh` packs: the manifest has what krew asks of one, and the archive what it names.
-//!
-//! krew itself does not run here: its rules are those of `internal/index/validation` of krew v0.4.
+//! What `hack/krew.sh` packs: krew installs it, and the manifest says what is in the archive.
 
 use std::{
     fs,
+    io::{BufRead as _, BufReader, Write as _},
+    net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Output},
+    thread,
 };
 
 use serde_json::Value;
@@ -73,32 +74,84 @@ fn the_manifest_has_what_krew_asks_for_and_the_archive_what_the_manifest_names()
     assert_eq!(uri.rsplit('/').next(), name);
     let sum = said(Command::new("sha256sum").arg(&archive));
     assert_eq!(platform["sha256"].as_str(), sum.split(' ').next());
+}
 
-    // As krew does: unpack, copy each of `files` to its place, run `bin` there.
-    let (unpacked, installed) = (out.path().join("unpacked"), out.path().join("installed"));
-    for directory in [&unpacked, &installed] {
-        fs::create_dir(directory).expect("a directory");
-    }
-    said(
-        Command::new("tar")
-            .arg("-xzf")
-            .arg(&archive)
-            .arg("-C")
-            .arg(&unpacked),
-    );
-    let files = platform["files"].as_array().expect("files");
-    for file in files {
-        assert_eq!(file["to"], ".");
-        let name = file["from"].as_str().expect("a name");
-        fs::copy(unpacked.join(name), installed.join(name)).expect(name);
-    }
-    assert!(installed.join("LICENSE").is_file());
-    let bin = platform["bin"].as_str().expect("a name");
-    let version = said(Command::new(installed.join(bin)).args(["version", "--client"]));
+/// krew itself, built once a machine.
+fn krew(root: &Path, index: &str) -> Command {
+    let script = repository().join("hack/cluster-binaries.sh");
+    let directory = said(Command::new(script).arg("krew"));
+    let mut command = Command::new(Path::new(directory.trim()).join("krew"));
+    command.env("KREW_ROOT", root);
+    command.env("KREW_NO_UPGRADE_CHECK", "1");
+    // Not the one on the internet.
+    command.env("KREW_DEFAULT_INDEX_URI", index);
+    command
+}
+
+/// Answers every request with these bytes, until the process ends; returns its address.
+fn web_server(bytes: Vec<u8>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            let mut request = BufReader::new(stream.try_clone().expect("a socket"));
+            let mut line = String::new();
+            while request.read_line(&mut line).expect("a request") > 2 {
+                line.clear();
+            }
+            let length = bytes.len();
+            let head =
+                format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
+            stream.write_all(head.as_bytes()).expect("a reader");
+            stream.write_all(&bytes).expect("a reader");
+        }
+    });
+    format!("http://{address}")
+}
+
+#[test]
+fn krew_installs_it_from_a_local_index() {
+    let out = tempfile::tempdir().expect("a directory");
+    assert!(pack(out.path()).status.success());
+    let archive = archive(out.path());
+    let address = web_server(fs::read(&archive).expect("an archive"));
+    // An index is a git repository; this one has our manifest, with the archive where the test serves it.
+    let index = out.path().join("index");
+    fs::create_dir_all(index.join("plugins")).expect("a directory");
+    let manifest = fs::read_to_string(out.path().join("weft.yaml")).expect("a manifest");
+    let uri = manifest
+        .lines()
+        .find(|line| line.trim_start().starts_with("uri: "))
+        .expect("a URI");
+    let manifest = manifest.replace(uri, &format!("      uri: {address}/weft.tar.gz"));
+    fs::write(index.join("plugins/weft.yaml"), manifest).expect("a file");
+    let git = |arguments: &[&str]| {
+        let mut git = Command::new("git");
+        git.current_dir(&index).args(arguments);
+        said(&mut git);
+    };
+    git(&["init"]);
+    git(&["add", "."]);
+    fs::write(
+        index.join(".git/config"),
+        "[user]\nname = test\nemail = test@example.org\n",
+    )
+    .expect("a file");
+    git(&["commit", "--all", "--message", "weft"]);
+    let index = format!("file://{}", index.display());
+
+    let root = out.path().join("krew");
+    said(krew(&root, &index).arg("update"));
+    said(krew(&root, &index).args(["install", "weft"]));
+    let installed = root.join("bin/kubectl-weft");
+    let version = said(Command::new(&installed).args(["version", "--client"]));
     assert!(
         version.starts_with(concat!("client    ", env!("CARGO_PKG_VERSION"))),
         "{version}"
     );
+    said(krew(&root, &index).args(["uninstall", "weft"]));
+    assert!(!installed.exists());
 }
 
 #[test]

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use weft_core::units::Nanos;
 use weft_core::wire::Secret;
 use weft_engine::{Egress, Encryption, Engine, EngineConfig, EngineError, PortRange};
+use weft_identity::tls_listener::TlsRefusals;
 
 use crate::config::{self, Config, LinkKind};
 use crate::control::attempt_registry::{AttemptRegistry, RegistryConfig, ReloadableConfig};
@@ -41,12 +42,6 @@ pub enum AgentError {
     /// A certificate.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// What TLS makes of the certificates together.
-    #[error("{problem}")]
-    TlsUnusable {
-        /// Its words.
-        problem: String,
-    },
     /// A root.
     #[error("roots: {0}")]
     Root(#[from] FileError),
@@ -150,14 +145,15 @@ impl Agent {
             memory,
         };
         let (stop, stopped) = watch::channel(false);
+        let refusals = TlsRefusals::default();
         let server = ControlListener::new(
             control.0,
             Authorization::new(service),
             in_force,
             stopped,
             memory,
-        )
-        .map_err(|problem| AgentError::TlsUnusable { problem })?;
+            refusals.clone(),
+        );
         let mut agent = Self {
             control: control.1,
             jobs: jobs.clone(),
@@ -166,12 +162,10 @@ impl Agent {
             servers: Vec::new(),
         };
         agent.servers.push(fail_fast::spawn("control", async move {
-            if let Err(error) = server.run().await {
-                tracing::error!("the control API's listener has ended: {error}");
-            }
+            server.run().await;
         }));
         agent.sweep();
-        let registries = metrics::registries(jobs, budget);
+        let registries = metrics::registries(jobs, budget, &refusals);
         agent.environment.health.set_ready(registries);
         tracing::info!(
             node = %config.node, fabric = %config.fabric, control = %agent.control,

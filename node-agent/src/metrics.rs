@@ -20,6 +20,7 @@ use prometheus_client::registry::Registry;
 use weft_core::path::{PathReport, PathState};
 use weft_core::units::Host;
 use weft_engine::Snapshot;
+use weft_identity::tls_listener::TlsRefusals;
 use weft_proto::agent::v1::JobName;
 
 use crate::control::attempt_handle::AttemptHandle;
@@ -37,7 +38,11 @@ const PEERS_MAX: usize = 128;
 const PATH_PEERS_MAX: usize = 64;
 
 /// The registries of a running agent.
-pub(crate) fn registries(jobs: Arc<AttemptRegistry>, budget: Arc<MemoryBudget>) -> Registries {
+pub(crate) fn registries(
+    jobs: Arc<AttemptRegistry>,
+    budget: Arc<MemoryBudget>,
+    tls_refusals: &TlsRefusals,
+) -> Registries {
     let mut agent = Registry::with_prefix("weft");
     let labels = vec![
         ("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
@@ -45,6 +50,7 @@ pub(crate) fn registries(jobs: Arc<AttemptRegistry>, budget: Arc<MemoryBudget>) 
         ("wire".to_owned(), weft_core::wire::VERSION.to_string()),
     ];
     agent.register("build", "The agent that answers", Info::new(labels));
+    tls_refusals.register(&mut agent, "tls_refused");
     let mut paths = Registry::with_prefix("weft");
     paths.register_collector(Box::new(PathCollector(jobs.clone())));
     agent.register_collector(Box::new(AgentCollector { jobs, budget }));

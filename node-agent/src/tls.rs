@@ -1,10 +1,12 @@
 //! The agent's certificate and its fabric's authority, as servers and clients need them.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
+use rustls::ServerConfig;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 use weft_identity::server_name;
-use weft_identity::tls::{check_key, roots, server};
+use weft_identity::tls::{self, ClientCertificate, check_key, roots};
 
 use crate::config::TlsFiles;
 use crate::config::values::{FabricName, NodeName};
@@ -31,6 +33,7 @@ pub struct Tls {
     node: NodeName,
     /// Tells other contents of the files from these.
     fingerprint: blake3::Hash,
+    server: Arc<ServerConfig>,
     authority: Certificate,
     identity: Identity,
     fabric: FabricName,
@@ -79,7 +82,11 @@ impl Tls {
             let remedy = "give the PEM private key that tls.certificate was issued for";
             wrong("key", &files.key, error.to_string(), remedy)
         })?;
+        let required = ClientCertificate::Required;
+        let server = tls::server(&certificate, &key, &authority, required, tls::HTTP2);
+        let server = server.map_err(|error| not_ours(format!("TLS cannot use it ({error})")))?;
         Ok(Self {
+            server: Arc::new(server),
             files: files.clone(),
             node: node.clone(),
             fingerprint: blake3::hash(contents.as_flattened()),
@@ -105,8 +112,8 @@ impl Tls {
 
     /// For the control API: a client certificate is required.
     #[must_use]
-    pub fn server(&self) -> ServerTlsConfig {
-        server(self.identity.clone(), self.authority.clone())
+    pub fn server(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.server)
     }
 
     /// For calling another node's agent: whoever answers must be that node of this fabric.

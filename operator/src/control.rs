@@ -1,4 +1,4 @@
-//! The operator's control API: lets agents enroll, and hears what they report.
+//! The operator's control API: lets agents enroll, and receives their reports.
 //!
 //! Only a leader serves it. Who calls is decided here: by the token at Enroll, by the certificate at
 //! Report; no message says of which node it is. Who belongs to a fabric is what the controllers say.
@@ -21,14 +21,12 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
-use tonic::{
-    Request, Response, Status, Streaming,
-    transport::{Certificate, Identity, Server, server::TcpIncoming},
-};
+use tonic::{Request, Response, Status, Streaming, transport::Server};
 use weft_identity::{
     authority::{Authority, AuthorityError},
     role::{Holder, Role},
-    tls,
+    tls::{self, ClientCertificate, TlsError},
+    tls_listener::{TlsListener, TlsRefusals},
 };
 use weft_proto::operator::v1::{
     EnrollRequest, EnrollResponse, NodeConfig, NodeConfigUpdate, NodeReport,
@@ -57,10 +55,10 @@ const MTU_MAX: u32 = 65_535;
 /// With [`PING_TIMEOUT`]: a node that vanished without a word gives its stream up after 20 s.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// Calls on one connection at a time: an agent needs two.
-const STREAMS_MAX: u32 = 16;
-/// Orders on their way to an agent: the next one holds all that the ones before it did.
-const ORDERS: usize = 1;
+/// Calls on one connection at a time: an agent needs two. A caller without a certificate can hold as many messages.
+const STREAMS_MAX: u32 = 4;
+/// Updates on their way to an agent: each holds the whole configuration.
+const CONFIG_UPDATES: usize = 1;
 
 /// What is counted.
 #[derive(Debug, Clone, Default)]
@@ -69,6 +67,7 @@ pub struct Metrics {
     connected: Gauge,
     reports: Counter,
     refused: Family<Vec<(&'static str, &'static str)>, Counter>,
+    tls_refusals: TlsRefusals,
 }
 
 impl Metrics {
@@ -94,6 +93,8 @@ impl Metrics {
             "Calls of agents that were refused, by call and reason",
             self.refused.clone(),
         );
+        let name = "weft_operator_tls_refused";
+        self.tls_refusals.register(registry, name);
     }
 }
 
@@ -109,7 +110,7 @@ pub(crate) struct Control {
     pub reviews: Reviews,
     /// The agents' service account, `system:serviceaccount:NAMESPACE:NAME`.
     pub account: String,
-    /// Which fabrics there are, with their nodes and what those are told.
+    /// Which fabrics there are, with their nodes and the configuration of those.
     pub fabrics: watch::Receiver<Fabrics>,
     /// Where reports go.
     pub reports: Reports,
@@ -123,8 +124,11 @@ pub enum ControlError {
     /// No certificate for it.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
-    /// TLS refuses what the authority gave, or the socket failed.
+    /// TLS refuses what the authority gave.
     #[error("the control API cannot be served: {0}; see the Secret weft-ca")]
+    Tls(#[from] TlsError),
+    /// The server failed.
+    #[error("the control API cannot be served: {0}")]
     Transport(#[from] tonic::transport::Error),
 }
 
@@ -135,18 +139,23 @@ pub(crate) async fn serve(
     names: &[&str],
 ) -> Result<(), ControlError> {
     let identity = control.authority.operator_server(names)?;
-    let own = Identity::from_pem(identity.certificate, identity.key);
-    let authority = Certificate::from_pem(control.authority.certificate());
-    // Enroll is called without a certificate.
-    let tls = tls::server(own, authority).client_auth_optional(true);
+    let tls = tls::server(
+        identity.certificate.as_bytes(),
+        identity.key.as_bytes(),
+        control.authority.certificate().as_bytes(),
+        // Enroll is called without one.
+        ClientCertificate::Optional,
+        tls::HTTP2,
+    )?;
+    let refusals = control.metrics.tls_refusals.clone();
+    let listener = TlsListener::new(Arc::new(listener), Arc::new(tls), refusals);
     let service = OperatorServer::new(control).max_decoding_message_size(MESSAGE_BYTES_MAX);
     Server::builder()
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_TIMEOUT))
         .max_concurrent_streams(STREAMS_MAX)
-        .tls_config(tls)?
         .add_service(service)
-        .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)))
+        .serve_with_incoming(listener.connections(std::future::pending()))
         .await?;
     Ok(())
 }
@@ -184,7 +193,7 @@ fn admit(status: &TokenReviewStatus, account: &str) -> Result<String, Fault> {
     }
 }
 
-/// What the agents of a fabric are told, if the node is one of its.
+/// The configuration of a fabric's agents, if the node is one of its.
 fn config_of(fabrics: &Fabrics, fabric: &str, node: &str) -> Result<NodeConfig, Fault> {
     let name = fabric.to_owned();
     match fabrics.get(fabric) {
@@ -293,23 +302,23 @@ impl Operator for Control {
             .admit_report(&request)
             .map_err(|refused| self.refuse("Report", &refused))?;
         tracing::info!(caller.node, caller.fabric, "reports");
-        let (orders, receiver) = mpsc::channel(ORDERS);
+        let (config_updates, receiver) = mpsc::channel(CONFIG_UPDATES);
         let stream = ReportStream {
             reports: self.reports.clone(),
             number: self.reports.open(),
             caller,
             fabrics: self.fabrics.clone(),
             epoch: self.epoch,
-            orders,
+            config_updates,
             metrics: self.metrics.clone(),
         };
         tokio::spawn(stream.run(request.into_inner()));
-        let orders = ReceiverStream::new(receiver).map(|order| *order);
-        Ok(Response::new(Box::pin(orders)))
+        let config_updates = ReceiverStream::new(receiver).map(|update| *update);
+        Ok(Response::new(Box::pin(config_updates)))
     }
 }
 
-/// One agent's stream of reports, and the orders that answer it.
+/// One agent's stream of reports, and the configuration updates that answer it.
 struct ReportStream {
     caller: Caller,
     reports: Reports,
@@ -318,7 +327,7 @@ struct ReportStream {
     fabrics: watch::Receiver<Fabrics>,
     epoch: u64,
     /// Boxed: a channel keeps room for 32 of what it carries, and every agent has one.
-    orders: mpsc::Sender<Box<Result<NodeConfigUpdate, Status>>>,
+    config_updates: mpsc::Sender<Box<Result<NodeConfigUpdate, Status>>>,
     metrics: Metrics,
 }
 
@@ -326,33 +335,33 @@ impl ReportStream {
     async fn run(mut self, reports: Streaming<NodeReport>) {
         let node = self.caller.node.clone();
         self.metrics.connected.inc();
-        let heard = self.hear(reports).await;
+        let received = self.receive_reports(reports).await;
         self.metrics.connected.dec();
-        match heard {
+        match received {
             Ok(()) => tracing::info!(node, "reports no longer"),
             Err(fault) => {
                 self.metrics.refuse("Report", &fault);
                 tracing::warn!(node, reason = fault.reason(), "reports no longer: {fault}");
                 // An agent that has gone needs no reason.
                 let _ = self
-                    .orders
+                    .config_updates
                     .send(Box::new(Err(fault.to_status(&node))))
                     .await;
             }
         }
     }
 
-    /// Until the agent hangs up, or may report no more.
-    async fn hear(&mut self, mut reports: Streaming<NodeReport>) -> Result<(), Fault> {
+    /// Until the stream ends, or the agent may report no more.
+    async fn receive_reports(&mut self, mut reports: Streaming<NodeReport>) -> Result<(), Fault> {
         let mut ended = std::pin::pin!(sleep(remaining(self.caller.until_unix_s)));
-        // What the agent was told last; nothing before its first report.
-        let mut told: Option<NodeConfigUpdate> = None;
+        // The last update that was sent; none before the first report.
+        let mut last_sent: Option<NodeConfigUpdate> = None;
         loop {
             tokio::select! {
                 report = reports.message() => match report {
                     Ok(Some(mut report)) => {
                         self.metrics.reports.inc();
-                        tidy(&mut report)?;
+                        validate_report(&mut report)?;
                         let state = NodeState {
                             stream: self.number,
                             ..NodeState::new(&self.caller.fabric, report, Instant::now())
@@ -360,15 +369,15 @@ impl ReportStream {
                         if !self.reports.put(&self.caller.node, state) {
                             return Err(Fault::Superseded);
                         }
-                        if told.is_none() && !self.order(&mut told).await? {
+                        if last_sent.is_none() && !self.send_config(&mut last_sent).await? {
                             return Ok(());
                         }
                     }
-                    // The end of the stream, by word or by silence.
+                    // The stream has ended or failed.
                     Ok(None) | Err(_) => return Ok(()),
                 },
                 changed = self.fabrics.changed() => {
-                    if changed.is_err() || !self.order(&mut told).await? {
+                    if changed.is_err() || !self.send_config(&mut last_sent).await? {
                         return Ok(());
                     }
                 }
@@ -377,24 +386,27 @@ impl ReportStream {
         }
     }
 
-    /// Tells what is new; false when nobody listens.
-    async fn order(&mut self, told: &mut Option<NodeConfigUpdate>) -> Result<bool, Fault> {
+    /// Sends the configuration if it is another than the last; false when the agent is gone.
+    async fn send_config(
+        &mut self,
+        last_sent: &mut Option<NodeConfigUpdate>,
+    ) -> Result<bool, Fault> {
         let Caller { fabric, node, .. } = &self.caller;
         let config = config_of(&self.fabrics.borrow_and_update(), fabric, node)?;
-        let order = NodeConfigUpdate {
+        let update = NodeConfigUpdate {
             config: Some(config),
             leader_epoch: self.epoch,
         };
-        if told.as_ref() == Some(&order) {
+        if last_sent.as_ref() == Some(&update) {
             return Ok(true);
         }
-        *told = Some(order.clone());
-        Ok(self.orders.send(Box::new(Ok(order))).await.is_ok())
+        *last_sent = Some(update.clone());
+        Ok(self.config_updates.send(Box::new(Ok(update))).await.is_ok())
     }
 }
 
-/// Refuses what no agent would say: it ends in objects, and in what others dial.
-fn tidy(report: &mut NodeReport) -> Result<(), Fault> {
+/// Refuses or cuts what no agent sends: a report's texts are written to objects, and its addresses are dialled.
+fn validate_report(report: &mut NodeReport) -> Result<(), Fault> {
     let bad = |field, problem: &str| Fault::BadRequest {
         field,
         problem: problem.to_owned(),

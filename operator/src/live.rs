@@ -24,7 +24,11 @@ use std::{
 
 use kube::Client;
 use tokio::{net::TcpListener, time::sleep};
-use weft_identity::authority::{Authority, AuthorityError};
+use weft_identity::{
+    authority::{Authority, AuthorityError},
+    tls::TlsError,
+    tls_listener::TlsRefusals,
+};
 
 pub use self::leader::Leader;
 use self::{
@@ -49,6 +53,8 @@ pub struct Live {
     pub namespace: String,
     /// Set once this process leads.
     pub leader: Arc<OnceLock<Leader>>,
+    /// Counts callers that are not the API server.
+    pub refusals: TlsRefusals,
 }
 
 /// Why it is not served.
@@ -66,7 +72,9 @@ enum LiveError {
     #[error(transparent)]
     Authority(#[from] AuthorityError),
     #[error("its TLS cannot be set up: {0}")]
-    Tls(String),
+    Tls(#[from] TlsError),
+    #[error("it cannot listen: {0}")]
+    Listen(#[from] std::io::Error),
 }
 
 /// Serves until the process ends; an error is logged, and it is tried again.
@@ -91,17 +99,16 @@ pub async fn serve(listener: TcpListener, live: Live) -> Infallible {
 async fn once(listener: &Arc<TcpListener>, live: &Live) -> Result<(), LiveError> {
     let (front, authority) = read(live).await?;
     let identity = authority.operator_server(&[&server_name(&live.namespace)])?;
-    let tls = front.server(&identity).map_err(LiveError::Tls)?;
-    let listener = ProxyListener::new(Arc::clone(listener), tls, front.names.clone());
+    let tls = front.server(&identity)?;
+    let (names, refusals) = (front.names.clone(), live.refusals.clone());
+    let listener = ProxyListener::new(Arc::clone(listener), tls, names, refusals);
     let api = LiveApi {
         client: live.client.clone(),
         headers: front.headers.clone(),
         leader: Arc::clone(&live.leader),
     };
     tokio::select! {
-        ended = axum::serve(listener, routes::router(api)) => {
-            ended.map_err(|error| LiveError::Tls(error.to_string()))
-        }
+        ended = axum::serve(listener, routes::router(api)) => Ok(ended?),
         () = changed(&front, &authority, live) => Ok(()),
         () = sleep(CERTIFICATE_RENEWAL) => Ok(()),
     }

@@ -36,6 +36,7 @@ use tokio::{
 use weft_identity::{
     authority::{AuthorityError, unique},
     health_server,
+    tls_listener::TlsRefusals,
 };
 use weft_transfer::ConnectionPool;
 
@@ -197,6 +198,7 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
                 client,
                 namespace,
                 leader,
+                refusals: meters.live.clone(),
             };
             tokio::spawn(async move {
                 let served = AssertUnwindSafe(live::serve(listener, live)).catch_unwind();
@@ -269,6 +271,7 @@ async fn cease<T>(work: JoinHandle<T>) {
 struct Meters {
     control: Metrics,
     controllers: controllers::Metrics,
+    live: TlsRefusals,
     epoch: Gauge,
 }
 
@@ -283,6 +286,8 @@ impl Meters {
             self.epoch.clone(),
         );
         self.control.register(&mut registry);
+        self.live
+            .register(&mut registry, "weft_operator_live_tls_refused");
         self.controllers.register(&mut registry);
         registry
     }

@@ -2,7 +2,8 @@
 //!
 //! The operator, the agents and `weft play` use this crate, so that both ends of a connection agree on
 //! it. [`authority`] issues certificates and signs tickets, [`role`] reads the role of a certificate,
-//! [`ticket`] checks a ticket, and [`tls`] makes TLS configurations from certificates. [`cause`],
+//! [`ticket`] checks a ticket, [`tls`] makes TLS configurations from certificates, and [`tls_listener`] accepts
+//! connections by them. [`cause`],
 //! [`metrics`] and [`health_server`] are what every server of Weft needs besides: texts of errors, its metrics
 //! page, and the HTTP server of that page.
 //!
@@ -15,6 +16,7 @@ pub mod metrics;
 pub mod role;
 pub mod ticket;
 pub mod tls;
+pub mod tls_listener;
 
 use std::time::Duration;
 

@@ -1,25 +1,27 @@
 //! TLS configurations: which certificate to present, and which authorities to trust.
 //!
-//! Servers and most gRPC clients take tonic's configuration. A client with many connections takes rustls',
-//! so that all of them share one configuration.
+//! Servers take rustls' configuration, and so does a client with many connections, which then share it. Other gRPC
+//! clients take tonic's.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use rustls::{
-    ClientConfig, RootCertStore,
+    ClientConfig, RootCertStore, ServerConfig,
     crypto::ring,
     pki_types::{
         CertificateDer, PrivateKeyDer,
         pem::{self, PemObject as _},
     },
+    server::{VerifierBuilderError, WebPkiClientVerifier},
     sign::CertifiedKey,
 };
-use tonic::transport::{self, ServerTlsConfig};
 
 use crate::authority::{AuthorityError, Identity};
 
-/// A caller that has not shown its certificate by then is cut off: nothing is known of it yet.
-pub const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
+/// The protocol of gRPC, as a TLS handshake names it.
+pub const HTTP2: &[u8] = b"h2";
+/// The protocol of the API server's proxy.
+pub const HTTP1: &[u8] = b"http/1.1";
 
 /// Why certificates or keys cannot be used for TLS.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +41,9 @@ pub enum TlsError {
     /// TLS takes no such certificate, or not that key for it.
     #[error(transparent)]
     Refused(#[from] rustls::Error),
+    /// Clients cannot be checked by these authorities.
+    #[error(transparent)]
+    Verifier(#[from] VerifierBuilderError),
 }
 
 /// Believes these authorities (PEM); there is at least one.
@@ -80,13 +85,40 @@ pub fn check_key(certificate: &[u8], key: &[u8]) -> Result<(), TlsError> {
     Ok(())
 }
 
-/// A server of gRPC that shows `identity` and requires a certificate of `authority`.
-#[must_use]
-pub fn server(identity: transport::Identity, authority: transport::Certificate) -> ServerTlsConfig {
-    ServerTlsConfig::new()
-        .identity(identity)
-        .client_ca_root(authority)
-        .timeout(HANDSHAKE_WITHIN)
+/// What a server asks of its clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClientCertificate {
+    /// A certificate of the authorities.
+    Required,
+    /// One, or none.
+    Optional,
+}
+
+/// A server that shows `certificate`, asks clients for one of `authorities` (all PEM), and speaks `protocol`.
+///
+/// # Errors
+/// One of the three cannot be used.
+pub fn server(
+    certificate: &[u8],
+    key: &[u8],
+    authorities: &[u8],
+    client: ClientCertificate,
+    protocol: &[u8],
+) -> Result<ServerConfig, TlsError> {
+    let provider = Arc::new(ring::default_provider());
+    let roots = Arc::new(roots(authorities)?);
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider));
+    let verifier = match client {
+        ClientCertificate::Required => verifier,
+        ClientCertificate::Optional => verifier.allow_unauthenticated(),
+    };
+    let (chain, key) = chain_and_key(certificate, key)?;
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_client_cert_verifier(verifier.build()?)
+        .with_single_cert(chain, key)?;
+    config.alpn_protocols = vec![protocol.to_vec()];
+    Ok(config)
 }
 
 /// A client that shows the operator's `identity`, and believes certificates of `authorities` (PEM) only.

@@ -11,7 +11,7 @@ use tokio::{
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{
     Code,
-    transport::{Channel, ClientTlsConfig, Endpoint},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 use weft_identity::{OPERATOR_NAME, authority};
 use weft_proto::{
@@ -617,9 +617,9 @@ fn a_long_finding_is_cut_between_characters() {
         }],
         ..NodeReport::default()
     };
-    tidy(&mut report).unwrap();
+    validate_report(&mut report).unwrap();
     assert_eq!(report.findings[0].message.len(), FINDING_BYTES_MAX);
     report.findings[0].message.insert(0, 'a');
-    tidy(&mut report).unwrap();
+    validate_report(&mut report).unwrap();
     assert_eq!(report.findings[0].message.len(), FINDING_BYTES_MAX - 1);
 }

@@ -1,32 +1,22 @@
 //! The API server's proxy: how it is known, and a listener that takes connections of nobody else.
 
-use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use axum::serve::Listener;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client};
-use rustls::{ServerConfig, crypto::ring, server::WebPkiClientVerifier};
-use tokio::{
-    net::{TcpListener, TcpStream},
-    task::{AbortHandle, JoinSet},
-    time::{sleep, timeout},
-};
-use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use rustls::ServerConfig;
+use tokio::net::TcpListener;
 use weft_identity::{
     authority::Identity,
-    tls::{self, HANDSHAKE_WITHIN},
+    tls::{self, ClientCertificate, TlsError},
+    tls_listener::{TlsConnection, TlsListener, TlsRefusals},
 };
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 /// What every cluster's API server publishes for servers behind it.
 const NAMESPACE: &str = "kube-system";
 const CONFIG_MAP: &str = "extension-apiserver-authentication";
-/// Callers that are showing who they are, at a time: some 30 KiB each. Who comes beyond that takes the place
-/// of the one that has been at it for longest: the API server needs milliseconds, and one who only dawdles
-/// keeps nobody out.
-const HANDSHAKES: usize = 256;
-/// After an error of accept, which is of this process's limits: too many files.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// How the API server's proxy is known, and what it says of a caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,96 +77,55 @@ impl Front {
     }
 
     /// TLS that asks everybody for a certificate of the proxy's authority.
-    pub(super) fn server(&self, identity: &Identity) -> Result<ServerConfig, String> {
-        let wrong = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
-        let roots = tls::roots(self.authorities.as_bytes())
-            .map_err(|error| wrong("requestheader-client-ca-file", &error))?;
-        let provider = Arc::new(ring::default_provider());
-        let verifier =
-            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
-                .build()
-                .map_err(|error| wrong("requestheader-client-ca-file", &error))?;
-        let own = |error: &dyn std::fmt::Display| wrong("the server's certificate", error);
-        let (chain, key) =
-            tls::chain_and_key(identity.certificate.as_bytes(), identity.key.as_bytes())
-                .map_err(|error| own(&error))?;
-        let mut config = ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| own(&error))?
-            .with_client_cert_verifier(verifier)
-            .with_single_cert(chain, key)
-            .map_err(|error| own(&error))?;
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(config)
+    pub(super) fn server(&self, identity: &Identity) -> Result<ServerConfig, TlsError> {
+        tls::server(
+            identity.certificate.as_bytes(),
+            identity.key.as_bytes(),
+            self.authorities.as_bytes(),
+            ClientCertificate::Required,
+            tls::HTTP1,
+        )
     }
 }
 
 /// Takes connections of the proxy only. Dropping it ends the handshakes that are under way.
 pub(super) struct ProxyListener {
-    listener: Arc<TcpListener>,
-    acceptor: TlsAcceptor,
-    names: Arc<Vec<String>>,
-    /// Handshakes are tasks of their own: one that dawdles holds nobody up.
-    handshakes: JoinSet<Option<ProxyConnection>>,
-    /// The same, the oldest first.
-    order: VecDeque<AbortHandle>,
+    listener: TlsListener,
+    names: Vec<String>,
+    refusals: TlsRefusals,
 }
 
-/// A connection of the proxy.
-type ProxyConnection = (TlsStream<TcpStream>, SocketAddr);
-
 impl ProxyListener {
-    pub(super) fn new(listener: Arc<TcpListener>, tls: ServerConfig, names: Vec<String>) -> Self {
+    pub(super) fn new(
+        listener: Arc<TcpListener>,
+        tls: ServerConfig,
+        names: Vec<String>,
+        refusals: TlsRefusals,
+    ) -> Self {
         Self {
-            listener,
-            acceptor: TlsAcceptor::from(Arc::new(tls)),
-            names: Arc::new(names),
-            handshakes: JoinSet::new(),
-            order: VecDeque::new(),
+            listener: TlsListener::new(listener, Arc::new(tls), refusals.clone()),
+            names,
+            refusals,
         }
-    }
-
-    fn start_handshake(&mut self, stream: TcpStream, from: SocketAddr) {
-        self.order.retain(|one| !one.is_finished());
-        if self.order.len() >= HANDSHAKES
-            && let Some(oldest) = self.order.pop_front()
-        {
-            oldest.abort();
-        }
-        let (acceptor, names) = (self.acceptor.clone(), Arc::clone(&self.names));
-        let handshake = self.handshakes.spawn(async move {
-            match timeout(HANDSHAKE_WITHIN, acceptor.accept(stream)).await {
-                Ok(Ok(stream)) if is_front(&stream, &names) => return Some((stream, from)),
-                Ok(Ok(_)) => tracing::warn!(
-                    %from,
-                    "a caller of the live API has another name than the API server's proxy"
-                ),
-                Ok(Err(error)) => tracing::debug!(%from, %error, "no handshake"),
-                Err(_) => tracing::debug!(%from, "no handshake in time"),
-            }
-            None
-        });
-        self.order.push_back(handshake);
     }
 }
 
 impl Listener for ProxyListener {
-    type Io = TlsStream<TcpStream>;
+    type Io = TlsConnection;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> ProxyConnection {
+    async fn accept(&mut self) -> (TlsConnection, SocketAddr) {
         loop {
-            tokio::select! {
-                accepted = self.listener.accept() => match accepted {
-                    Ok((stream, from)) => self.start_handshake(stream, from),
-                    Err(_) => sleep(ACCEPT_RETRY).await,
-                },
-                Some(ended) = self.handshakes.join_next() => {
-                    if let Ok(Some(connection)) = ended {
-                        return connection;
-                    }
-                }
+            let connection = self.listener.accept().await;
+            let from = connection.from();
+            if is_front(&connection, &self.names) {
+                return (connection, from);
             }
+            self.refusals.count("OtherName");
+            tracing::warn!(
+                %from,
+                "a caller of the live API has another name than the API server's proxy"
+            );
         }
     }
 
@@ -185,11 +134,9 @@ impl Listener for ProxyListener {
     }
 }
 
-fn is_front(stream: &TlsStream<TcpStream>, names: &[String]) -> bool {
-    let chain = stream.get_ref().1.peer_certificates();
-    chain
-        .and_then(|chain| chain.first())
-        .is_some_and(|leaf| names.is_empty() || has_name(leaf, names))
+fn is_front(connection: &TlsConnection, names: &[String]) -> bool {
+    let leaf = connection.certificate();
+    leaf.is_some_and(|leaf| names.is_empty() || has_name(leaf, names))
 }
 
 fn has_name(certificate: &[u8], names: &[String]) -> bool {
@@ -205,9 +152,14 @@ fn has_name(certificate: &[u8], names: &[String]) -> bool {
 mod tests {
     use rustls::{
         RootCertStore,
+        crypto::ring,
         pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
     };
-    use weft_identity::authority::Authority;
+    use tokio::{net::TcpStream, time::timeout};
+    use weft_identity::{
+        authority::Authority,
+        tls_listener::{HANDSHAKE_TIMEOUT, HANDSHAKES_MAX},
+    };
 
     use super::*;
 
@@ -270,11 +222,15 @@ mod tests {
         let server = front.server(&authority.operator_server(&[]).unwrap());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let mut proxy_listener =
-            ProxyListener::new(Arc::new(listener), server.unwrap(), Vec::new());
+        let mut proxy_listener = ProxyListener::new(
+            Arc::new(listener),
+            server.unwrap(),
+            Vec::new(),
+            TlsRefusals::default(),
+        );
         let accepted = tokio::spawn(async move { proxy_listener.accept().await });
         let mut idle = Vec::new();
-        for _ in 0..HANDSHAKES + 20 {
+        for _ in 0..HANDSHAKES_MAX + 20 {
             idle.push(TcpStream::connect(address).await.unwrap());
         }
 
@@ -295,7 +251,7 @@ mod tests {
         let stream = TcpStream::connect(address).await.unwrap();
         let name = "operator.weft".try_into().unwrap();
         // Before anybody's time is over.
-        let within = HANDSHAKE_WITHIN / 2;
+        let within = HANDSHAKE_TIMEOUT / 2;
         let calls = timeout(within, connector.connect(name, stream));
         let (called, accepted) = tokio::join!(calls, timeout(within, accepted));
         called.unwrap().unwrap();

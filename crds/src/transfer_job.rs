@@ -236,8 +236,8 @@ pub struct Destinations {
     #[schemars(schema_with = "crate::bounds::optional_selector")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<LabelSelector>,
-    /// Nodes by their names.
-    #[schemars(length(min = 1, max = 1024), inner(length(min = 1, max = 253)))]
+    /// Nodes by their names; for more of them give them a label, and use nodeSelector.
+    #[schemars(length(min = 1, max = 256), inner(length(min = 1, max = 253)))]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<Vec<String>>,

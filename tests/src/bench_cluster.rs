@@ -8,6 +8,7 @@
 
 mod crowd;
 mod fleet;
+mod largest;
 mod load;
 mod metrics;
 mod process;
@@ -45,6 +46,8 @@ pub struct Size {
     pub watched: Duration,
     /// Simulated agents of a cluster of its own, in which one job is planned for all of them; none for 0.
     pub wide: usize,
+    /// Jobs of the largest allowed size, in a cluster of their own; none for 0.
+    pub largest: usize,
 }
 
 /// Why nothing was measured.
@@ -157,6 +160,11 @@ pub fn measure(
         say("looking at an idle agent");
         rows.extend(idle_agent(&lent.cluster)?);
         rows.extend(Load::new(&lent.cluster, size)?.run(say)?);
+    }
+    if size.largest > 0 {
+        let lent = lend("cluster-largest", say)?;
+        start_up(&lent.cluster, &[])?;
+        rows.extend(largest::measure(&lent.cluster, size.largest, say)?);
     }
     if size.wide > 0 {
         let lent = lend("cluster-wide", say)?;

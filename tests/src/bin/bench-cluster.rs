@@ -29,6 +29,9 @@ struct Args {
     /// minutes to make.
     #[arg(long, value_name = "N", default_value_t = 5000)]
     wide: u16,
+    /// Jobs of the largest size that the API server takes, in a third cluster; 0 for none.
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    largest: u16,
     /// The program that serves the cluster: target/release/cluster.
     #[arg(long, value_name = "PROGRAM")]
     server: PathBuf,
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         jobs: args.jobs.into(),
         watched: Duration::from_secs(args.seconds.into()),
         wide: args.wide.into(),
+        largest: args.largest.into(),
     };
     let rows = match measure(&size, &args.out, &args.server, &args.images, &mut say) {
         Ok(rows) => rows,

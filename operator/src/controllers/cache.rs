@@ -17,6 +17,9 @@ use weft_crds::{FabricNode, RdmaFabric, TransferJob};
 
 use super::{cluster_node::ClusterNode, fabric::agents::FABRIC_LABEL};
 
+/// A fabric that is deleted with this annotation does not wait for its jobs. No other annotation is read.
+pub(crate) const FORCE: &str = "weft.dev/force";
+
 /// Namespace and name of an object. The namespace is empty for a cluster-scoped object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) struct Key {
@@ -65,6 +68,11 @@ pub(crate) trait Cached:
     fn watched() -> watcher::Config {
         watcher::Config::default()
     }
+
+    /// Drops what no decision reads, and is most of an object's bytes.
+    fn strip(&mut self) {
+        strip(self.meta_mut());
+    }
 }
 
 impl Cached for ClusterNode {
@@ -93,6 +101,10 @@ impl Cached for PartialObjectMeta<DaemonSet> {
     }
 }
 
+/// Objects of our own kinds in one answer to a list. A tenant can make each as large as etcd takes it, 1.5 MiB, and
+/// read into memory it has several times that.
+pub(crate) const PAGE: u32 = 16;
+
 /// Our own kinds: their status says which leader wrote it.
 macro_rules! cached {
     ($($kind:ty)*) => {$(
@@ -105,6 +117,15 @@ macro_rules! cached {
 
             fn leader_epoch(&self) -> i64 {
                 self.status.as_ref().map_or(0, |status| status.leader_epoch)
+            }
+
+            fn watched() -> ::kube::runtime::watcher::Config {
+                let page = $crate::controllers::cache::PAGE;
+                ::kube::runtime::watcher::Config::default().page_size(page)
+            }
+
+            fn strip(&mut self) {
+                $crate::controllers::cache::strip_own(&mut self.metadata);
             }
         }
     )*};
@@ -166,7 +187,7 @@ impl<K: Cached> Store<K> {
         match event {
             Event::Init => self.listing = Some(BTreeMap::new()),
             Event::InitApply(mut object) => {
-                strip(object.meta_mut());
+                object.strip();
                 let listing = self.listing.get_or_insert_default();
                 listing.insert(Key::of(object.meta()), Box::new(object));
             }
@@ -203,7 +224,7 @@ impl<K: Cached> Store<K> {
         if known.is_some_and(|known| is_newer(known.meta(), object.meta())) {
             return;
         }
-        strip(object.meta_mut());
+        object.strip();
         // A node's heartbeat is no news.
         if known.is_none_or(|known| known.differs(&object)) {
             self.revision += 1;
@@ -293,6 +314,19 @@ fn strip(metadata: &mut ObjectMeta) {
     metadata.managed_fields = None;
     if let Some(annotations) = &mut metadata.annotations {
         annotations.retain(|key, _| key.starts_with("weft.dev/"));
+    }
+}
+
+/// The same of our own kinds. What a tenant writes there has no bound but that of the whole object.
+pub(crate) fn strip_own(metadata: &mut ObjectMeta) {
+    metadata.managed_fields = None;
+    metadata.labels = None;
+    if let Some(annotations) = &mut metadata.annotations {
+        annotations.retain(|key, _| key == FORCE);
+    }
+    metadata.owner_references = None;
+    if let Some(finalizers) = &mut metadata.finalizers {
+        finalizers.retain(|name| name.starts_with("weft.dev/"));
     }
 }
 
@@ -389,5 +423,39 @@ mod tests {
         store.take(Event::InitDone);
         assert!(store.named("b").is_none());
         assert_eq!(version(&store, "a").unwrap(), "7");
+    }
+
+    #[test]
+    fn what_a_tenant_writes_besides_the_spec_is_not_kept() {
+        let names =
+            |prefix: &'static str| (0..9).map(move |n| (format!("{prefix}{n}"), "text".to_owned()));
+        let mut job: TransferJob = serde_json::from_value(serde_json::json!({
+            "metadata": {
+                "name": "a", "namespace": "team", "uid": "1",
+                "finalizers": ["example.org/one", "weft.dev/copies", "example.org/two"],
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "2"}],
+            },
+            "spec": {
+                "source": {"file": {"node": "n", "root": "models", "path": "m"}},
+                "destinations": {"nodes": ["n"], "root": "models", "path": "m"},
+            },
+        }))
+        .unwrap();
+        let metadata = &mut job.metadata;
+        metadata.labels = Some(names("example.org/").collect());
+        let annotations = names("example.org/").chain(names("weft.dev/"));
+        metadata.annotations = Some(annotations.collect());
+        let mut store = Store::default();
+        store.learn(job);
+        let (_, kept) = store.iter().next().unwrap();
+        let expected = ObjectMeta {
+            name: Some("a".to_owned()),
+            namespace: Some("team".to_owned()),
+            uid: Some("1".to_owned()),
+            finalizers: Some(vec!["weft.dev/copies".to_owned()]),
+            annotations: Some(BTreeMap::new()),
+            ..ObjectMeta::default()
+        };
+        assert_eq!(kept.metadata, expected);
     }
 }

@@ -3,6 +3,7 @@
 //! All faults share one cluster, in the order of the table. `WEFT_E2E_SEED=7` draws other moments.
 
 mod copies;
+mod disk;
 mod identity;
 mod objects;
 mod programs;
@@ -113,6 +114,12 @@ pub(crate) fn trials(harness: &Shared) -> Vec<Trial> {
         turns::under_a_cap_the_job_of_one_namespace_does_not_wait_for_all_jobs_of_another,
         type_name_of_val(
             &turns::under_a_cap_the_job_of_one_namespace_does_not_wait_for_all_jobs_of_another,
+        ),
+    );
+    add(
+        disk::a_tenant_who_would_fill_a_node_is_stopped_at_its_quota_and_hinders_nobody,
+        type_name_of_val(
+            &disk::a_tenant_who_would_fill_a_node_is_stopped_at_its_quota_and_hinders_nobody,
         ),
     );
     add(

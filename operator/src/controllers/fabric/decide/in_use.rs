@@ -8,14 +8,12 @@ use serde_json::json;
 use weft_crds::{FabricStatus, RdmaFabric, TransferJob};
 
 use crate::controllers::{
+    cache::FORCE,
     condition::{ConditionUpdate, cut, is_true, listed},
     fabric::view::View,
     kinds::Cache,
     request::{Change, Event, FABRIC_FINALIZER, Request},
 };
-
-/// A fabric that is deleted with this annotation does not wait for its jobs.
-pub(super) const FORCE: &str = "weft.dev/force";
 
 /// The jobs that run in a fabric.
 fn running_jobs(cache: &Cache, fabric: &str) -> Vec<String> {

@@ -4,8 +4,9 @@ use kube::core::PartialObjectMeta;
 use tokio::time::Instant;
 use weft_crds::RootAccess;
 
-use super::{in_use::FORCE, *};
+use super::*;
 use crate::controllers::{
+    cache::FORCE,
     fabric::{agents::AgentTemplate, configuration::config},
     membership::Membership,
     tests::scenario,

@@ -7,8 +7,8 @@
 #   hack/cluster-binaries.sh --where  prints the directory, builds nothing
 #
 # They are kept outside the checkout, in a directory named after everything they are made from, so
-# that a machine builds them once: about ten minutes and 4 GB of Go's build cache on two cores. What it
-# is doing meanwhile is told on standard error.
+# that a machine builds them once: about ten minutes and 4 GB of Go's build cache on two cores. It
+# says on standard error what it does.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

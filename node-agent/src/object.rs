@@ -2,8 +2,8 @@
 //!
 //! This module knows nothing of transfers: `transfer::object_receiver` hashes, writes and passes on what is read.
 //! Requests go to the store that the URL or the Secret names, and never to this node or to its cloud's metadata
-//! service. Without credentials they are not signed, unless whoever administers the agents lets the job use the
-//! agents' identity; a node's own cloud identity is never used.
+//! service. Without credentials they are not signed, unless the administrator lets the job use the agents'
+//! identity; a node's own cloud identity is never used.
 
 mod credentials;
 mod error;

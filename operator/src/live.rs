@@ -71,7 +71,10 @@ enum LiveError {
     Home(#[from] HomeError),
     #[error(transparent)]
     Authority(#[from] AuthorityError),
-    #[error("its TLS cannot be set up: {0}")]
+    #[error(
+        "its TLS cannot be set up: {0}; see requestheader-client-ca-file in ConfigMap \
+         extension-apiserver-authentication of kube-system, and the Secret weft-ca"
+    )]
     Tls(#[from] TlsError),
     #[error("it cannot listen: {0}")]
     Listen(#[from] std::io::Error),

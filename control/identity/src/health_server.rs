@@ -1,7 +1,7 @@
 //! The HTTP server of the pages for probes and Prometheus. They have no authentication, so it bounds what a caller can
 //! hold: the number of connections, the time for a request's head, and the life of a connection.
 
-use std::{collections::VecDeque, convert::Infallible, io, time::Duration};
+use std::{convert::Infallible, io, time::Duration};
 
 use axum::Router;
 use hyper_util::{
@@ -11,12 +11,14 @@ use hyper_util::{
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    task::{AbortHandle, JoinSet},
+    task::JoinSet,
     time::{sleep, timeout},
 };
 
-/// Connections at a time. One more ends the oldest: a probe takes milliseconds, and a caller who only holds
-/// connections keeps nobody out.
+use crate::connection_limit::ConnectionLimit;
+
+/// Connections at a time. One more ends the oldest of the address that has the most, so that the kubelet's probes
+/// are answered whatever another caller does.
 pub const CONNECTIONS_MAX: usize = 64;
 /// For the head of a request, from the connection's beginning or the last answer on.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,17 +32,13 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Serves the routes until it is dropped.
 pub async fn serve(listener: TcpListener, routes: Router) -> Infallible {
     let mut connections = JoinSet::new();
-    // The oldest first.
-    let mut order: VecDeque<AbortHandle> = VecDeque::new();
+    let mut limit = ConnectionLimit::new(CONNECTIONS_MAX);
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    order.retain(|connection| !connection.is_finished());
-                    if order.len() >= CONNECTIONS_MAX && let Some(oldest) = order.pop_front() {
-                        oldest.abort();
-                    }
-                    order.push_back(connections.spawn(connection(stream, routes.clone())));
+                Ok((stream, from)) => {
+                    let served = connections.spawn(connection(stream, routes.clone()));
+                    limit.add(from.ip(), served);
                 }
                 Err(error) => {
                     tracing::warn!("a connection could not be accepted: {error}: raise the limit on open files");

@@ -11,6 +11,7 @@
 
 pub mod authority;
 pub mod cause;
+mod connection_limit;
 pub mod health_server;
 pub mod metrics;
 pub mod role;

@@ -2,7 +2,7 @@
 //! shown a certificate, and counts the callers that it refuses.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     io,
     net::{IpAddr, SocketAddr},
     pin::Pin,
@@ -20,16 +20,18 @@ use rustls::{ServerConfig, pki_types::CertificateDer};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    task::{AbortHandle, JoinSet},
+    task::JoinSet,
     time::{Sleep, sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tonic::transport::server::{Connected, TcpConnectInfo, TlsConnectInfo};
 
+use crate::connection_limit::ConnectionLimit;
+
 /// For a handshake, from the connection's beginning.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Handshakes at a time, of some 30 KiB each. One more ends the oldest: a proper caller needs milliseconds, and one
-/// who only holds connections keeps nobody out.
+/// Handshakes at a time, of some 30 KiB each. One more ends the oldest of the address that has the most: a proper
+/// caller needs milliseconds, and a caller that only holds connections keeps no other out.
 pub const HANDSHAKES_MAX: usize = 256;
 /// Connections at a time of callers without a certificate. Agents that enroll need one each, for one call.
 pub const ANONYMOUS_MAX: usize = 512;
@@ -73,8 +75,7 @@ pub struct TlsListener {
     listener: Arc<TcpListener>,
     configuration: Arc<ServerConfig>,
     handshakes: JoinSet<Option<TlsConnection>>,
-    /// The same, the oldest first.
-    order: VecDeque<AbortHandle>,
+    limit: ConnectionLimit,
     anonymous: Arc<Anonymous>,
     refusals: TlsRefusals,
 }
@@ -91,7 +92,7 @@ impl TlsListener {
             listener,
             configuration,
             handshakes: JoinSet::new(),
-            order: VecDeque::new(),
+            limit: ConnectionLimit::new(HANDSHAKES_MAX),
             anonymous: Arc::default(),
             refusals,
         }
@@ -137,7 +138,7 @@ impl TlsListener {
         })
     }
 
-    /// The next connection; none once there is no handshake and nobody is accepted.
+    /// The next connection. `None` once no handshake is left and `accepts` is false.
     async fn next(&mut self, accepts: bool) -> Option<TlsConnection> {
         loop {
             tokio::select! {
@@ -161,13 +162,6 @@ impl TlsListener {
     }
 
     fn start_handshake(&mut self, stream: TcpStream, from: SocketAddr) {
-        self.order.retain(|one| !one.is_finished());
-        if self.order.len() >= HANDSHAKES_MAX
-            && let Some(oldest) = self.order.pop_front()
-        {
-            oldest.abort();
-            self.refusals.count("TooMany");
-        }
         let acceptor = TlsAcceptor::from(Arc::clone(&self.configuration));
         let (anonymous, refusals) = (Arc::clone(&self.anonymous), self.refusals.clone());
         let handshake = self.handshakes.spawn(async move {
@@ -187,7 +181,9 @@ impl TlsListener {
             refusals.count(reason);
             None
         });
-        self.order.push_back(handshake);
+        if self.limit.add(from.ip(), handshake) {
+            self.refusals.count("TooMany");
+        }
     }
 }
 
@@ -241,7 +237,7 @@ impl Drop for AnonymousLife {
 #[derive(Debug)]
 pub struct TlsConnection {
     stream: TlsStream<TcpStream>,
-    from: SocketAddr,
+    peer_address: SocketAddr,
     anonymous: Option<AnonymousLife>,
 }
 
@@ -258,15 +254,15 @@ impl TlsConnection {
         };
         Some(Self {
             stream,
-            from,
+            peer_address: from,
             anonymous,
         })
     }
 
     /// The caller's address.
     #[must_use]
-    pub fn from(&self) -> SocketAddr {
-        self.from
+    pub fn peer_address(&self) -> SocketAddr {
+        self.peer_address
     }
 
     /// The certificate that the caller has shown.

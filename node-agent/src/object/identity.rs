@@ -1,6 +1,6 @@
 //! `WorkloadIdentity`: which jobs without a Secret read a store with the agent's own identity at a cloud.
 //!
-//! Whoever administers the agents names namespaces and prefixes; a cloud's webhook puts a role and the file of a token
+//! The administrator names namespaces and prefixes; a cloud's webhook puts a role and the file of a token
 //! into the pod's environment. Nothing of it comes from a job or a Secret, and the identity of the node is not used:
 //! without a token nothing is asked, and metadata services are refused in any case.
 

@@ -1,5 +1,5 @@
-//! `Network`: by which way, and by whose word, an agent reaches stores. Whoever administers the agents says so; a
-//! Secret adds certificates for its own store only.
+//! `Network`: the proxy by which an agent reaches stores, and the authorities that it trusts. The administrator sets
+//! both; a Secret adds certificates for its own store only.
 
 use std::str::FromStr;
 

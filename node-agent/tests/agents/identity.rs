@@ -1,4 +1,4 @@
-//! What whoever administers the agents sets for stores: an identity, a proxy, authorities.
+//! What the administrator sets for stores: an identity, a proxy, authorities.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
@@ -32,7 +32,7 @@ async fn stat_of(
     Ok(lab.operator(node).await.stat(request).await?.into_inner())
 }
 
-/// Amazon's token service: whoever shows it a token is the reader.
+/// Amazon's token service: a caller that shows it a token is the reader.
 async fn token_service() -> S3Server {
     let answer = format!(
         "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>\
@@ -234,7 +234,7 @@ fn private_store() -> (String, String) {
                 line.clear();
             }
             let answer = "HTTP/1.1 200 OK\r\nETag: \"v1\"\r\nContent-Length: 3\r\n\r\n";
-            // Whoever hung up asks no more.
+            // The caller has closed the connection.
             let _ = reader.get_mut().write_all(answer.as_bytes());
         }
     });

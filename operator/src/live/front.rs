@@ -117,7 +117,7 @@ impl Listener for ProxyListener {
     async fn accept(&mut self) -> (TlsConnection, SocketAddr) {
         loop {
             let connection = self.listener.accept().await;
-            let from = connection.from();
+            let from = connection.peer_address();
             if is_front(&connection, &self.names) {
                 return (connection, from);
             }

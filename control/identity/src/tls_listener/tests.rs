@@ -146,7 +146,7 @@ async fn callers_without_a_certificate_hold_a_bounded_number_of_connections_for_
     }
     stage.call(&anonymous).await.unwrap_err();
     stage.refused("TooMany", 1).await;
-    // Who has a certificate is not counted.
+    // A caller with a certificate is not counted.
     let mut certified = stage.call(&stage.connector(true)).await.unwrap();
     tokio::time::pause();
     let begun = tokio::time::Instant::now();

@@ -6,7 +6,7 @@ use weft_crds::{Phase, RdmaFabric, TransferJob};
 use super::programs::agents_are_ready;
 use crate::harness::{Harness, job};
 
-/// Who has made more jobs than there is room for, and who has not.
+/// The tenant that makes more jobs than it has room for, and another.
 const GREEDY: &str = "team-greedy";
 const OTHER: &str = "team-modest";
 const QUOTA: u64 = 100_000_000;
@@ -98,7 +98,7 @@ pub(super) fn a_tenant_who_would_fill_a_node_is_stopped_at_its_quota_and_hinders
     assert_eq!(outcome(harness, GREEDY, refused), None);
     limit(harness, "bytesPerNamespace", None);
 
-    // And nobody comes below what is to stay free.
+    // No job takes what is to stay free.
     limit(harness, "minFree", Some("100%"));
     harness.files_of(1_000_000, OTHER, "small");
     harness.cluster.apply(&going(OTHER, "small"));

@@ -554,6 +554,10 @@ mod tests {
     fn page(metrics: fn() -> Metrics) -> String {
         let mut registry = Registry::with_prefix("weft");
         registry.register_collector(Box::new(Fixed(metrics)));
+        let refusals = TlsRefusals::default();
+        refusals.register(&mut registry, "tls_refused");
+        // All reasons that an agent has.
+        ["Handshake", "Timeout", "TooMany"].map(|reason| refusals.count(reason));
         weft_identity::metrics::page(&registry).2
     }
 

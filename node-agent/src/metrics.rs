@@ -557,7 +557,9 @@ mod tests {
         let refusals = TlsRefusals::default();
         refusals.register(&mut registry, "tls_refused");
         // All reasons that an agent has.
-        ["Handshake", "Timeout", "TooMany"].map(|reason| refusals.count(reason));
+        for reason in ["Handshake", "Timeout", "TooMany"] {
+            refusals.count(reason);
+        }
         weft_identity::metrics::page(&registry).2
     }
 

@@ -8,7 +8,7 @@ use serde_json::json;
 use weft_crds::{FabricStatus, RdmaFabric, TransferJob};
 
 use crate::controllers::{
-    condition::{ConditionUpdate, cut, is_true, listed},
+    condition::{ConditionUpdate, is_true, listed, truncate},
     fabric::view::View,
     kinds::Cache,
     request::{Change, Event, FABRIC_FINALIZER, Request},
@@ -72,7 +72,7 @@ pub(super) fn event(old: Option<&FabricStatus>, new: &FabricStatus) -> Vec<Event
     let said = |condition: &Condition| Event {
         warning: true,
         reason: condition.reason.clone(),
-        note: cut(&condition.message),
+        note: truncate(&condition.message),
     };
     in_use.map(said).collect()
 }

@@ -41,7 +41,7 @@ impl Metrics {
         );
         registry.register(
             "weft_operator_writes_dropped",
-            "Progress and Events that were not written because of the limit on writes in a second",
+            "Writes of progress and model labels that newer ones replaced before they were sent, and Events without room",
             self.dropped.clone(),
         );
         registry.register(
@@ -51,7 +51,7 @@ impl Metrics {
         );
         registry.register(
             "weft_operator_step_seconds",
-            "From hearing of a change to having decided everything anew and asked for what follows",
+            "Seconds from the first event until every controller has reconciled and submitted its requests",
             self.reconcile_seconds.clone(),
         );
     }

@@ -362,7 +362,7 @@ pub struct TransferJobStatus {
     /// How far it is.
     #[schemars(transform = crate::values::explain)]
     pub phase: Phase,
-    /// Complete, Failed, Planned, Queued (it waits for other jobs), Suspended.
+    /// Complete, Failed, Labelled (nodes can have status.nodeLabel), Planned, Queued (it waits for other jobs), Suspended.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[schemars(length(max = 16))]
     pub conditions: Vec<Condition>,

@@ -2,7 +2,7 @@
 //!
 //! One task owns the cache of the API's objects and runs a controller for each kind that `kinds`
 //! lists. A controller decides by pure functions from the cache to requests, and never waits for an answer:
-//! the writer sends the requests, and its answers are events like those of watches. Only a leader runs this.
+//! the writer sends the requests, and its results are events like those of watches. Only a leader runs this.
 
 mod api_writer;
 mod backoff;
@@ -80,7 +80,7 @@ pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infall
             context.writes_per_second,
             context.metrics.clone(),
         ),
-        lead: WriteFence::new(context.epoch, context.renewals.clone()),
+        write_fence: WriteFence::new(context.epoch, context.renewals.clone()),
         began: Instant::now(),
         cache: Cache {
             ticket_key: context.authority.ticket_key(),
@@ -96,7 +96,7 @@ pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infall
     loop {
         tokio::select! {
             Some(event) = watches.next() => manager.on_watch_event(event),
-            answer = manager.writer.answered() => manager.on_write_result(answer),
+            result = manager.writer.next_result() => manager.on_write_result(result),
             Ok(()) = reports.changed() => {}
             () = wake.notified() => {}
             // Queries wait until the cache is synced.
@@ -119,19 +119,19 @@ pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infall
         while let Some(Some(event)) = watches.next().now_or_never() {
             manager.on_watch_event(event);
         }
-        while let Some(answer) = manager.writer.answered().now_or_never() {
-            manager.on_write_result(answer);
+        while let Some(result) = manager.writer.next_result().now_or_never() {
+            manager.on_write_result(result);
         }
         reports.mark_unchanged();
-        // Without the lead there is nothing to decide either.
-        match manager.lead.may_write(Instant::now()) {
+        // A process that does not lead has nothing to decide either.
+        match manager.write_fence.may_write(Instant::now()) {
             true if manager.cache.is_synced() => manager.reconcile(),
             true => {}
             false => manager.writer.clear(),
         }
         send_at = manager.send();
-        let steps = &manager.context.metrics.steps;
-        steps.observe(woken.elapsed().as_secs_f64());
+        let seconds = &manager.context.metrics.reconcile_seconds;
+        seconds.observe(woken.elapsed().as_secs_f64());
         due = Instant::now() + TICK;
     }
 }
@@ -169,7 +169,7 @@ struct ControllerManager {
     controllers: Vec<Box<dyn Controller>>,
     cache: Cache,
     writer: Writer,
-    lead: WriteFence,
+    write_fence: WriteFence,
     membership: Membership,
     /// The topology revision that `membership` was computed from.
     membership_revision: Option<u64>,
@@ -177,10 +177,10 @@ struct ControllerManager {
 }
 
 impl ControllerManager {
-    /// A watch says something.
+    /// Applies an event of a watch to the cache.
     fn on_watch_event(&mut self, event: WatchEvent) {
-        self.lead.sees(event.leader_epoch, Instant::now());
-        event.enter(&mut self.cache);
+        self.write_fence.observe(event.leader_epoch, Instant::now());
+        event.apply_to(&mut self.cache);
     }
 
     /// Has every controller reconcile.
@@ -198,7 +198,7 @@ impl ControllerManager {
                 cache: &self.cache,
                 membership: &self.membership,
                 now: Timestamp::now(),
-                elapsed: self.began.elapsed(),
+                led_for: self.began.elapsed(),
                 writer: &mut self.writer,
                 controller: controller.name(),
             });
@@ -209,32 +209,35 @@ impl ControllerManager {
     /// Sends what may be sent. Returns when to do so again, at the latest.
     fn send(&mut self) -> Instant {
         let now = Instant::now();
-        let again = self.lead.may_write(now).then(|| self.writer.dispatch());
+        let again = self
+            .write_fence
+            .may_write(now)
+            .then(|| self.writer.dispatch());
         again.flatten().unwrap_or(now + TICK)
     }
 
-    /// The API server has answered a request, or an Event.
-    fn on_write_result(&mut self, answer: Option<WriteResult>) {
-        let Some(answer) = answer else {
+    /// The writer has the result of a request, or has published an Event.
+    fn on_write_result(&mut self, result: Option<WriteResult>) {
+        let Some(result) = result else {
             return;
         };
         let WriteResult {
             requester,
             request,
             result,
-        } = answer;
+        } = result;
         let result = match result {
-            Ok(answered) => {
-                self.cache.learn(&request, answered);
+            Ok(response) => {
+                self.cache.store_response(&request, response);
                 let events = request.events.clone();
                 self.writer.publish(&request.reference(), events);
                 Ok(())
             }
             Err(error) => {
-                self.failed(&request, &error);
+                self.report_failure(&request, &error);
                 if error.is_not_found() {
-                    // A write's answer may have added it again after the watch had removed it.
-                    self.cache.learn(&request, None);
+                    // The response to a write may have added it again after the watch had removed it.
+                    self.cache.store_response(&request, None);
                 }
                 Err(error)
             }
@@ -245,7 +248,7 @@ impl ControllerManager {
         }
     }
 
-    fn failed(&self, request: &Request, error: &WriteError) {
+    fn report_failure(&self, request: &Request, error: &WriteError) {
         let (kind, Key { namespace, name }) = (request.kind(), &request.key);
         if error.is_conflict() {
             tracing::debug!(kind, namespace, name, %error, "the object has changed");

@@ -1,7 +1,7 @@
 //! What agents last said of their nodes, and what they are told.
 //!
 //! [`Reports`] is written by the control API's server and read by the controllers; the controllers
-//! keep a [`FabricView`] of every fabric, by which the server decides who belongs to it. Nothing here
+//! keep the [`FabricAgents`] of every fabric, by which the server decides who belongs to it. Nothing here
 //! outlives the process: a new leader hears from every agent within seconds.
 
 use std::{
@@ -16,20 +16,20 @@ use std::{
 use tokio::{sync::watch, time::Instant};
 use weft_proto::operator::v1::{NodeConfig, NodeReport};
 
-/// A node that has said nothing for so long is not ready: three of the reports that it owes.
+/// A node that has said nothing for so long is not ready: it has missed three reports.
 pub(crate) const SILENCE: Duration = Duration::from_secs(30);
 
-/// What a fabric's agents are to know, and whose agents those are.
+/// The agents of a fabric: what they are told, and the nodes that they run on.
 #[derive(Debug, Clone, PartialEq)]
-pub struct FabricView {
-    /// What they are told.
+pub struct FabricAgents {
+    /// Their configuration.
     pub config: NodeConfig,
     /// The nodes that belong to it.
     pub nodes: BTreeSet<String>,
 }
 
-/// Every fabric, by name.
-pub type Fabrics = BTreeMap<String, FabricView>;
+/// What the agents of every fabric are told, by the name of the fabric.
+pub type Fabrics = BTreeMap<String, FabricAgents>;
 
 /// What a node's agent last said.
 #[derive(Debug, Clone)]
@@ -39,25 +39,25 @@ pub struct NodeState {
     /// What it said.
     pub report: NodeReport,
     /// When.
-    pub seen: Instant,
+    pub received_at: Instant,
     /// Which stream said it.
     pub(crate) stream: u64,
 }
 
 impl NodeState {
     /// A report that arrived at that time.
-    pub fn new(fabric: &str, report: NodeReport, seen: Instant) -> Self {
+    pub fn new(fabric: &str, report: NodeReport, received_at: Instant) -> Self {
         Self {
             fabric: fabric.to_owned(),
             report,
-            seen,
+            received_at,
             stream: 0,
         }
     }
 
     /// Whether it has said nothing for so long that it does not count any more.
     pub(crate) fn is_silent(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.seen) >= SILENCE
+        now.saturating_duration_since(self.received_at) >= SILENCE
     }
 
     fn says_the_same(&self, other: &Self) -> bool {
@@ -108,9 +108,9 @@ impl Reports {
                 return false;
             }
             // That the node still says the same is kept, and wakes nobody: hundreds say so.
-            let is_other = before.is_none_or(|before| !before.says_the_same(&state));
+            let differs = before.is_none_or(|before| !before.says_the_same(&state));
             nodes.insert(node.to_owned(), state);
-            is_other
+            differs
         });
         is_newest
     }
@@ -152,7 +152,7 @@ mod tests {
         let later = now + std::time::Duration::from_secs(10);
         assert!(put(&reports, stream, "1", later));
         assert!(!told.has_changed().unwrap());
-        assert_eq!(told.borrow()["n1"].seen, later);
+        assert_eq!(told.borrow()["n1"].received_at, later);
         assert!(put(&reports, stream, "2", later));
         assert!(told.has_changed().unwrap());
     }

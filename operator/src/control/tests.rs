@@ -21,7 +21,7 @@ use weft_proto::{
 };
 
 use super::*;
-use crate::reports::FabricView;
+use crate::reports::FabricAgents;
 
 const ACCOUNT: &str = "system:serviceaccount:weft-system:weft-agent";
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -93,7 +93,7 @@ fn config(paths: u32) -> NodeConfig {
 }
 
 fn lab(nodes: &[&str], paths: u32) -> Fabrics {
-    let view = FabricView {
+    let view = FabricAgents {
         config: config(paths),
         nodes: nodes.iter().map(|node| (*node).to_owned()).collect(),
     };

@@ -127,11 +127,11 @@ impl ApiWriter {
 }
 
 /// The first label that is not as it was wanted.
-fn left_out(wanted: &Value, there: &ObjectMeta) -> Option<String> {
+fn left_out(wanted: &Value, metadata: &ObjectMeta) -> Option<String> {
     let labels = wanted["labels"].as_object().into_iter().flatten();
     let mut other = labels.filter(|(key, value)| {
-        let there = there.labels.as_ref().and_then(|there| there.get(*key));
-        there.map(String::as_str) != value.as_str()
+        let written = metadata.labels.as_ref().and_then(|labels| labels.get(*key));
+        written.map(String::as_str) != value.as_str()
     });
     other.next().map(|(key, _)| key.clone())
 }

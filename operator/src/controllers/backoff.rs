@@ -33,8 +33,8 @@ impl<K: Ord> Backoff<K> {
         }
     }
 
-    /// It has failed. Returns how long it is left alone.
-    pub(crate) fn failed(&mut self, key: K, now: Duration) -> Duration {
+    /// Records that it has failed. Returns how long it is left alone.
+    pub(crate) fn record_failure(&mut self, key: K, now: Duration) -> Duration {
         let forget_after = self.forget_after;
         self.failures
             .retain(|_, failure| now < failure.until + forget_after);
@@ -48,8 +48,8 @@ impl<K: Ord> Backoff<K> {
         delay
     }
 
-    /// It has succeeded: the next failure is the first one.
-    pub(crate) fn succeeded(&mut self, key: &K) {
+    /// Records that it has succeeded: the next failure is the first one.
+    pub(crate) fn record_success(&mut self, key: &K) {
         self.failures.remove(key);
     }
 
@@ -81,22 +81,22 @@ mod tests {
         let mut backoff = Backoff::new(SECOND, 32 * SECOND, 3600 * SECOND);
         let mut now = SECOND;
         for delay in [1, 2, 4, 8, 16, 32, 32] {
-            assert_eq!(backoff.failed("a", now), delay * SECOND);
+            assert_eq!(backoff.record_failure("a", now), delay * SECOND);
             let until = now + delay * SECOND;
             assert_eq!(backoff.until(&"a", until - SECOND / 1000), Some(until));
             assert_eq!(backoff.until(&"a", until), None);
             assert_eq!(backoff.until(&"b", now), None);
             now = until;
         }
-        backoff.succeeded(&"a");
-        assert_eq!(backoff.failed("a", now), SECOND);
+        backoff.record_success(&"a");
+        assert_eq!(backoff.record_failure("a", now), SECOND);
     }
 
     #[test]
     fn a_failure_long_after_the_last_is_a_first_one() {
         let mut backoff = Backoff::new(SECOND, 60 * SECOND, 600 * SECOND);
-        backoff.failed("a", SECOND);
-        assert_eq!(backoff.failed("a", 2 * SECOND), 2 * SECOND);
-        assert_eq!(backoff.failed("a", 604 * SECOND), SECOND);
+        backoff.record_failure("a", SECOND);
+        assert_eq!(backoff.record_failure("a", 2 * SECOND), 2 * SECOND);
+        assert_eq!(backoff.record_failure("a", 604 * SECOND), SECOND);
     }
 }

@@ -1,6 +1,6 @@
 //! The objects of a kind, as the API server has them.
 //!
-//! A store is written by the one task that owns it: from watches, and from the answers to the task's own
+//! A store is written by the one task that owns it: from watches, and from the responses to the task's own
 //! writes, so that a decision never overlooks what an earlier one did.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,19 +77,19 @@ pub(crate) trait Cached:
 
 impl Cached for ClusterNode {
     fn differs(&self, other: &Self) -> bool {
-        is_other(&self.metadata, &other.metadata) || self.status != other.status
+        metadata_differs(&self.metadata, &other.metadata) || self.status != other.status
     }
 }
 
 impl Cached for PartialObjectMeta<Namespace> {
     fn differs(&self, other: &Self) -> bool {
-        bare(self.meta()) != bare(other.meta())
+        without_volatile_fields(self.meta()) != without_volatile_fields(other.meta())
     }
 }
 
 impl Cached for PartialObjectMeta<DaemonSet> {
     fn differs(&self, other: &Self) -> bool {
-        bare(self.meta()) != bare(other.meta())
+        without_volatile_fields(self.meta()) != without_volatile_fields(other.meta())
     }
 
     fn api(client: Client, namespace: &str) -> Api<Self> {
@@ -110,7 +110,7 @@ macro_rules! cached {
     ($($kind:ty)*) => {$(
         impl $crate::controllers::cache::Cached for $kind {
             fn differs(&self, other: &Self) -> bool {
-                $crate::controllers::cache::is_other(&self.metadata, &other.metadata)
+                $crate::controllers::cache::metadata_differs(&self.metadata, &other.metadata)
                     || self.spec != other.spec
                     || self.status != other.status
             }
@@ -137,12 +137,12 @@ cached!(RdmaFabric FabricNode TransferJob);
 pub(crate) use cached;
 
 /// Whether two metadata differ in anything but what every write changes.
-pub(crate) fn is_other(one: &ObjectMeta, other: &ObjectMeta) -> bool {
-    bare(one) != bare(other)
+pub(crate) fn metadata_differs(one: &ObjectMeta, other: &ObjectMeta) -> bool {
+    without_volatile_fields(one) != without_volatile_fields(other)
 }
 
 /// Metadata without what every write changes.
-fn bare(metadata: &ObjectMeta) -> ObjectMeta {
+fn without_volatile_fields(metadata: &ObjectMeta) -> ObjectMeta {
     ObjectMeta {
         resource_version: None,
         managed_fields: None,
@@ -182,8 +182,8 @@ impl<K: Cached> Store<K> {
         self.is_synced
     }
 
-    /// Takes what a watch says.
-    pub(crate) fn take(&mut self, event: Event<K>) {
+    /// Applies an event of a watch.
+    pub(crate) fn apply_event(&mut self, event: Event<K>) {
         match event {
             Event::Init => self.listing = Some(BTreeMap::new()),
             Event::InitApply(mut object) => {
@@ -206,7 +206,7 @@ impl<K: Cached> Store<K> {
                 self.changed.extend(before.into_keys());
                 self.changed.extend(self.objects.keys().cloned());
             }
-            Event::Apply(object) => self.learn(object),
+            Event::Apply(object) => self.update(object),
             Event::Delete(object) => {
                 let key = Key::of(object.meta());
                 let known = self.get(&key);
@@ -217,8 +217,8 @@ impl<K: Cached> Store<K> {
         }
     }
 
-    /// An object as the API server has it, unless something newer is known.
-    pub(crate) fn learn(&mut self, mut object: K) {
+    /// Stores an object as the API server has it, unless a newer version is stored.
+    pub(crate) fn update(&mut self, mut object: K) {
         let key = Key::of(object.meta());
         let known = self.get(&key);
         if known.is_some_and(|known| is_newer(known.meta(), object.meta())) {
@@ -233,18 +233,18 @@ impl<K: Cached> Store<K> {
         self.objects.insert(key, Box::new(object));
     }
 
-    /// Stores the object from an answer of the API server. `uid` is the object's UID, or "" for an object that the
-    /// request created; `None` means that it is deleted. Ignores an answer about an object that a watch has
-    /// already removed. If the answer cannot be parsed, the watch brings the object.
-    pub(crate) fn answered(&mut self, key: &Key, uid: &str, answered: Option<DynamicObject>) {
+    /// Stores the object from a response of the API server. `uid` is the object's UID, or "" for an object that the
+    /// request created; `None` means that it is deleted. Ignores a response about an object that a watch has
+    /// already removed. If the response cannot be parsed, the watch brings the object.
+    pub(crate) fn store_response(&mut self, key: &Key, uid: &str, response: Option<DynamicObject>) {
         let known = self.get(key).and_then(|known| known.meta().uid.as_deref());
         if !uid.is_empty() && known != Some(uid) {
             return;
         }
-        match answered.map(DynamicObject::try_parse::<K>) {
-            Some(Ok(object)) => self.learn(object),
+        match response.map(DynamicObject::try_parse::<K>) {
+            Some(Ok(object)) => self.update(object),
             Some(Err(error)) => {
-                tracing::warn!(%error, "an answer of the API server cannot be read");
+                tracing::warn!(%error, "a response of the API server cannot be read");
             }
             None => self.forget(key),
         }
@@ -296,7 +296,7 @@ impl<K: Cached> FromIterator<K> for Store<K> {
             ..Self::default()
         };
         for object in objects {
-            store.learn(object);
+            store.update(object);
         }
         store
     }
@@ -369,16 +369,16 @@ mod tests {
     #[test]
     fn a_heartbeat_is_no_news_and_a_label_is() {
         let mut store = Store::default();
-        store.learn(node("a", "1", "9"));
+        store.update(node("a", "1", "9"));
         let before = store.revision();
         assert_eq!(store.changed().len(), 1);
         store.clear_changed();
-        store.take(Event::Apply(node("a", "1", "10")));
+        store.apply_event(Event::Apply(node("a", "1", "10")));
         assert_eq!((store.revision(), store.changed().len()), (before, 0));
         assert_eq!(version(&store, "a").unwrap(), "10");
         let mut labelled = node("a", "1", "11");
         labelled.metadata.labels = Some([("gpu".to_owned(), "true".to_owned())].into());
-        store.take(Event::Apply(labelled));
+        store.apply_event(Event::Apply(labelled));
         assert!(store.revision() > before);
         assert_eq!(store.changed().len(), 1);
         store.clear_changed();
@@ -389,38 +389,38 @@ mod tests {
     #[test]
     fn a_late_event_does_not_undo_an_answer() {
         let mut store = Store::default();
-        store.learn(node("a", "1", "9"));
-        store.take(Event::Apply(node("a", "1", "8")));
+        store.update(node("a", "1", "9"));
+        store.apply_event(Event::Apply(node("a", "1", "8")));
         assert_eq!(version(&store, "a").unwrap(), "9");
-        store.take(Event::Apply(node("a", "1", "10")));
+        store.apply_event(Event::Apply(node("a", "1", "10")));
         assert_eq!(version(&store, "a").unwrap(), "10");
     }
 
     #[test]
     fn an_object_made_anew_under_the_same_name_replaces_the_old_one() {
         let mut store = Store::default();
-        store.learn(node("a", "1", "9"));
-        store.take(Event::Apply(node("a", "2", "4")));
+        store.update(node("a", "1", "9"));
+        store.apply_event(Event::Apply(node("a", "2", "4")));
         assert_eq!(version(&store, "a").unwrap(), "4");
         // The old one's end is no news of the new one.
-        store.take(Event::Delete(node("a", "1", "12")));
+        store.apply_event(Event::Delete(node("a", "1", "12")));
         assert!(store.named("a").is_some());
     }
 
     #[test]
     fn a_listing_replaces_everything_when_it_is_synced_and_not_before() {
         let mut store = Store::default();
-        store.take(Event::Init);
-        store.take(Event::InitApply(node("a", "1", "1")));
+        store.apply_event(Event::Init);
+        store.apply_event(Event::InitApply(node("a", "1", "1")));
         assert!(!store.is_synced() && store.named("a").is_none());
-        store.take(Event::InitDone);
+        store.apply_event(Event::InitDone);
         assert!(store.is_synced());
-        store.take(Event::Apply(node("b", "2", "2")));
-        store.learn(node("a", "1", "7"));
-        store.take(Event::Init);
-        store.take(Event::InitApply(node("a", "1", "3")));
+        store.apply_event(Event::Apply(node("b", "2", "2")));
+        store.update(node("a", "1", "7"));
+        store.apply_event(Event::Init);
+        store.apply_event(Event::InitApply(node("a", "1", "3")));
         assert!(store.named("b").is_some());
-        store.take(Event::InitDone);
+        store.apply_event(Event::InitDone);
         assert!(store.named("b").is_none());
         assert_eq!(version(&store, "a").unwrap(), "7");
     }

@@ -59,7 +59,7 @@ pub(crate) fn set(
         .map(|at| &conditions[at])
         .filter(|condition| condition.status == status)
         .map_or_else(
-            || moment(now),
+            || whole_seconds(now),
             |condition| condition.last_transition_time.clone(),
         );
     let condition = Condition {
@@ -85,7 +85,7 @@ pub(crate) fn is_true(conditions: &[Condition], kind: &str) -> bool {
 
 /// At most [`TEXT_MAX`] bytes of a text, and a mark where it was longer. The definition refuses a status with much
 /// longer ones.
-pub(crate) fn cut(text: &str) -> String {
+pub(crate) fn truncate(text: &str) -> String {
     if text.len() <= TEXT_MAX {
         return text.to_owned();
     }
@@ -102,7 +102,7 @@ pub(crate) fn listed(names: &[&str]) -> String {
 }
 
 /// A time as the API keeps it: of whole seconds.
-pub(crate) fn moment(now: Timestamp) -> Time {
+pub(crate) fn whole_seconds(now: Timestamp) -> Time {
     Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
 }
 
@@ -120,7 +120,7 @@ mod tests {
         let mut conditions = Vec::new();
         set(&mut conditions, update(false, "A"), 1, at(10));
         set(&mut conditions, update(false, "B"), 2, at(20));
-        assert_eq!(conditions[0].last_transition_time, moment(at(10)));
+        assert_eq!(conditions[0].last_transition_time, whole_seconds(at(10)));
         assert_eq!(
             (
                 conditions[0].reason.as_str(),
@@ -130,7 +130,7 @@ mod tests {
         );
         set(&mut conditions, update(true, "C"), 2, at(30));
         assert_eq!(conditions.len(), 1);
-        assert_eq!(conditions[0].last_transition_time, moment(at(30)));
+        assert_eq!(conditions[0].last_transition_time, whole_seconds(at(30)));
         assert!(is_true(&conditions, "Ready"));
     }
 }

@@ -39,15 +39,15 @@ pub struct Context {
     pub epoch: u64,
     /// When the last successful renewal of its Lease was sent.
     pub renewals: watch::Receiver<Instant>,
-    /// That the controllers go on.
+    /// Liveness heartbeat.
     pub heartbeat: Heartbeat,
-    /// Its key is what agents know tickets by.
+    /// Signs tickets.
     pub authority: Arc<Authority>,
     /// The ways to agents.
     pub pool: ConnectionPool,
     /// What agents say of their nodes.
     pub reports: watch::Receiver<BTreeMap<String, NodeState>>,
-    /// What agents are told; kept by the controllers.
+    /// Configuration for agents; written by the controllers.
     pub fabrics: watch::Sender<Fabrics>,
     /// What the agents' DaemonSets are made from.
     pub template: AgentTemplate,
@@ -73,7 +73,7 @@ pub(crate) struct Setup<'a> {
 
 /// What is decided about the objects of a kind, or of several that belong together.
 ///
-/// The runner has it reconcile after every change of the cache, and at least once a second.
+/// The controller manager has it reconcile after every change of the cache, and at least once a second.
 pub(crate) trait Controller: Send {
     /// Names it among the others.
     fn name(&self) -> &'static str;
@@ -82,9 +82,9 @@ pub(crate) trait Controller: Send {
     fn prepare(&mut self, _cache: &mut Cache) {}
 
     /// Decides what there is to decide, and submits what is to be written. It never waits.
-    fn reconcile(&mut self, round: &mut ReconcileContext<'_>);
+    fn reconcile(&mut self, context: &mut ReconcileContext<'_>);
 
-    /// One of its requests has been answered; the cache has learned the answer.
+    /// One of its requests has a result; the cache has stored the response.
     fn on_write_result(
         &mut self,
         _key: &Key,
@@ -99,7 +99,7 @@ pub(crate) trait Controller: Send {
     }
 }
 
-/// One round of reconciling: what every controller decides from, and the writer.
+/// What a controller decides from, and the writer that sends what it submits.
 pub(crate) struct ReconcileContext<'a> {
     /// The objects of the API.
     pub(crate) cache: &'a Cache,
@@ -108,10 +108,10 @@ pub(crate) struct ReconcileContext<'a> {
     /// Now, by this machine's clock.
     pub(crate) now: Timestamp,
     /// How long this process has led.
-    pub(crate) elapsed: Duration,
+    pub(crate) led_for: Duration,
     /// Sends what is submitted.
     pub(crate) writer: &'a mut Writer,
-    /// Whose round it is.
+    /// The controller that reconciles.
     pub(crate) controller: &'static str,
 }
 

@@ -24,22 +24,22 @@ use super::{
     membership::Membership,
     request::{ObjectId, Request},
 };
-use crate::reports::{FabricView, Fabrics as Views, NodeState};
+use crate::reports::{FabricAgents, Fabrics, NodeState};
 
 /// Decides fabrics.
 pub(crate) struct FabricController {
     /// What agents say of their nodes.
     reports: watch::Receiver<BTreeMap<String, NodeState>>,
-    /// What agents are told.
-    fabrics: watch::Sender<Views>,
+    /// What the agents of each fabric are told.
+    fabric_agents: watch::Sender<Fabrics>,
     template: AgentTemplate,
-    /// What was around the jobs when fabrics were last decided, and when that was.
-    decided: Option<(u64, Duration)>,
+    /// The non-job revision of the cache and the time at which fabrics were last decided.
+    last_decided: Option<(u64, Duration)>,
     /// Why the last write of a DaemonSet or of a node was refused.
     refused: BTreeMap<ObjectId, String>,
     labels_per_namespace: usize,
-    /// Why nodes cannot have the label of a job.
-    unlabelled: BTreeMap<Key, Obstacle>,
+    /// Why nodes cannot have the label of a job, by job.
+    label_problems: BTreeMap<Key, Obstacle>,
 }
 
 impl FabricController {
@@ -47,36 +47,36 @@ impl FabricController {
     pub(crate) fn new(setup: &Setup<'_>) -> Self {
         Self {
             reports: setup.context.reports.clone(),
-            fabrics: setup.context.fabrics.clone(),
+            fabric_agents: setup.context.fabrics.clone(),
             template: setup.context.template.clone(),
-            decided: None,
+            last_decided: None,
             refused: BTreeMap::new(),
             labels_per_namespace: setup.context.labels_per_namespace.get() as usize,
-            unlabelled: BTreeMap::new(),
+            label_problems: BTreeMap::new(),
         }
     }
 
     /// Tells the server of agents what they are to know.
     fn publish(&self, cache: &Cache, membership: &Membership) {
         let key = &cache.ticket_key;
-        let view = |name: &str| {
+        let agents_of = |name: &str| {
             let fabric = cache.fabrics.named(name)?;
             let nodes = membership.members(name)?.nodes.clone();
-            Some(FabricView {
+            Some(FabricAgents {
                 config: configuration::config(fabric, key),
                 nodes,
             })
         };
         let names = cache.fabrics.iter().map(|(_, fabric)| fabric.name_any());
-        let views: Views = names
-            .filter_map(|name| Some((name.clone(), view(&name)?)))
+        let fabric_agents: Fabrics = names
+            .filter_map(|name| Some((name.clone(), agents_of(&name)?)))
             .collect();
-        self.fabrics.send_if_modified(|old| {
-            let is_other = *old != views;
-            if is_other {
-                *old = views;
+        self.fabric_agents.send_if_modified(|old| {
+            let differs = *old != fabric_agents;
+            if differs {
+                *old = fabric_agents;
             }
-            is_other
+            differs
         });
     }
 }
@@ -87,36 +87,36 @@ impl Controller for FabricController {
     }
 
     fn prepare(&mut self, cache: &mut Cache) {
-        if cache.unlabelled != self.unlabelled {
-            cache.unlabelled.clone_from(&self.unlabelled);
+        if cache.label_problems != self.label_problems {
+            cache.label_problems.clone_from(&self.label_problems);
         }
     }
 
-    fn reconcile(&mut self, round: &mut ReconcileContext<'_>) {
-        let around = round.cache.non_job_revision();
+    fn reconcile(&mut self, context: &mut ReconcileContext<'_>) {
+        let revision = context.cache.non_job_revision();
         let is_same = self
-            .decided
-            .is_some_and(|(known, at)| known == around && round.elapsed < at + TICK);
+            .last_decided
+            .is_some_and(|(known, at)| known == revision && context.led_for < at + TICK);
         let has_reports = self.reports.has_changed().unwrap_or(false);
         if is_same && !has_reports {
             return;
         }
         self.reports.mark_unchanged();
-        self.decided = Some((around, round.elapsed));
-        self.publish(round.cache, round.membership);
+        self.last_decided = Some((revision, context.led_for));
+        self.publish(context.cache, context.membership);
         let decision = decide::decide(&view::View {
-            cache: round.cache,
-            membership: round.membership,
+            cache: context.cache,
+            membership: context.membership,
             reports: &self.reports.borrow(),
-            leading: round.elapsed,
+            led_for: context.led_for,
             refused: &self.refused,
             labels_per_namespace: self.labels_per_namespace,
             template: &self.template,
-            now: round.now,
-            at: Instant::now(),
+            now: context.now,
+            now_instant: Instant::now(),
         });
-        self.unlabelled = decision.unlabelled;
-        round.submit(&Key::default(), decision.requests);
+        self.label_problems = decision.label_problems;
+        context.submit(&Key::default(), decision.requests);
     }
 
     fn on_write_result(&mut self, _: &Key, request: &Request, result: Result<(), &WriteError>) {
@@ -137,7 +137,7 @@ impl Controller for FabricController {
             }
         };
         if is_news {
-            self.decided = None;
+            self.last_decided = None;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Jobs: what is decided about them, and the transfers that this process is at.
+//! Jobs: what is decided about them, and the transfers that this process runs.
 //!
 //! [`decide`] says what is next for a job, from what the API has and how far its transfer is. A transfer is
 //! a task of its own ([`transfer_task`]). A job is decided again when something has happened to it or its time has
@@ -59,12 +59,12 @@ pub(crate) struct JobController {
     /// By the jobs' UIDs.
     tasks: BTreeMap<String, TransferTask>,
     /// When a job's status was last written, by UID.
-    written: BTreeMap<String, Timestamp>,
+    status_written_at: BTreeMap<String, Timestamp>,
     /// Transfers whose task ended without an outcome, by the jobs' UIDs.
     crashes: Backoff<String>,
     probes: SecretProbes,
-    /// Why nodes cannot have the label of a job, as the jobs were last decided.
-    unlabelled: BTreeMap<Key, Obstacle>,
+    /// Why nodes cannot have the label of a job, by job, as the jobs were last decided.
+    label_problems: BTreeMap<Key, Obstacle>,
     work_queue: WorkQueue,
     queue: AdmissionQueue,
     pool: ConnectionPool,
@@ -79,10 +79,10 @@ impl JobController {
     pub(crate) fn new(setup: &Setup<'_>) -> Self {
         Self {
             tasks: BTreeMap::new(),
-            written: BTreeMap::new(),
+            status_written_at: BTreeMap::new(),
             crashes: Backoff::new(CRASH_FIRST, CRASH_LONGEST, CRASH_FORGET_AFTER),
             probes: SecretProbes::new(setup.secrets.clone(), Arc::clone(&setup.wake)),
-            unlabelled: BTreeMap::new(),
+            label_problems: BTreeMap::new(),
             work_queue: WorkQueue::default(),
             queue: AdmissionQueue::new(setup.context.jobs_per_namespace.get() as usize),
             pool: setup.context.pool.clone(),
@@ -93,61 +93,62 @@ impl JobController {
     }
 
     /// The jobs to decide now.
-    fn due(&mut self, round: &mut ReconcileContext<'_>) -> BTreeSet<Key> {
-        let changed = round.cache.jobs.changed().clone();
+    fn due(&mut self, context: &mut ReconcileContext<'_>) -> BTreeSet<Key> {
+        let changed = context.cache.jobs.changed().clone();
         if !changed.is_empty() {
-            let uids: BTreeSet<String> = round.cache.jobs.iter().map(|(_, job)| uid(job)).collect();
+            let uids: BTreeSet<String> =
+                context.cache.jobs.iter().map(|(_, job)| uid(job)).collect();
             self.tasks.retain(|uid, _| uids.contains(uid));
-            self.written.retain(|uid, _| uids.contains(uid));
-            self.queue.keep(&uids);
-            let jobs = &round.cache.jobs;
+            self.status_written_at.retain(|uid, _| uids.contains(uid));
+            self.queue.retain(&uids);
+            let jobs = &context.cache.jobs;
             self.work_queue.retain(|key| jobs.get(key).is_some());
             self.crashes.retain(|uid| uids.contains(uid));
         }
         for key in changed {
-            if round.cache.jobs.get(&key).is_none() {
-                round.submit(&key, Vec::new());
+            if context.cache.jobs.get(&key).is_none() {
+                context.submit(&key, Vec::new());
             }
             self.work_queue.add(key);
         }
         for task in self.tasks.values() {
-            if let Some(key) = task.unseen_change() {
-                self.work_queue.add(key.clone());
+            if task.has_new_snapshot() {
+                self.work_queue.add(task.key().clone());
             }
         }
-        let elapsed = round.elapsed;
-        for (uid, task) in self.tasks.extract_if(.., |_, task| task.is_lost()) {
-            let wait = self.crashes.failed(uid.clone(), elapsed);
+        let led_for = context.led_for;
+        for (uid, task) in self.tasks.extract_if(.., |_, task| task.has_crashed()) {
+            let wait = self.crashes.record_failure(uid.clone(), led_for);
             tracing::error!(
                 uid,
                 "a transfer's task ended without an outcome; it begins again in {wait:?}"
             );
-            self.work_queue.add_at(task.key(), elapsed + wait);
-            if let Some(job) = round.cache.jobs.get(task.key()) {
+            self.work_queue.add_at(task.key(), led_for + wait);
+            if let Some(job) = context.cache.jobs.get(task.key()) {
                 let object = job.object_ref(&());
-                round.publish(&object, interrupted(wait));
+                context.publish(&object, crash_event(wait));
             }
         }
         if self
             .work_queue
-            .take_resync_due(round.cache.node_revision(), elapsed)
+            .take_resync_due(context.cache.node_revision(), led_for)
         {
-            for (key, _) in round.cache.jobs.iter() {
+            for (key, _) in context.cache.jobs.iter() {
                 self.work_queue.add(key.clone());
             }
         }
-        self.work_queue.take(elapsed)
+        self.work_queue.drain_due(led_for)
     }
 
     /// Does what was decided for this process to do. A transfer does not begin while requests for the job fail.
-    fn execute(&mut self, round: &ReconcileContext<'_>, key: Key, uid: String, effect: Effect) {
+    fn execute(&mut self, context: &ReconcileContext<'_>, key: Key, uid: String, effect: Effect) {
         let object = ObjectId::of::<TransferJob>(key);
         let pool = &self.pool;
         let wake = Arc::clone(&self.wake);
         let task = match effect {
             Effect::Begin(_) | Effect::CancelOrphan { .. }
-                if round.is_backing_off(&object)
-                    || self.crashes.until(&uid, round.elapsed).is_some() =>
+                if context.is_backing_off(&object)
+                    || self.crashes.until(&uid, context.led_for).is_some() =>
             {
                 return;
             }
@@ -208,9 +209,12 @@ impl Controller for JobController {
     /// Enters the results of probes. The jobs that wait for them are decided at once, and so are those whose labels
     /// nodes cannot have, or can have again.
     fn prepare(&mut self, cache: &mut Cache) {
-        if self.unlabelled != cache.unlabelled {
-            let before = std::mem::replace(&mut self.unlabelled, cache.unlabelled.clone());
-            for key in before.into_keys().chain(cache.unlabelled.keys().cloned()) {
+        if self.label_problems != cache.label_problems {
+            let before = std::mem::replace(&mut self.label_problems, cache.label_problems.clone());
+            for key in before
+                .into_keys()
+                .chain(cache.label_problems.keys().cloned())
+            {
                 self.work_queue.add(key);
             }
         }
@@ -224,47 +228,47 @@ impl Controller for JobController {
     }
 
     /// Decides the jobs that something has happened to.
-    fn reconcile(&mut self, round: &mut ReconcileContext<'_>) {
-        let now = round.now;
+    fn reconcile(&mut self, context: &mut ReconcileContext<'_>) {
+        let now = context.now;
         let reports = self.reports.clone();
         let reports = reports.borrow();
         let mut effects = Vec::new();
-        for key in self.due(round) {
-            let Some(job) = round.cache.jobs.get(&key) else {
+        for key in self.due(context) {
+            let Some(job) = context.cache.jobs.get(&key) else {
                 continue;
             };
             let uid = uid(job);
             let task = self.tasks.get_mut(&uid);
-            let seen_revision = task.as_ref().and_then(|task| task.seen_revision());
+            let applied_node_revision = task.as_ref().and_then(|task| task.applied_node_revision());
             let snapshot = task.map(TransferTask::snapshot);
             let decision = decide::decide(&decide::View {
                 job,
-                cache: round.cache,
-                membership: round.membership,
+                cache: context.cache,
+                membership: context.membership,
                 snapshot: snapshot.as_deref(),
-                seen_revision,
+                applied_node_revision,
                 reports: &reports,
                 queue: &self.queue,
                 leader_epoch: self.epoch,
-                written: self.written.get(&uid).copied(),
+                status_written_at: self.status_written_at.get(&uid).copied(),
                 now,
             });
             self.queue.update_entry(&uid, decision.entry);
             if let Some(due) = decide::next_deadline(job).filter(|due| *due > now) {
-                let left = due.duration_since(now).unsigned_abs();
-                self.work_queue.add_at(&key, round.elapsed + left);
+                let remaining = due.duration_since(now).unsigned_abs();
+                self.work_queue.add_at(&key, context.led_for + remaining);
             }
             if let Some(effect) = decision.effect {
                 effects.push((key.clone(), uid, effect));
             }
             let requests = decision.request.into_iter().collect();
-            round.submit(&key, requests);
+            context.submit(&key, requests);
         }
         for (key, uid, effect) in effects {
             // Decide the job again soon, to see whether the effect has come.
-            let soon = round.elapsed + TICK;
+            let soon = context.led_for + TICK;
             self.work_queue.add_at(&key, soon);
-            self.execute(round, key, uid, effect);
+            self.execute(context, key, uid, effect);
         }
         for key in self.queue.recompute_admissions() {
             self.work_queue.add(key);
@@ -275,7 +279,8 @@ impl Controller for JobController {
     fn on_write_result(&mut self, key: &Key, request: &Request, result: Result<(), &WriteError>) {
         let is_status = matches!(request.change, Change::ApplyStatus(_));
         if is_status && result.is_ok() {
-            self.written.insert(request.uid.clone(), Timestamp::now());
+            self.status_written_at
+                .insert(request.uid.clone(), Timestamp::now());
         }
         self.work_queue.add(key.clone());
     }
@@ -296,7 +301,7 @@ impl Controller for JobController {
 }
 
 /// What people read of a job whose transfer ended by a bug.
-fn interrupted(wait: Duration) -> Event {
+fn crash_event(wait: Duration) -> Event {
     Event {
         warning: true,
         reason: "TransferInterrupted".to_owned(),

@@ -43,20 +43,24 @@ macro_rules! kinds {
             pub(crate) ticket_key: String,
             /// Whether the Secrets that jobs name could be read. What they hold is kept nowhere.
             pub(crate) secrets: BTreeMap<Key, Result<(), Obstacle>>,
-            /// Why nodes cannot have the label of a job.
-            pub(crate) unlabelled: BTreeMap<Key, Obstacle>,
+            /// Why nodes cannot have the label of a job, by job.
+            pub(crate) label_problems: BTreeMap<Key, Obstacle>,
             /// Reads Secrets for transfers; `None` in tests.
             pub(crate) secret_reader: Option<Arc<dyn ReadSecret>>,
         }
 
         impl Cache {
-            /// Learns the object of a request as the API server has answered it; `None` if it is gone.
-            pub(crate) fn learn(&mut self, request: &Request, answered: Option<DynamicObject>) {
+            /// Stores the object from the response to a request; `None` if it is gone.
+            pub(crate) fn store_response(
+                &mut self,
+                request: &Request,
+                response: Option<DynamicObject>,
+            ) {
                 let ObjectId { kind, key } = request.object();
                 $(
                     $(#[cfg($condition)])?
                     if kind == qualified(&<$kind>::kind(&()), &<$kind>::group(&())) {
-                        return self.$store.answered(&key, &request.uid, answered);
+                        return self.$store.store_response(&key, &request.uid, response);
                     }
                 )*
             }
@@ -140,15 +144,15 @@ impl Cache {
     }
 }
 
-/// What a watch says.
+/// An event of a watch.
 pub(crate) struct WatchEvent {
     /// The epoch of the leader that has written the status of the object; 0 where none has.
     pub(crate) leader_epoch: u64,
-    enter: Box<dyn FnOnce(&mut Cache) + Send>,
+    apply: Box<dyn FnOnce(&mut Cache) + Send>,
 }
 
 impl WatchEvent {
-    /// What a watch says of an object of a kind.
+    /// An event of the watch of a kind.
     pub(crate) fn new<K: Cached>(
         event: watcher::Event<K>,
         store: fn(&mut Cache) -> &mut Store<K>,
@@ -161,13 +165,13 @@ impl WatchEvent {
         };
         Self {
             leader_epoch: u64::try_from(epoch).unwrap_or(0),
-            enter: Box::new(move |cache| store(cache).take(event)),
+            apply: Box::new(move |cache| store(cache).apply_event(event)),
         }
     }
 
-    /// Puts it into the cache.
-    pub(crate) fn enter(self, cache: &mut Cache) {
-        (self.enter)(cache);
+    /// Applies it to the cache.
+    pub(crate) fn apply_to(self, cache: &mut Cache) {
+        (self.apply)(cache);
     }
 }
 
@@ -176,13 +180,13 @@ fn watch_kind<K: Cached>(
     namespace: &str,
     store: fn(&mut Cache) -> &mut Store<K>,
 ) -> stream::BoxStream<'static, WatchEvent> {
-    let heard = |result: watcher::Result<watcher::Event<K>>| {
-        let heard = result
+    let log_error = |result: watcher::Result<watcher::Event<K>>| {
+        let result = result
             .inspect_err(|error| tracing::warn!(%error, "a watch broke off; it begins again"));
-        std::future::ready(heard.ok())
+        std::future::ready(result.ok())
     };
     let events = watcher(K::api(client.clone(), namespace), K::watched());
-    let events = events.default_backoff().filter_map(heard);
+    let events = events.default_backoff().filter_map(log_error);
     events
         .map(move |event| WatchEvent::new(event, store))
         .boxed()

@@ -13,7 +13,7 @@ use crate::controllers::kinds::Cache;
 /// If several fabrics select a node, the node belongs to the oldest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Membership {
-    of: BTreeMap<String, String>,
+    fabric_of_node: BTreeMap<String, String>,
     fabrics: BTreeMap<String, Members>,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Members {
     /// Those that belong to it.
     pub(crate) nodes: BTreeSet<String>,
     /// Those that an older fabric has, with its name.
-    pub(crate) taken: BTreeMap<String, String>,
+    pub(crate) taken_by_older: BTreeMap<String, String>,
     /// What is wrong with its selector.
     pub(crate) fault: Option<String>,
 }
@@ -67,25 +67,25 @@ impl Membership {
     }
 
     fn add(&mut self, fabric: &str, members: &mut Members, node: String) {
-        match self.of.get(&node) {
+        match self.fabric_of_node.get(&node) {
             Some(older) => {
-                members.taken.insert(node, older.clone());
+                members.taken_by_older.insert(node, older.clone());
             }
             None => {
                 members.nodes.insert(node.clone());
-                self.of.insert(node, fabric.to_owned());
+                self.fabric_of_node.insert(node, fabric.to_owned());
             }
         }
     }
 
     /// The fabric that a node belongs to.
     pub(crate) fn fabric(&self, node: &str) -> Option<&str> {
-        self.of.get(node).map(String::as_str)
+        self.fabric_of_node.get(node).map(String::as_str)
     }
 
     /// All nodes that belong to a fabric, with it.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.of
+        self.fabric_of_node
             .iter()
             .map(|(node, fabric)| (node.as_str(), fabric.as_str()))
     }
@@ -116,10 +116,10 @@ fn is_label_key(key: &str) -> bool {
         Some((domain, name)) => (Some(domain), name),
         None => (None, key),
     };
-    let is_within = |text: &str, most, is_other: fn(u8) -> bool| {
+    let is_within = |text: &str, most, is_separator: fn(u8) -> bool| {
         let is_end = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
         let bytes = text.as_bytes();
-        let is_good = |byte: &u8| byte.is_ascii_alphanumeric() || is_other(*byte);
+        let is_good = |byte: &u8| byte.is_ascii_alphanumeric() || is_separator(*byte);
         text.len() <= most
             && is_end(bytes.first())
             && is_end(bytes.last())

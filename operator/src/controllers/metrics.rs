@@ -11,11 +11,11 @@ pub struct Metrics {
     pub(crate) writes: Counter,
     pub(crate) dropped: Counter,
     pub(crate) failed: Counter,
-    pub(crate) steps: Histogram,
+    pub(crate) reconcile_seconds: Histogram,
 }
 
-/// Bounds of the buckets. 50 ms, which 99 of 100 steps keep, is one of them.
-const STEP_SECONDS: [f64; 17] = [
+/// Bounds of the buckets. 50 ms, which 99 of 100 times keep, is one of them.
+const RECONCILE_SECONDS: [f64; 17] = [
     0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.5, 1.0, 2.0,
     5.0,
 ];
@@ -26,7 +26,7 @@ impl Default for Metrics {
             writes: Counter::default(),
             dropped: Counter::default(),
             failed: Counter::default(),
-            steps: Histogram::new(STEP_SECONDS),
+            reconcile_seconds: Histogram::new(RECONCILE_SECONDS),
         }
     }
 }
@@ -41,7 +41,7 @@ impl Metrics {
         );
         registry.register(
             "weft_operator_writes_dropped",
-            "Progress and Events that were not written because of the limit on writes in a second",
+            "Writes of progress and model labels that newer ones replaced before they were sent, and Events without room",
             self.dropped.clone(),
         );
         registry.register(
@@ -51,8 +51,8 @@ impl Metrics {
         );
         registry.register(
             "weft_operator_step_seconds",
-            "From hearing of a change to having decided everything anew and asked for what follows",
-            self.steps.clone(),
+            "Seconds from the first event until every controller has reconciled and submitted its requests",
+            self.reconcile_seconds.clone(),
         );
     }
 }

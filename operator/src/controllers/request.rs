@@ -61,9 +61,11 @@ pub(crate) enum Change {
 pub(crate) enum Priority {
     /// A job's next step waits for it.
     High,
-    /// The status and the labels of nodes, the status of fabrics, and the deletion of a job whose time to live is over. Thousands of nodes may change at once.
+    /// The status and the fabric label of nodes, the status of fabrics, and the deletion of a job whose time to live
+    /// is over. Thousands of nodes may change at once.
     Normal,
-    /// Only people look at it: how many bytes have moved.
+    /// The progress of a job, and the model labels of nodes. One namespace with many jobs can change thousands of
+    /// them, so the steps of other jobs and the status of nodes are sent first.
     Low,
 }
 

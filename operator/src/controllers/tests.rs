@@ -102,7 +102,7 @@ impl Stage {
             self.renew.send_replace(Instant::now());
             self.reports.send_modify(|reports| {
                 for state in reports.values_mut() {
-                    state.seen = Instant::now();
+                    state.received_at = Instant::now();
                 }
             });
             elapse(SECOND / 10).await;

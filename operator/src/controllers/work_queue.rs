@@ -37,9 +37,9 @@ impl WorkQueue {
     }
 
     /// Forgets the jobs that this does not hold for.
-    pub(crate) fn retain(&mut self, is_there: impl Fn(&Key) -> bool) {
-        self.now.retain(&is_there);
-        self.later.retain(|key, _| is_there(key));
+    pub(crate) fn retain(&mut self, exists: impl Fn(&Key) -> bool) {
+        self.now.retain(&exists);
+        self.later.retain(|key, _| exists(key));
     }
 
     /// Whether all jobs are to be decided, because a node has changed or a resync is due; starts the next interval.
@@ -58,8 +58,8 @@ impl WorkQueue {
         is_new || is_due
     }
 
-    /// Takes the jobs to decide now.
-    pub(crate) fn take(&mut self, now: Duration) -> BTreeSet<Key> {
+    /// Removes and returns the jobs to decide now.
+    pub(crate) fn drain_due(&mut self, now: Duration) -> BTreeSet<Key> {
         let mut keys = std::mem::take(&mut self.now);
         self.later.retain(|key, due| {
             let is_due = *due <= now;
@@ -86,24 +86,24 @@ mod tests {
         queue.add_at(&b, 5 * SECOND);
         // The sooner counts.
         queue.add_at(&b, 9 * SECOND);
-        assert_eq!(queue.take(SECOND), BTreeSet::from([a.clone()]));
-        assert_eq!(queue.take(4 * SECOND), BTreeSet::new());
-        assert_eq!(queue.take(5 * SECOND), BTreeSet::from([b.clone()]));
-        assert_eq!(queue.take(99 * SECOND), BTreeSet::new());
+        assert_eq!(queue.drain_due(SECOND), BTreeSet::from([a.clone()]));
+        assert_eq!(queue.drain_due(4 * SECOND), BTreeSet::new());
+        assert_eq!(queue.drain_due(5 * SECOND), BTreeSet::from([b.clone()]));
+        assert_eq!(queue.drain_due(99 * SECOND), BTreeSet::new());
     }
 
     #[test]
     fn a_job_that_is_gone_is_not_decided() {
-        let (gone, there) = (Key::cluster_scoped("gone"), Key::cluster_scoped("there"));
+        let (gone, existing) = (Key::cluster_scoped("gone"), Key::cluster_scoped("existing"));
         let mut queue = WorkQueue::default();
-        for key in [&gone, &there] {
+        for key in [&gone, &existing] {
             queue.add(key.clone());
             queue.add_at(key, 1000 * SECOND);
         }
-        queue.retain(|key| *key == there);
+        queue.retain(|key| *key == existing);
         assert_eq!(queue.later.len(), 1);
-        assert_eq!(queue.take(SECOND), BTreeSet::from([there.clone()]));
-        assert_eq!(queue.take(1000 * SECOND), BTreeSet::from([there]));
+        assert_eq!(queue.drain_due(SECOND), BTreeSet::from([existing.clone()]));
+        assert_eq!(queue.drain_due(1000 * SECOND), BTreeSet::from([existing]));
     }
 
     #[test]

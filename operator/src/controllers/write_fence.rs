@@ -8,7 +8,7 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::lease::RENEW_DEADLINE;
 
-/// The lead, as the controllers know it.
+/// Whether this process still leads, as far as the controllers know.
 #[derive(Debug)]
 pub(crate) struct WriteFence {
     epoch: u64,
@@ -32,7 +32,7 @@ impl WriteFence {
     }
 
     /// A status says that the leader of this epoch wrote it.
-    pub(crate) fn sees(&mut self, epoch: u64, now: Instant) {
+    pub(crate) fn observe(&mut self, epoch: u64, now: Instant) {
         let known = self
             .later_epoch
             .map_or(self.ignored_epoch, |(known, _)| known);
@@ -46,7 +46,7 @@ impl WriteFence {
         }
     }
 
-    /// Whether the lead is certain enough to write.
+    /// Whether it is certain enough that this process leads.
     pub(crate) fn may_write(&mut self, now: Instant) -> bool {
         let renewed = *self.renewals.borrow();
         if let Some((epoch, since)) = self.later_epoch {
@@ -78,33 +78,33 @@ mod tests {
     fn nothing_is_written_once_the_lease_may_be_anothers() {
         let now = Instant::now();
         let (renew, renewals) = watch::channel(now);
-        let mut lead = WriteFence::new(5, renewals);
-        assert!(lead.may_write(now + RENEW_DEADLINE - SECOND));
-        assert!(!lead.may_write(now + RENEW_DEADLINE));
+        let mut fence = WriteFence::new(5, renewals);
+        assert!(fence.may_write(now + RENEW_DEADLINE - SECOND));
+        assert!(!fence.may_write(now + RENEW_DEADLINE));
         renew.send_replace(now + SECOND);
-        assert!(lead.may_write(now + RENEW_DEADLINE));
+        assert!(fence.may_write(now + RENEW_DEADLINE));
     }
 
     #[test]
     fn who_sees_a_later_leader_writes_again_only_after_another_renewal() {
         let now = Instant::now();
         let (renew, renewals) = watch::channel(now);
-        let mut lead = WriteFence::new(5, renewals);
+        let mut fence = WriteFence::new(5, renewals);
         for earlier in [0, 4, 5] {
-            lead.sees(earlier, now + SECOND);
+            fence.observe(earlier, now + SECOND);
         }
-        assert!(lead.may_write(now + SECOND));
-        lead.sees(6, now + 2 * SECOND);
-        assert!(!lead.may_write(now + 3 * SECOND));
+        assert!(fence.may_write(now + SECOND));
+        fence.observe(6, now + 2 * SECOND);
+        assert!(!fence.may_write(now + 3 * SECOND));
         // Sent before it was seen: another may have taken the Lease since.
         renew.send_replace(now + 2 * SECOND);
-        assert!(!lead.may_write(now + 3 * SECOND));
+        assert!(!fence.may_write(now + 3 * SECOND));
         renew.send_replace(now + 3 * SECOND);
-        assert!(lead.may_write(now + 3 * SECOND));
+        assert!(fence.may_write(now + 3 * SECOND));
         // It is known by now; a still later one is not.
-        lead.sees(6, now + 4 * SECOND);
-        assert!(lead.may_write(now + 4 * SECOND));
-        lead.sees(7, now + 4 * SECOND);
-        assert!(!lead.may_write(now + 4 * SECOND));
+        fence.observe(6, now + 4 * SECOND);
+        assert!(fence.may_write(now + 4 * SECOND));
+        fence.observe(7, now + 4 * SECOND);
+        assert!(!fence.may_write(now + 4 * SECOND));
     }
 }

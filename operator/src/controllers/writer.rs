@@ -1,8 +1,8 @@
 //! Sends requests to the API server, so that deciding never waits for an answer.
 //!
 //! The writer keeps the latest request for each object and sends at most [`IN_FLIGHT_MAX`] at a time, one
-//! for an object, within a rate. An object whose request failed is left alone for a while. Answers come
-//! back as events of the task that decides; the cache learns them before it decides again.
+//! for an object, within a rate. An object whose request failed is left alone for a while. Results come
+//! back as events of the task that decides; it stores the responses in the cache before it decides again.
 
 mod queue;
 
@@ -20,7 +20,7 @@ use kube::api::DynamicObject;
 use tokio::{task::JoinSet, time::Instant};
 
 pub(crate) use self::queue::Requester;
-use self::queue::{Next, Write, WriteOutcome, WriteQueue};
+use self::queue::{NextWrite, Write, WriteOutcome, WriteQueue};
 use crate::controllers::{
     api_writer::{ApiWriter, WriteError},
     metrics::Metrics,
@@ -42,7 +42,7 @@ impl Clock for RuntimeClock {
     }
 }
 
-/// The answer to a request.
+/// The result of a request.
 #[derive(Debug)]
 pub(crate) struct WriteResult {
     /// Who wanted it.
@@ -91,7 +91,7 @@ impl Writer {
 
     /// Replaces what this requester wants to have written. What it wanted before and has not been sent is
     /// dropped. A request for an object that another request of the requester is under way for is dropped, too:
-    /// the requester decides again once that is answered.
+    /// the requester decides again once that has its result.
     pub(crate) fn submit(&mut self, requester: &Requester, requests: Vec<Request>) {
         let dropped = self.queue.submit(requester, requests);
         self.metrics.dropped.inc_by(dropped);
@@ -121,7 +121,7 @@ impl Writer {
         if self.rate_from.is_some_and(|from| Instant::now() < from) {
             return self.rate_from;
         }
-        while let Some(next) = self.queue.next(self.start.elapsed()) {
+        while let Some(next) = self.queue.next_write(self.start.elapsed()) {
             if let Err(early) = self.rate.check() {
                 let from = self.start + Duration::from(early.earliest_possible());
                 self.rate_from = Some(from);
@@ -133,7 +133,7 @@ impl Writer {
         Some(self.start + wakeup)
     }
 
-    fn send(&mut self, next: Next) {
+    fn send(&mut self, next: NextWrite) {
         self.metrics.writes.inc();
         let writer = Arc::clone(&self.writer);
         match self.queue.take(next) {
@@ -153,12 +153,12 @@ impl Writer {
         }
     }
 
-    /// The next answer. Waits for ever while nothing is under way.
-    pub(crate) async fn answered(&mut self) -> Option<WriteResult> {
-        let Some(answer) = self.in_flight.join_next().await else {
+    /// Waits for the next result; for ever while nothing is in flight.
+    pub(crate) async fn next_result(&mut self) -> Option<WriteResult> {
+        let Some(done) = self.in_flight.join_next().await else {
             return std::future::pending().await;
         };
-        let answer = match answer {
+        let done = match done {
             Ok(done) => done,
             // A panic is a bug: the task that decides panics, too.
             Err(error) => match error.try_into_panic() {
@@ -167,19 +167,20 @@ impl Writer {
             },
         };
         let now = self.start.elapsed();
-        let answer = match answer {
-            Done::WriteResult(answer) => *answer,
+        let write_result = match done {
+            Done::WriteResult(write_result) => *write_result,
             Done::Event => {
-                self.queue.event_published();
+                self.queue.finish_event();
                 return None;
             }
         };
-        let outcome = match &answer.result {
+        let outcome = match &write_result.result {
             Ok(_) => WriteOutcome::Written,
             Err(error) if error.is_conflict() => WriteOutcome::Conflict,
             Err(_) => WriteOutcome::Failed,
         };
-        self.queue.answered(&answer.request.object(), outcome, now);
-        Some(answer)
+        let object = write_result.request.object();
+        self.queue.record_outcome(&object, outcome, now);
+        Some(write_result)
     }
 }

@@ -166,11 +166,11 @@ fn judge(found: Option<&Secret>, authority: &Authority) -> Found {
     let Some(secret) = found else {
         return Found::Missing;
     };
-    let there = kept(secret);
-    if there == authority.to_kept() {
+    let stored = kept(secret);
+    if stored == authority.to_kept() {
         return Found::Same;
     }
-    match Authority::from_kept(NAME, there) {
+    match Authority::from_kept(NAME, stored) {
         Ok(_) => Found::Replaced,
         Err(error) => Found::Broken(error.to_string()),
     }

@@ -21,7 +21,7 @@ fn with_job() -> (ApiServer, Cache) {
     let server = ApiServer::new();
     server.put(&scenario::job("minilm"));
     let mut cache = Cache::default();
-    watched(&server).enter(&mut cache);
+    watched(&server).apply_to(&mut cache);
     (server, cache)
 }
 
@@ -54,10 +54,10 @@ fn phase(cache: &Cache, phase: Phase) -> Request {
     Request::status(cache.jobs.get(&minilm()).unwrap(), &status)
 }
 
-/// Sends a request, and has the cache learn the answer.
+/// Sends a request, and stores the response in the cache.
 async fn send(cluster: &ApiWriter, request: &Request, cache: &mut Cache) -> Result<(), WriteError> {
-    let answered = cluster.send(request).await?;
-    cache.learn(request, answered);
+    let response = cluster.send(request).await?;
+    cache.store_response(request, response);
     Ok(())
 }
 
@@ -68,7 +68,7 @@ async fn of_two_that_believe_to_lead_the_deposed_one_overwrites_nothing_of_the_o
     let (old, new) = (cluster(&server, 5), cluster(&server, 6));
     let led = Instant::now();
     let (_renew, renewals) = watch::channel(led);
-    let mut lead = WriteFence::new(5, renewals);
+    let mut fence = WriteFence::new(5, renewals);
 
     let request = phase(&of_new, Phase::Complete);
     send(&new, &request, &mut of_new).await.unwrap();
@@ -76,13 +76,13 @@ async fn of_two_that_believe_to_lead_the_deposed_one_overwrites_nothing_of_the_o
     let request = phase(&of_old, Phase::Transferring);
     let conflict = send(&old, &request, &mut of_old).await.unwrap_err();
     assert!(conflict.is_conflict(), "{conflict}");
-    assert!(lead.may_write(led));
+    assert!(fence.may_write(led));
     // Once it has heard of it, a write would succeed: it makes none.
-    let seen = watched(&server);
-    assert_eq!(seen.leader_epoch, 6);
-    lead.sees(seen.leader_epoch, led);
-    seen.enter(&mut of_old);
-    assert!(!lead.may_write(led));
+    let event = watched(&server);
+    assert_eq!(event.leader_epoch, 6);
+    fence.observe(event.leader_epoch, led);
+    event.apply_to(&mut of_old);
+    assert!(!fence.may_write(led));
     let status = job(&server).status.unwrap();
     assert_eq!((status.phase, status.leader_epoch), (Phase::Complete, 6));
 }
@@ -94,7 +94,7 @@ async fn a_request_that_lost_to_a_newer_version_is_made_again_over_that() {
     edit(&server);
     let request = phase(&cache, Phase::Preparing);
     assert!(send(&cluster, &request, &mut cache).await.is_err());
-    watched(&server).enter(&mut cache);
+    watched(&server).apply_to(&mut cache);
     let request = phase(&cache, Phase::Preparing);
     send(&cluster, &request, &mut cache).await.unwrap();
     // The cache has learned the answer to its own request.
@@ -122,7 +122,7 @@ async fn a_job_that_was_changed_since_is_neither_held_let_go_nor_deleted() {
         let refused = send(&cluster, &request(&cache), &mut cache).await;
         let refused = refused.unwrap_err();
         assert!(refused.is_conflict(), "{change:?}: {refused}");
-        watched(&server).enter(&mut cache);
+        watched(&server).apply_to(&mut cache);
         send(&cluster, &request(&cache), &mut cache).await.unwrap();
     }
 }
@@ -164,8 +164,8 @@ async fn a_label_that_the_api_server_takes_and_leaves_out_is_refused() {
     for value in [Some("0123"), None] {
         let request = label(scenario::MODEL, value);
         send(&cluster, &request, &mut cache).await.unwrap();
-        let there = cache.nodes.named("n1").unwrap().labels();
-        assert_eq!(there.get(scenario::MODEL).map(String::as_str), value);
+        let labels = cache.nodes.named("n1").unwrap().labels();
+        assert_eq!(labels.get(scenario::MODEL).map(String::as_str), value);
     }
     let request = label("weft.dev/model.team-a.unwanted", Some("0123"));
     let refused = send(&cluster, &request, &mut cache).await.unwrap_err();

@@ -45,19 +45,19 @@ const CONFIGURATION_PENDING: &str = "ConfigurationPending";
 pub(crate) struct Decision {
     /// What is to be written, one request for an object at most.
     pub(crate) requests: Vec<Request>,
-    /// Why nodes cannot have the label of a job.
-    pub(crate) unlabelled: BTreeMap<Key, Obstacle>,
+    /// Why nodes cannot have the label of a job, by job.
+    pub(crate) label_problems: BTreeMap<Key, Obstacle>,
 }
 
 /// Decides fabrics, their nodes and their agents.
 pub(crate) fn decide(view: &View<'_>) -> Decision {
-    let (mut requests, unlabelled) = labels::decide(view);
+    let (mut requests, label_problems) = labels::decide(view);
     requests.extend(agents(view));
     requests.extend(fabric_nodes(view));
     requests.extend(statuses(view));
     Decision {
         requests,
-        unlabelled,
+        label_problems,
     }
 }
 
@@ -72,12 +72,12 @@ fn agents(view: &View<'_>) -> Vec<Request> {
         }
         let wanted = agents::daemon_set(view.template, fabric);
         let key = Key::of(&wanted.metadata);
-        let there = view.cache.daemon_sets.get(&key);
-        let applied = there.and_then(|set| set.annotations().get(APPLIED));
+        let existing = view.cache.daemon_sets.get(&key);
+        let applied = existing.and_then(|set| set.annotations().get(APPLIED));
         if applied.is_none() || applied != wanted.annotations().get(APPLIED) {
             // One that is deleted meanwhile is not brought back by a late answer.
             requests.push(Request {
-                uid: there.map(uid).unwrap_or_default(),
+                uid: existing.map(uid).unwrap_or_default(),
                 ..Request::new::<DaemonSet>(key, Change::Apply(json!(wanted)))
             });
         }
@@ -104,8 +104,9 @@ fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
         .map(|(key, fabric)| (key.name.as_str(), pod_configuration(fabric)))
         .collect();
     for (node, fabric) in view.membership.nodes() {
-        let there = view.cache.fabric_nodes.named(node);
-        let Some(there) = there.filter(|there| there.spec.fabric == fabric) else {
+        let fabric_node = view.cache.fabric_nodes.named(node);
+        let fabric_node = fabric_node.filter(|existing| existing.spec.fabric == fabric);
+        let Some(fabric_node) = fabric_node else {
             let owner = view.cache.nodes.named(node).map(uid).unwrap_or_default();
             let manifest = json!({
                 "metadata": { "ownerReferences": [
@@ -120,10 +121,10 @@ fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
         let state = view.reports.get(node);
         let state = state.filter(|state| state.fabric == fabric);
         let configuration = configurations.get(fabric).map(String::as_str);
-        if let Some(status) = node_status(there, state, configuration, view) {
+        if let Some(status) = node_status(fabric_node, state, configuration, view) {
             requests.push(Request {
-                events: new_findings(there.status.as_ref(), &status),
-                ..Request::status(there, &status)
+                events: new_findings(fabric_node.status.as_ref(), &status),
+                ..Request::status(fabric_node, &status)
             });
         }
     }
@@ -148,8 +149,8 @@ fn new_findings(old: Option<&FabricNodeStatus>, new: &FabricNodeStatus) -> Vec<E
     new.findings.iter().filter(is_new).map(event).collect()
 }
 
-/// The status of a node whose pod is to be made for that configuration, if it is another than the
-/// one there.
+/// The status of a node whose pod is to be made for that configuration, if it differs from the
+/// written one.
 fn node_status(
     node: &FabricNode,
     state: Option<&NodeState>,
@@ -164,7 +165,7 @@ fn node_status(
         return None;
     }
     let update = match state {
-        None if view.leading < SILENCE && readiness(node).is_some() => return None,
+        None if view.led_for < SILENCE && readiness(node).is_some() => return None,
         None if !is_labelled(view, &name) => not_ready(
             "NodeNotLabelled",
             &format!(
@@ -181,14 +182,14 @@ fn node_status(
             ),
         ),
         Some(state) => {
-            fill(&mut new, &state.report);
+            copy_report(&mut new, &state.report);
             match foreign_address(&name, &state.report, view) {
                 Some(update) => {
                     // Nothing is sent there.
                     new.control_address.clear();
                     update
                 }
-                None => judge(&name, state, configuration, view),
+                None => ready_condition(&name, state, configuration, view),
             }
         }
     };
@@ -239,13 +240,14 @@ fn is_labelled(view: &View<'_>, name: &str) -> bool {
     node.is_some_and(|node| labels::has_fabric_label(view, node))
 }
 
-fn judge(
+/// The condition Ready of a node, by the last report of its agent.
+fn ready_condition(
     name: &str,
     state: &NodeState,
     configuration: Option<&str>,
     view: &View<'_>,
 ) -> ConditionUpdate {
-    if state.is_silent(view.at) {
+    if state.is_silent(view.now_instant) {
         return not_ready(
             "AgentSilent",
             &format!(
@@ -295,7 +297,8 @@ fn not_ready(reason: &str, message: &str) -> ConditionUpdate {
     ConditionUpdate::new("Ready", false, reason, message)
 }
 
-fn fill(status: &mut FabricNodeStatus, report: &NodeReport) {
+/// Copies what an agent reports into the status of its node.
+fn copy_report(status: &mut FabricNodeStatus, report: &NodeReport) {
     let ports = report.ports.unwrap_or_default();
     let small = |number: u32| u16::try_from(number).unwrap_or(u16::MAX);
     let expires = i64::try_from(report.certificate_expires_unix_s).ok();
@@ -316,7 +319,7 @@ fn fill(status: &mut FabricNodeStatus, report: &NodeReport) {
         configuration: report.configuration.clone(),
         certificate_expires: expires
             .filter(|time| time.as_second() > 0)
-            .map(condition::moment),
+            .map(condition::whole_seconds),
         findings: report
             .findings
             .iter()
@@ -358,7 +361,7 @@ fn fabric_status(fabric: &RdmaFabric, members: &Members, view: &View<'_>) -> Fab
         .partition(|node| is_ready(view.cache, node, &name));
     let selected = members.nodes.len();
     // That they are ready was written by an earlier operator.
-    let unheard = match view.leading < SILENCE {
+    let without_report = match view.led_for < SILENCE {
         true => ready
             .iter()
             .filter(|node| !view.reports.contains_key(**node))
@@ -375,9 +378,9 @@ fn fabric_status(fabric: &RdmaFabric, members: &Members, view: &View<'_>) -> Fab
     } else if selected == 0 {
         let text = "spec.nodeSelector selects no node that is free: label the nodes, or correct it";
         (Some(false), "NoNodes", text.to_owned())
-    } else if unheard > 0 {
+    } else if without_report > 0 {
         let text = format!(
-            "a new operator leads: the agents of {unheard} of {selected} nodes have not reported to it yet"
+            "a new operator leads: the agents of {without_report} of {selected} nodes have not reported to it yet"
         );
         (None, "AgentsNotHeard", text)
     } else if waiting.is_empty() {
@@ -433,19 +436,23 @@ fn agents_applied(fabric: &RdmaFabric, view: &View<'_>) -> ConditionUpdate {
                 "AgentsApplied",
                 false,
                 "WriteRefused",
-                &condition::cut(&text),
+                &condition::truncate(&text),
             )
         }
     }
 }
 
 fn conflict(members: &Members) -> ConditionUpdate {
-    if members.taken.is_empty() {
+    if members.taken_by_older.is_empty() {
         let text = "no other fabric has its nodes";
         return ConditionUpdate::new("Conflicting", false, "NoConflict", text);
     }
-    let nodes: Vec<&str> = members.taken.keys().map(String::as_str).collect();
-    let fabrics: BTreeSet<&str> = members.taken.values().map(String::as_str).collect();
+    let nodes: Vec<&str> = members.taken_by_older.keys().map(String::as_str).collect();
+    let fabrics: BTreeSet<&str> = members
+        .taken_by_older
+        .values()
+        .map(String::as_str)
+        .collect();
     let fabrics: Vec<&str> = fabrics.into_iter().collect();
     let text = format!(
         "older fabrics have nodes that spec.nodeSelector selects: {} (of {}); make the selectors \

@@ -20,8 +20,8 @@ pub(crate) struct View<'a> {
     pub(crate) membership: &'a Membership,
     /// What agents have said to this process.
     pub(crate) reports: &'a BTreeMap<String, NodeState>,
-    /// How long this process has been leading: agents need a while to find a new leader.
-    pub(crate) leading: Duration,
+    /// How long this process has led: agents need a while to find a new leader.
+    pub(crate) led_for: Duration,
     /// Why the last write of a DaemonSet or of a node was refused.
     pub(crate) refused: &'a BTreeMap<ObjectId, String>,
     /// Labels of models of one namespace that a node may have.
@@ -31,5 +31,5 @@ pub(crate) struct View<'a> {
     /// Now, by this machine's clock …
     pub(crate) now: Timestamp,
     /// … and by the clock that reports are counted by.
-    pub(crate) at: Instant,
+    pub(crate) now_instant: Instant,
 }

@@ -47,8 +47,8 @@ pub(crate) struct View<'a> {
     pub(crate) membership: &'a Membership,
     /// The snapshot of the job's running transfer.
     pub(crate) snapshot: Option<&'a Snapshot>,
-    /// The node revision of the cache that the transfer has last been told of.
-    pub(crate) seen_revision: Option<u64>,
+    /// The node revision of the cache that the transfer's destinations were last updated from.
+    pub(crate) applied_node_revision: Option<u64>,
     /// What agents say of their nodes.
     pub(crate) reports: &'a BTreeMap<String, NodeState>,
     /// Which jobs may begin.
@@ -56,7 +56,7 @@ pub(crate) struct View<'a> {
     /// Of this process.
     pub(crate) leader_epoch: u64,
     /// When its status was last written by this process.
-    pub(crate) written: Option<Timestamp>,
+    pub(crate) status_written_at: Option<Timestamp>,
     /// Now.
     pub(crate) now: Timestamp,
 }
@@ -139,19 +139,19 @@ impl StopReason {
 /// Decides the next step of a job.
 pub(crate) fn decide(view: &View<'_>) -> Decision {
     let decision = next(view);
-    let running = |fabric: &str, slots| QueueEntry::new(view.job, fabric, true, slots);
-    // It keeps its path and its places until agents have been told of its end.
+    let running_entry = |fabric: &str, slots| QueueEntry::new(view.job, fabric, true, slots);
+    // It keeps its path and its slots until agents have been told of its end.
     let snapshot = view.snapshot.filter(|snapshot| snapshot.end.is_none());
-    let own = snapshot.map(|snapshot| {
+    let own_entry = snapshot.map(|snapshot| {
         let slots = SlotRequest::of_transfer(view.job, snapshot, view.cache);
-        running(&snapshot.fabric, slots)
+        running_entry(&snapshot.fabric, slots)
     });
     // A leader before this one had begun it, and its agents have not been told of an end yet.
-    let old = view.job.status.as_ref().filter(|_| view.snapshot.is_none());
-    let begun = old.filter(|old| old.phase.is_running() && !old.fabric.is_empty());
-    let begun = begun.map(|old| running(&old.fabric, None));
+    let written_status = view.job.status.as_ref().filter(|_| view.snapshot.is_none());
+    let begun = written_status.filter(|old| old.phase.is_running() && !old.fabric.is_empty());
+    let earlier_entry = begun.map(|old| running_entry(&old.fabric, None));
     Decision {
-        entry: own.or(decision.entry).or(begun),
+        entry: own_entry.or(decision.entry).or(earlier_entry),
         ..decision
     }
 }
@@ -175,7 +175,7 @@ fn next(view: &View<'_>) -> Decision {
             (Some(End::Complete | End::Failed), _) => write(
                 view,
                 &old,
-                &status::of_transfer(view.job, snapshot, view.now),
+                &status::transfer_status(view.job, snapshot, view.now),
             ),
             (None, Some(stop)) => Effect::Cancel(stop.cleanup()).into(),
             (None, None) => go_on(view, &old, snapshot),
@@ -321,7 +321,7 @@ fn finished(view: &View<'_>) -> Decision {
     }
     let request = match next_deadline(view.job) {
         Some(until) if view.now >= until => Some(Request::unless_changed(view.job, Change::Delete)),
-        _ => labelled(view),
+        _ => update_labelled_condition(view),
     };
     Decision {
         request,
@@ -331,10 +331,10 @@ fn finished(view: &View<'_>) -> Decision {
 }
 
 /// Writes that nodes cannot have the job's label, and that they can again.
-fn labelled(view: &View<'_>) -> Option<Request> {
+fn update_labelled_condition(view: &View<'_>) -> Option<Request> {
     let old = view.job.status.as_ref()?;
-    let obstacle = view.cache.unlabelled.get(&Key::of(&view.job.metadata));
-    let new = status::labelled(view.job, obstacle, view.now)?;
+    let obstacle = view.cache.label_problems.get(&Key::of(&view.job.metadata));
+    let new = status::update_labelled_condition(view.job, obstacle, view.now)?;
     Some(Request {
         events: status::events_for(old, &new),
         ..Request::status(view.job, &new)
@@ -343,15 +343,16 @@ fn labelled(view: &View<'_>) -> Option<Request> {
 
 fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: StopReason) -> Decision {
     let new = match stop {
-        StopReason::Suspend => status::suspended(view.job, view.now),
+        StopReason::Suspend => status::suspended_status(view.job, view.now),
         StopReason::Deadline => {
             let seconds = view.job.spec.deadline_seconds.unwrap_or_default();
             let unconfirmed = view
                 .snapshot
                 .map_or(&[][..], |snapshot| &snapshot.unconfirmed);
-            let left = status::left_behind(view.job, unconfirmed);
-            let left = left.map_or(String::new(), |left| format!("; {}", left.note));
-            status::overdue(view.job, view.snapshot, seconds, &left, view.now)
+            let leftovers = status::left_behind(view.job, unconfirmed);
+            let leftover_note =
+                leftovers.map_or(String::new(), |event| format!("; {}", event.note));
+            status::deadline_status(view.job, view.snapshot, seconds, &leftover_note, view.now)
         }
     };
     let decision = write(view, old, &new);
@@ -365,14 +366,14 @@ fn go_on(view: &View<'_>, old: &TransferJobStatus, snapshot: &Snapshot) -> Decis
     let mut decision = write(
         view,
         old,
-        &status::of_transfer(view.job, snapshot, view.now),
+        &status::transfer_status(view.job, snapshot, view.now),
     );
     let revision = view.cache.node_revision();
-    if view.seen_revision != Some(revision) {
+    if view.applied_node_revision != Some(revision) {
         let nodes = snapshot
             .destinations
             .iter()
-            .map(|there| there.node.as_str());
+            .map(|destination| destination.node.as_str());
         let existing: BTreeSet<&str> = nodes.collect();
         let update = resolve::destinations_update(view.job, view.cache, view.membership, &existing)
             .map(Box::new);
@@ -388,14 +389,14 @@ fn go_on(view: &View<'_>, old: &TransferJobStatus, snapshot: &Snapshot) -> Decis
 
 fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
     let wait = |obstacle: &Obstacle| {
-        let waiting = status::waiting(view.job, obstacle, view.now);
+        let waiting = status::waiting_status(view.job, obstacle, view.now);
         write(view, old, &waiting)
     };
     match resolve::resolve(view.job, view.cache, view.membership, view.leader_epoch) {
         Ok(transfer) => match object_source::check_secret(view.job, view.cache) {
             Ok(()) => begin_if_admitted(view, old, transfer),
             Err(SecretUnavailable::NotProbed(secret)) => {
-                // What is running keeps its path and its slots while that is seen.
+                // A running job keeps its path and its slots while the Secret is probed.
                 let is_running = old.phase.is_running();
                 Decision {
                     entry: is_running.then(|| {
@@ -405,11 +406,11 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
                     ..Effect::ProbeSecret(secret).into()
                 }
             }
-            Err(SecretUnavailable::Denied(obstacle)) => wait(&obstacle),
+            Err(SecretUnavailable::Unreadable(obstacle)) => wait(&obstacle),
         },
         Err(found) => match found.into_iter().next() {
             Some(obstacle) if obstacle.is_final => {
-                let failed = status::failed(view.job, &obstacle, view.now);
+                let failed = status::failed_status(view.job, &obstacle, view.now);
                 write(view, old, &failed)
             }
             Some(obstacle) => wait(&obstacle),
@@ -433,7 +434,7 @@ fn begin_if_admitted(
             Some(admission) => admission.obstacle(&entry).map(|obstacle| {
                 let waiting = TransferJobStatus {
                     fabric: transfer.fabric.clone(),
-                    ..status::waiting(view.job, &obstacle, view.now)
+                    ..status::waiting_status(view.job, &obstacle, view.now)
                 };
                 write(view, old, &waiting)
             }),
@@ -464,7 +465,7 @@ fn write(view: &View<'_>, old: &TransferJobStatus, new: &TransferJobStatus) -> D
     let is_progress = view.job.status.is_some() && !status::is_transition(old, new);
     if is_progress {
         let is_old = view
-            .written
+            .status_written_at
             .is_none_or(|at| view.now.duration_since(at) >= PROGRESS_AGE);
         let moved = new.bytes.saturating_sub(old.bytes).saturating_mul(100);
         if !is_old || moved < new.bytes_total.saturating_mul(PROGRESS_PERCENT) {

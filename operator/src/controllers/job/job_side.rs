@@ -27,7 +27,7 @@ pub(crate) fn locate(
     cache: &Cache,
     side: JobSide<'_>,
 ) -> Result<NodeLocation, Obstacle> {
-    let (end, node, name, scope, path) = match side {
+    let (field_prefix, node, name, scope, path) = match side {
         JobSide::Source(file) => (
             "spec.source.file",
             file.node.as_str(),
@@ -37,7 +37,7 @@ pub(crate) fn locate(
         ),
         JobSide::Destination(to) => ("spec.destinations", "", &*to.root, to.scope, &*to.path),
     };
-    let field = format!("{end}.root");
+    let field = format!("{field_prefix}.root");
     let fabric_name = fabric.name_any();
     let Some(root) = fabric.spec.roots.iter().find(|root| root.name == name) else {
         let known: Vec<&str> = fabric
@@ -70,7 +70,7 @@ pub(crate) fn locate(
     if scope != root.scope {
         return Err(temporary(
             "ScopeDiffers",
-            scope_differs(end, root, &fabric_name),
+            scope_differs(field_prefix, root, &fabric_name),
         ));
     }
     let path = scoped(namespace, scope, path);
@@ -104,16 +104,16 @@ pub(crate) fn destination_path(job: &TransferJob) -> (String, String) {
 }
 
 /// Where the root was made Shared after the job, nobody has checked that the job's author may use Shared roots.
-fn scope_differs(end: &str, root: &Root, fabric: &str) -> String {
+fn scope_differs(field_prefix: &str, root: &Root, fabric: &str) -> String {
     let name = &root.name;
     match root.scope {
         RootScope::Shared => format!(
-            "{end}.scope: root {name} of fabric {fabric} is Shared and the job does not say so; \
+            "{field_prefix}.scope: root {name} of fabric {fabric} is Shared and the job does not say so; \
              delete the job and make another with scope: Shared, which needs the verb use on \
              rdmafabrics"
         ),
         RootScope::PerNamespace => format!(
-            "{end}.scope: root {name} of fabric {fabric} is PerNamespace and the job says Shared; \
+            "{field_prefix}.scope: root {name} of fabric {fabric} is PerNamespace and the job says Shared; \
              delete the job and make another without scope"
         ),
     }
@@ -133,7 +133,7 @@ pub(crate) fn admits(root: &Root, namespace: &str, cache: &Cache) -> Result<bool
     Ok(cache
         .namespaces
         .named(namespace)
-        .is_some_and(|there| wanted.matches(there.labels())))
+        .is_some_and(|namespace| wanted.matches(namespace.labels())))
 }
 
 /// A copy beside its original must neither lie in it nor hold it.

@@ -17,7 +17,7 @@ pub(crate) enum SecretUnavailable {
     /// Nobody has looked lately whether the operator may read it.
     NotProbed(Key),
     /// It may not, or there is none.
-    Denied(Obstacle),
+    Unreadable(Obstacle),
 }
 
 /// The Secret that a job names, in its own namespace.
@@ -36,9 +36,12 @@ pub(crate) fn check_secret(job: &TransferJob, cache: &Cache) -> Result<(), Secre
     match cache.secrets.get(&secret) {
         None => Err(SecretUnavailable::NotProbed(secret)),
         Some(Ok(())) => Ok(()),
-        Some(Err(fault)) => {
-            let text = format!("spec.source.object.secretRef: {}", fault.message);
-            Err(SecretUnavailable::Denied(temporary(&fault.reason, text)))
+        Some(Err(obstacle)) => {
+            let text = format!("spec.source.object.secretRef: {}", obstacle.message);
+            Err(SecretUnavailable::Unreadable(temporary(
+                &obstacle.reason,
+                text,
+            )))
         }
     }
 }
@@ -67,20 +70,20 @@ pub(crate) fn readers(
     let name = fabric.name_any();
     let before = job.status.as_ref().map(|status| status.reader.as_str());
     let uid = job.uid().unwrap_or_default();
-    let is_other = |other: &TransferJob| {
+    let is_unfinished_other = |other: &TransferJob| {
         let is_over = other.status.as_ref().is_none_or(|it| it.phase.is_over());
         !is_over && other.uid().unwrap_or_default() != uid
     };
     let busy: Vec<&str> = (cache.jobs.iter())
-        .filter(|(_, other)| is_other(other))
+        .filter(|(_, other)| is_unfinished_other(other))
         .filter_map(|(_, other)| Some(other.status.as_ref()?.reader.as_str()))
         .collect();
     let rank = |node: &str| {
         let can = is_ready(cache, node, &name);
         let load = busy.iter().filter(|reader| **reader == node).count();
         // Jobs that begin at once, before any of them is written down, do not all choose the same.
-        let lot = blake3::hash(format!("{uid}/{node}").as_bytes());
-        (!can, before != Some(node), load, *lot.as_bytes())
+        let tie_break = blake3::hash(format!("{uid}/{node}").as_bytes());
+        (!can, before != Some(node), load, *tie_break.as_bytes())
     };
     let mut nodes: Vec<String> = copies.iter().map(|copy| copy.node.clone()).collect();
     nodes.sort_by_cached_key(|node| rank(node));
@@ -100,10 +103,10 @@ pub(crate) fn object(
         etag: expect.and_then(|it| it.etag.clone()).unwrap_or_default(),
         bytes: expect.and_then(|it| u64::try_from(it.bytes?).ok()),
         secret: secret(job).zip(cache.secret_reader.clone()).map(
-            |(Key { namespace, name }, reader)| Secret {
+            |(Key { namespace, name }, secret_reader)| Secret {
                 namespace,
                 name,
-                reader,
+                reader: secret_reader,
             },
         ),
         readers,

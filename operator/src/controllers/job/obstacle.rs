@@ -1,4 +1,5 @@
-//! What keeps a job from beginning.
+//! What keeps a job from beginning, the operator from reading a job's Secret, or nodes from having the label of a
+//! finished job.
 
 pub(crate) use weft_crds::Obstacle;
 

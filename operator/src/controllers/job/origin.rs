@@ -89,8 +89,8 @@ pub(crate) fn selected<'a>(
         permanent("SelectorInvalid", text)
     })?;
     let is_wanted = |node: &str| {
-        let there = cache.nodes.named(node);
-        there.is_some_and(|there| wanted.matches(there.labels()))
+        let node = cache.nodes.named(node);
+        node.is_some_and(|node| wanted.matches(node.labels()))
     };
     let selected = membership.nodes().filter(|(node, _)| is_wanted(node));
     Ok(selected.collect())

@@ -112,8 +112,8 @@ fn progress_of(view: &QueryView<'_>, job: &TransferJob, is_whole: bool) -> Trans
     });
     let mut status = match running {
         None => written,
-        Some(snapshot) if is_whole => status::live(job, snapshot, view.now),
-        Some(snapshot) => status::of_transfer(job, snapshot, view.now),
+        Some(snapshot) if is_whole => status::live_status(job, snapshot, view.now),
+        Some(snapshot) => status::transfer_status(job, snapshot, view.now),
     };
     if !is_whole {
         status.destinations.clear();
@@ -149,7 +149,8 @@ pub(crate) fn preflight(view: &QueryView<'_>, job: &TransferJob) -> Preflight {
     };
     // Otherwise the store is asked, and the Secret read for that.
     if transfer.is_none()
-        && let Err(SecretUnavailable::Denied(obstacle)) = object_source::check_secret(job, cache)
+        && let Err(SecretUnavailable::Unreadable(obstacle)) =
+            object_source::check_secret(job, cache)
     {
         found.push(obstacle);
     }
@@ -206,9 +207,9 @@ pub(crate) fn copies(view: &QueryView<'_>, namespace: Option<&str>) -> Vec<Repor
             namespace: job.namespace.clone(),
             name: job.name.clone(),
         };
-        let there = cache.jobs.get(&key).map(uid);
+        let existing = cache.jobs.get(&key).map(uid);
         CopyJob {
-            exists: there.is_some_and(|uid| uid == weft_transfer::job_uid(&job.uid)),
+            exists: existing.is_some_and(|uid| uid == weft_transfer::job_uid(&job.uid)),
             namespace: job.namespace.clone(),
             name: job.name.clone(),
             uid: job.uid.clone(),
@@ -241,13 +242,13 @@ pub(crate) fn copies(view: &QueryView<'_>, namespace: Option<&str>) -> Vec<Repor
             endpoint: endpoint.clone(),
         }));
     }
-    let place = |one: &ReportedCopy| {
+    let location = |one: &ReportedCopy| {
         let NodeCopy {
             root, path, node, ..
         } = &one.copy;
         (root.clone(), path.clone(), node.clone())
     };
-    copies.sort_by_cached_key(place);
+    copies.sort_by_cached_key(location);
     copies
 }
 
@@ -302,7 +303,7 @@ mod tests {
         Snapshot {
             fabric: "default".into(),
             phase: TransferPhase::Running,
-            started: true,
+            start_sent: true,
             attempt: 1,
             unrecorded_attempt: None,
             end: None,
@@ -391,7 +392,7 @@ mod tests {
             bytes: 77,
             ..TransferJobStatus::default()
         });
-        stage.cache.jobs.learn(job);
+        stage.cache.jobs.update(job);
         let told = stage.progress(Some("minilm"));
         assert_eq!(
             (told.status.phase, told.status.bytes),
@@ -406,7 +407,7 @@ mod tests {
         assert_eq!(one.status.destinations.len(), 200);
         assert_eq!(listed.status.destinations, []);
         assert!(listed.status.destinations_truncated);
-        let bare = |told: TransferProgress| TransferProgress {
+        let without_destinations = |told: TransferProgress| TransferProgress {
             status: TransferJobStatus {
                 destinations: Vec::new(),
                 destinations_truncated: false,
@@ -414,7 +415,7 @@ mod tests {
             },
             ..told
         };
-        assert_eq!(bare(one), bare(listed));
+        assert_eq!(without_destinations(one), without_destinations(listed));
         // Also of one that is over, of which only what is written is known.
         let mut job = scenario::job("minilm");
         job.metadata.resource_version = Some("9".to_owned());
@@ -423,7 +424,7 @@ mod tests {
             destinations: moving(1).destinations,
             ..TransferJobStatus::default()
         });
-        stage.cache.jobs.learn(job);
+        stage.cache.jobs.update(job);
         assert_eq!(stage.progress(Some("minilm")).status.destinations.len(), 1);
         assert_eq!(stage.progress(None).status.destinations, []);
     }
@@ -469,7 +470,7 @@ mod tests {
         let good = scenario::job("minilm");
         assert!(reasons(&good, &cache).is_empty());
 
-        cache.fabric_nodes.learn(asleep("n1", "default"));
+        cache.fabric_nodes.update(asleep("n1", "default"));
         let mut bad = good.clone();
         if let Some(file) = &mut bad.spec.source.file {
             file.root = "attic".into();
@@ -496,7 +497,7 @@ mod tests {
         let mut fabric = scenario::fabric("default", 1);
         fabric.spec.transport.cap_mbps = Some(1000);
         fabric.metadata.resource_version = Some("2".into());
-        cache.fabrics.learn(fabric);
+        cache.fabrics.update(fabric);
         let mut stage = Fixture::new(cache.clone());
         let job = scenario::job("minilm");
         let entry = |is_running| {
@@ -538,7 +539,7 @@ mod tests {
             if let Some(status) = &mut node.status {
                 status.data_address = format!("10.0.0.{i}");
             }
-            cache.fabric_nodes.learn(node);
+            cache.fabric_nodes.update(node);
         }
         let names = |cache: &Cache| {
             let view = neighbours(cache, "n1").unwrap();
@@ -546,7 +547,7 @@ mod tests {
             peers.collect::<Vec<_>>()
         };
         assert_eq!(names(&cache), ["n2", "n3"]);
-        cache.fabric_nodes.learn(asleep("n3", "default"));
+        cache.fabric_nodes.update(asleep("n3", "default"));
         assert_eq!(names(&cache), ["n2"]);
         assert_eq!(neighbours(&cache, "n9"), None);
     }
@@ -557,7 +558,7 @@ mod tests {
         let mut fabric = scenario::fabric("default", 1);
         fabric.spec.roots[1].namespaces = Some(labelled("trusted"));
         fabric.metadata.resource_version = Some("2".into());
-        cache.fabrics.learn(fabric);
+        cache.fabrics.update(fabric);
         let names = |cache: &Cache| {
             let roots = available_roots(cache, "team-a").into_iter();
             roots.map(|root| root.name).collect::<Vec<_>>()
@@ -566,7 +567,7 @@ mod tests {
         assert_eq!(available_roots(&cache, "team-a")[0].nodes, ["n1", "n2"]);
         let mut trusted = scenario::namespace("team-a", &["trusted"]);
         trusted.metadata.resource_version = Some("2".into());
-        cache.namespaces.learn(trusted);
+        cache.namespaces.update(trusted);
         assert_eq!(names(&cache), ["models", "library"]);
     }
 

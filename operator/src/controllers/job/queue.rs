@@ -11,9 +11,10 @@
 //! at once all end at the end; in turn, most of them end long before. The rules, and why they are these, are
 //! in docs/decisions/0019:
 //!
-//! * a node takes part in at most [`JOBS_PER_NODE_MAX`] jobs, unless more were running before there was a cap;
+//! * a node has [`JOBS_PER_NODE_MAX`] job slots and takes part in no more jobs, unless more were running before
+//!   there was a cap;
 //! * namespaces take turns: first the oldest job of each namespace, then the second oldest, and so on;
-//! * a job that is first in line at every full node that it waits for reserves a slot at all its nodes, so
+//! * a job that is first in line at every full node that it waits for reserves a job slot at all its nodes, so
 //!   that it cannot starve.
 //!
 //! It is not stored: a new leader computes it again from the jobs' statuses. Owned by the controllers' task,
@@ -45,7 +46,7 @@ use crate::controllers::{
 /// written, the other's bytes use the link. A third would only make both slower.
 pub(crate) const JOBS_PER_NODE_MAX: usize = 2;
 
-/// Where a job takes part, on a fabric with a cap.
+/// The job slots that a job asks for, on a fabric with a cap: one at each of these nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SlotRequest {
     /// The node that has the bytes.
@@ -62,7 +63,7 @@ impl SlotRequest {
         Self::at(&transfer.fabric, &spec.source.node, spec.receivers(), cache)
     }
 
-    /// Of a job that this process is at.
+    /// Of a job that this process runs.
     pub(crate) fn of_transfer(
         job: &TransferJob,
         snapshot: &Snapshot,
@@ -70,9 +71,9 @@ impl SlotRequest {
     ) -> Option<Self> {
         let file = job.spec.source.file.as_ref().map(|file| &file.node);
         let source = file.or(snapshot.reader.as_ref())?;
-        let left = snapshot.destinations.iter();
-        let left = left.filter(|there| there.state != DestinationState::Verified);
-        let names = left.map(|there| there.node.as_str());
+        let destinations = snapshot.destinations.iter();
+        let unverified = destinations.filter(|one| one.state != DestinationState::Verified);
+        let names = unverified.map(|destination| destination.node.as_str());
         Self::at(&snapshot.fabric, source, names, cache)
     }
 
@@ -85,7 +86,7 @@ impl SlotRequest {
         cache.fabrics.named(fabric)?.spec.transport.cap_mbps?;
         let receivers: BTreeSet<String> = names
             .filter(|name| !is_local(name) && *name != source)
-            // Nobody is held up at a node that is silent, nor for it.
+            // A node that is not ready takes no slot and delays no job.
             .filter(|name| is_ready(cache, name, fabric))
             .map(str::to_owned)
             .collect();
@@ -114,7 +115,7 @@ pub(crate) struct QueueEntry {
     /// The root that it writes to, and the names of the path below it.
     pub(crate) root: String,
     pub(crate) path: Vec<String>,
-    /// Where it takes part, if its jobs take turns.
+    /// The job slots that it asks for, if jobs take turns.
     pub(crate) slots: Option<SlotRequest>,
 }
 
@@ -235,7 +236,7 @@ impl AdmissionQueue {
         }
     }
 
-    /// A job is this by now; `None` when it neither is running nor could begin.
+    /// Replaces the job's entry; `None` when it neither is running nor could begin.
     pub(crate) fn update_entry(&mut self, uid: &str, entry: Option<QueueEntry>) {
         if self.entries.get(uid) == entry.as_ref() {
             return;
@@ -247,8 +248,8 @@ impl AdmissionQueue {
         self.is_stale = true;
     }
 
-    /// Forgets all other jobs.
-    pub(crate) fn keep(&mut self, uids: &BTreeSet<String>) {
+    /// Removes all other jobs.
+    pub(crate) fn retain(&mut self, uids: &BTreeSet<String>) {
         let before = self.entries.len();
         self.entries.retain(|uid, _| uids.contains(uid));
         self.is_stale |= self.entries.len() != before;
@@ -260,11 +261,11 @@ impl AdmissionQueue {
             return Vec::new();
         }
         let admissions = admissions(self.entries.iter(), &self.admissions, self.namespace_most);
-        let is_other = |(uid, admission): &(&String, &Admission)| {
+        let differs = |(uid, admission): &(&String, &Admission)| {
             let before = self.admissions.get(*uid);
             before.is_none_or(|before| before.differs(admission))
         };
-        let others = admissions.iter().filter(is_other);
+        let others = admissions.iter().filter(differs);
         let others = others.filter_map(|(uid, _)| Some(self.entries.get(uid)?.key.clone()));
         let others = others.collect();
         self.admissions = admissions;
@@ -308,13 +309,13 @@ fn first_at<'a>(paths: &Paths<'a>, path: &[String]) -> Option<&'a QueueEntry> {
     let above = (0..path.len()).filter_map(|names| paths.get(&path[..names]));
     let below = paths.range(path..);
     let below = below.take_while(|(below, _)| below.starts_with(path));
-    let all = above.chain(below.map(|(_, there)| there));
+    let all = above.chain(below.map(|(_, first)| first));
     let (_, first) = all.min_by_key(|(position, _)| *position)?;
     Some(first)
 }
 
-/// Gives each that could begin its turn. A job that waited for a node goes on to wait for that one as
-/// long as it is among those that it waits for: what is written of it shall not change.
+/// Computes all admissions. A queued job keeps the node it names while that node is still full, so its status
+/// does not change.
 fn admissions<'a>(
     entries: impl Iterator<Item = (&'a String, &'a QueueEntry)>,
     before: &BTreeMap<String, Admission>,
@@ -367,8 +368,8 @@ fn admissions<'a>(
 /// The jobs of one fabric that take turns, and that no path keeps from beginning.
 #[derive(Default)]
 struct FabricQueue<'a> {
-    /// Slots that are taken: by jobs running, and by those that were admitted already.
-    taken: HashMap<&'a str, usize>,
+    /// Job slots in use at each node: by jobs running, and by those that were admitted already.
+    used_slots: HashMap<&'a str, usize>,
     /// Those running by namespace, the oldest first.
     running: BTreeMap<&'a str, Vec<Age<'a>>>,
     /// The oldest first.
@@ -395,12 +396,12 @@ impl<'a> FabricQueue<'a> {
 
     fn take_slots(&mut self, entry: &'a QueueEntry) {
         for node in entry.nodes() {
-            *self.taken.entry(node).or_default() += 1;
+            *self.used_slots.entry(node).or_default() += 1;
         }
     }
 
     /// Those that wait, in their order: by how many jobs of its namespace are older, then by age. Younger
-    /// ones do not count: a job that they overtook is not put back for it.
+    /// jobs do not count, so a job does not lose its rank when younger ones start first.
     fn order(&mut self) -> Vec<(&'a String, &'a QueueEntry)> {
         let mut older: BTreeMap<&str, usize> = BTreeMap::new();
         let ready = std::mem::take(&mut self.ready).into_iter();
@@ -428,7 +429,7 @@ impl<'a> FabricQueue<'a> {
         let mut waiting = 0;
         for (uid, entry) in self.order() {
             let is_full = |node: &&str| {
-                self.taken
+                self.used_slots
                     .get(node)
                     .is_some_and(|count| *count >= JOBS_PER_NODE_MAX)
             };

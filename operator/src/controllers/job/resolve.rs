@@ -1,4 +1,4 @@
-//! From what a job says to what the agents are asked: nodes, places, addresses, the network between.
+//! From what a job says to what the agents are asked: nodes, locations, addresses, the network between.
 
 use std::collections::BTreeSet;
 
@@ -37,13 +37,13 @@ pub(crate) struct TransferRequest {
 
 impl TransferRequest {
     /// The nodes that are to have a copy.
-    fn targets(&self) -> Vec<&str> {
-        let places = self.spec.destinations.iter();
-        places.map(|copy| node_of(&copy.node)).collect()
+    fn destination_nodes(&self) -> Vec<&str> {
+        let locations = self.spec.destinations.iter();
+        locations.map(|location| node_of(&location.node)).collect()
     }
 }
 
-/// Everything that a job needs to begin, or all that is in its way, as far as one thing does not hide another.
+/// Everything that a job needs to begin, or every obstacle that can be found in one pass.
 /// Destinations that are not ready are in it: the others need not wait for them.
 pub(crate) fn resolve(
     job: &TransferJob,
@@ -54,7 +54,8 @@ pub(crate) fn resolve(
     let transfer = build_transfer(job, cache, membership, leader_epoch, &BTreeSet::new())?;
     let file = job.spec.source.file.as_ref();
     let source = file.map(|file| file.node.as_str());
-    let found = unready(cache, &transfer.fabric, source, &transfer.targets());
+    let destination_nodes = transfer.destination_nodes();
+    let found = unready(cache, &transfer.fabric, source, &destination_nodes);
     match found.is_empty() {
         true => Ok(transfer),
         false => Err(found),
@@ -62,29 +63,34 @@ pub(crate) fn resolve(
 }
 
 /// What the agents of its nodes keep a job from.
-fn unready(cache: &Cache, fabric: &str, source: Option<&str>, targets: &[&str]) -> Vec<Obstacle> {
+fn unready(
+    cache: &Cache,
+    fabric: &str,
+    source: Option<&str>,
+    destination_nodes: &[&str],
+) -> Vec<Obstacle> {
     let is_not_ready = |node: &&str| !is_ready(cache, node, fabric);
     let mut found = Vec::new();
     if let Some(source) = source.filter(is_not_ready) {
         let text =
             format!("spec.source.file.node: {source} is not ready; see: kubectl get fabricnodes");
         found.push(temporary("NodesNotReady", text));
-    } else if !targets.is_empty() && targets.iter().all(is_not_ready) {
+    } else if !destination_nodes.is_empty() && destination_nodes.iter().all(is_not_ready) {
         let text = format!(
             "spec.destinations: none of the nodes is ready: {}; it begins when one is; see: kubectl \
              get fabricnodes",
-            listed(targets)
+            listed(destination_nodes)
         );
         found.push(temporary("NodesNotReady", text));
     }
-    let nodes = targets.iter().copied().chain(source);
+    let nodes = destination_nodes.iter().copied().chain(source);
     found.extend(mixed_configurations(cache, fabric, nodes));
     found
 }
 
 /// Destinations that a job begins without, for who plans it.
 pub(crate) fn late_destinations(transfer: &TransferRequest, cache: &Cache) -> Option<Obstacle> {
-    let mut late = transfer.targets();
+    let mut late = transfer.destination_nodes();
     late.retain(|node| !is_ready(cache, node, &transfer.fabric));
     let text = format!(
         "{} of its destinations are not ready: {}; the others do not wait for them; see: kubectl get \
@@ -278,10 +284,10 @@ pub(crate) fn to_cancel(
     names.extend(destinations(job, &fabric, cache, membership).unwrap_or_default());
     names.extend(with_copy.iter().cloned());
     let to = &job.spec.destinations;
-    let bare = |path: &str| path.trim_end_matches('/').to_owned();
+    let trim_slash = |path: &str| path.trim_end_matches('/').to_owned();
     let file = job.spec.source.file.as_ref();
     let (root, path) = file.map_or((&to.root, &to.path), |file| (&file.root, &file.path));
-    let is_elsewhere = (&to.root, bare(&to.path)) != (root, bare(path));
+    let is_elsewhere = (&to.root, trim_slash(&to.path)) != (root, trim_slash(path));
     if file.is_some() && names.remove(&source) && is_elsewhere {
         names.insert(local(&source));
     }

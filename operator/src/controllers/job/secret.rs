@@ -103,13 +103,15 @@ impl ReadSecret for Secrets {
         name: &'a str,
     ) -> BoxFuture<'a, Result<BTreeMap<String, Vec<u8>>, Failure>> {
         Box::pin(async move {
-            self.read(namespace, name).await.map_err(|fault| Failure {
-                node: String::new(),
-                // Somebody may give the right, or make it.
-                retriable: fault.reason != BAD_NAME,
-                reason: fault.reason,
-                message: fault.message,
-            })
+            self.read(namespace, name)
+                .await
+                .map_err(|obstacle| Failure {
+                    node: String::new(),
+                    // Somebody may give the right, or make it.
+                    retriable: obstacle.reason != BAD_NAME,
+                    reason: obstacle.reason,
+                    message: obstacle.message,
+                })
         })
     }
 }
@@ -149,9 +151,9 @@ mod tests {
         );
 
         let denied = answering(403, status(403, "Forbidden"));
-        let fault = denied.read("team-a", "store").await.unwrap_err();
-        assert_eq!(fault.reason, "SecretForbidden");
-        let text = fault.message;
+        let obstacle = denied.read("team-a", "store").await.unwrap_err();
+        assert_eq!(obstacle.reason, "SecretForbidden");
+        let text = obstacle.message;
         for part in [
             "--resource-name store",
             "--serviceaccount weft-system:weft-operator",
@@ -159,11 +161,11 @@ mod tests {
             assert!(text.contains(part), "{text}");
         }
         let missing = answering(404, status(404, "NotFound"));
-        let fault = missing.read("team-a", "store").await.unwrap_err();
-        assert_eq!(fault.reason, "SecretMissing");
+        let obstacle = missing.read("team-a", "store").await.unwrap_err();
+        assert_eq!(obstacle.reason, "SecretMissing");
         let broken = answering(500, status(500, "InternalError"));
-        let fault = broken.read("team-a", "store").await.unwrap_err();
-        assert_eq!(fault.reason, "SecretUnread");
+        let obstacle = broken.read("team-a", "store").await.unwrap_err();
+        assert_eq!(obstacle.reason, "SecretUnread");
     }
 
     /// What the API server answers to every query is a Secret that nobody may have.
@@ -187,9 +189,9 @@ mod tests {
             "A",
             &long,
         ] {
-            let fault = secrets.read("team-a", name).await.unwrap_err();
-            assert_eq!(fault.reason, BAD_NAME, "{name}");
-            assert!(fault.message.len() < 500);
+            let obstacle = secrets.read("team-a", name).await.unwrap_err();
+            assert_eq!(obstacle.reason, BAD_NAME, "{name}");
+            assert!(obstacle.message.len() < 500);
         }
         for name in ["a", "store.team-a", "0-1"] {
             assert!(secrets.read("team-a", name).await.is_ok(), "{name}");

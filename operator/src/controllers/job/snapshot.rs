@@ -1,4 +1,4 @@
-//! What this process knows of a transfer that it is at, as plain data. Texts of agents are cut to what a status holds.
+//! What this process knows of a transfer that it runs, as plain data. Texts of agents are cut to what a status holds.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -7,11 +7,11 @@ use weft_crds::{
 };
 use weft_proto::agent::v1::State;
 
-use crate::controllers::condition::cut;
+use crate::controllers::condition::truncate;
 use weft_transfer::{Destination, DestinationPhase, End, Transfer, TransferPhase, node_of};
 
-/// With a mark a second, the rate is that of the last ten: a person looks at it.
-const RATE_MARKS: usize = 11;
+/// With a sample a second, the rate is that of the last ten: a person looks at it.
+const RATE_SAMPLES: usize = 11;
 
 /// A transfer as it is now.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,7 +21,7 @@ pub(crate) struct Snapshot {
     /// How far it is.
     pub(crate) phase: TransferPhase,
     /// Start was sent at least once.
-    pub(crate) started: bool,
+    pub(crate) start_sent: bool,
     /// The newest attempt that has begun.
     pub(crate) attempt: u32,
     /// The number of the attempt that begins once this number is recorded in the status.
@@ -54,13 +54,13 @@ impl Snapshot {
     /// Of a transfer.
     pub(crate) fn of(transfer: &Transfer, fabric: &str, bytes_per_second: u64) -> Self {
         let destinations: Vec<DestinationStatus> =
-            transfer.destinations().map(destination).collect();
+            transfer.destinations().map(destination_status).collect();
         let count = u64::try_from(destinations.len()).unwrap_or(u64::MAX);
         // A later attempt finds what an earlier one has brought.
         let was_there =
             transfer.attempt() == 1 && transfer.destinations().all(Destination::was_there);
         let (link, reason) = transfer.link();
-        let digest = Some(cut(transfer.digest())).filter(|digest| !digest.is_empty());
+        let digest = Some(truncate(transfer.digest())).filter(|digest| !digest.is_empty());
         let manifest = transfer.listing().map(|listing| ManifestSummary {
             files: u32::try_from(listing.found.files).unwrap_or(u32::MAX),
             bytes: signed(transfer.bytes()),
@@ -69,7 +69,7 @@ impl Snapshot {
         Self {
             fabric: fabric.to_owned(),
             phase: transfer.phase(),
-            started: transfer.started().is_some(),
+            start_sent: transfer.started().is_some(),
             attempt: transfer.attempt(),
             unrecorded_attempt: transfer.unrecorded_attempt(),
             end: transfer.end(),
@@ -90,8 +90,8 @@ impl Snapshot {
                 )),
             }),
             link: (!link.is_empty()).then(|| LinkInUse {
-                name: cut(link),
-                reason: cut(reason),
+                name: truncate(link),
+                reason: truncate(reason),
             }),
             destinations,
             was_there,
@@ -106,13 +106,13 @@ impl Snapshot {
     }
 }
 
-fn destination(there: &Destination) -> DestinationStatus {
-    let (state, failure) = match &there.phase {
+fn destination_status(destination: &Destination) -> DestinationStatus {
+    let (state, failure) = match &destination.phase {
         DestinationPhase::Verified { .. } => (DestinationState::Verified, None),
         DestinationPhase::Failed(failure) => (DestinationState::Failed, Some(failure)),
         DestinationPhase::Retrying(failure) => (DestinationState::Pending, Some(failure)),
         DestinationPhase::Pending => {
-            let state = match there.report.state() {
+            let state = match destination.report.state() {
                 State::Preparing => DestinationState::Preparing,
                 State::Transferring => DestinationState::Transferring,
                 State::Verifying | State::Verified => DestinationState::Verifying,
@@ -123,23 +123,23 @@ fn destination(there: &Destination) -> DestinationStatus {
     };
     let is_verified = state == DestinationState::Verified;
     DestinationStatus {
-        node: node_of(&there.location.node).to_owned(),
+        node: node_of(&destination.location.node).to_owned(),
         state,
         reason: failure
-            .map(|failure| cut(&failure.reason))
+            .map(|failure| truncate(&failure.reason))
             .unwrap_or_default(),
         message: match failure {
-            Some(failure) => cut(&failure.message),
-            None if there.was_there() && there.report.message.is_empty() => {
+            Some(failure) => truncate(&failure.message),
+            None if destination.was_there() && destination.report.message.is_empty() => {
                 "it was there already; nothing was sent".to_owned()
             }
             // How the copy has appeared.
-            None if is_verified => cut(&there.report.message),
+            None if is_verified => truncate(&destination.report.message),
             None => String::new(),
         },
-        bytes: signed(there.bytes),
+        bytes: signed(destination.bytes),
         digest: if is_verified {
-            cut(&there.report.digest)
+            truncate(&destination.report.digest)
         } else {
             String::new()
         },
@@ -150,20 +150,20 @@ fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// How fast it goes, over the last [`RATE_MARKS`] marks.
+/// How fast it goes, over the last [`RATE_SAMPLES`] samples.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RateMeter {
-    marks: VecDeque<(Duration, u64)>,
+    samples: VecDeque<(Duration, u64)>,
 }
 
 impl RateMeter {
     /// So many bytes are there now; gives bytes per second.
-    pub(crate) fn mark(&mut self, now: Duration, bytes: u64) -> u64 {
-        self.marks.push_back((now, bytes));
-        if self.marks.len() > RATE_MARKS {
-            self.marks.pop_front();
+    pub(crate) fn sample(&mut self, now: Duration, bytes: u64) -> u64 {
+        self.samples.push_back((now, bytes));
+        if self.samples.len() > RATE_SAMPLES {
+            self.samples.pop_front();
         }
-        let (since, before) = self.marks.front().copied().unwrap_or_default();
+        let (since, before) = self.samples.front().copied().unwrap_or_default();
         let millis = now.saturating_sub(since).as_millis().max(1);
         let moved = u128::from(bytes.saturating_sub(before)) * 1000;
         u64::try_from(moved / millis).unwrap_or(u64::MAX)
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_verified_destination_has_the_message_that_its_agent_gives() {
-        let place = weft_transfer::NodeLocation {
+        let location = weft_transfer::NodeLocation {
             node: "n1".to_owned(),
             root: "models".to_owned(),
             path: "m".to_owned(),
@@ -188,8 +188,8 @@ mod tests {
             ..ProgressResponse::default()
         };
         let shown = |phase| {
-            let shown = destination(&Destination {
-                location: place.clone(),
+            let shown = destination_status(&Destination {
+                location: location.clone(),
                 phase,
                 report: report.clone(),
                 bytes: 0,
@@ -200,8 +200,8 @@ mod tests {
         let after = Duration::ZERO;
         let verified = shown(DestinationPhase::Verified { after });
         assert_eq!(verified, (String::new(), "file by file".to_owned()));
-        let was_there = destination(&Destination {
-            location: place.clone(),
+        let was_there = destination_status(&Destination {
+            location: location.clone(),
             phase: DestinationPhase::Verified { after },
             report: ProgressResponse::default(),
             bytes: 10,
@@ -222,18 +222,18 @@ mod tests {
 
     #[test]
     fn a_rate_is_that_of_the_last_ten_seconds() {
-        let mut pace = RateMeter::default();
+        let mut meter = RateMeter::default();
         let second = Duration::from_secs;
-        assert_eq!(pace.mark(second(0), 0), 0);
+        assert_eq!(meter.sample(second(0), 0), 0);
         let mut bytes = 0;
         for i in 1..=10 {
             bytes += 100;
-            assert_eq!(pace.mark(second(i), bytes), 100);
+            assert_eq!(meter.sample(second(i), bytes), 100);
         }
         // It stands still.
         for i in 11..=20 {
-            pace.mark(second(i), bytes);
+            meter.sample(second(i), bytes);
         }
-        assert_eq!(pace.mark(second(21), bytes), 0);
+        assert_eq!(meter.sample(second(21), bytes), 0);
     }
 }

@@ -12,7 +12,7 @@ use weft_transfer::{End, TransferPhase};
 
 use crate::controllers::{
     cache::uid,
-    condition::{self, ConditionUpdate, cut, listed, moment},
+    condition::{self, ConditionUpdate, listed, truncate, whole_seconds},
     fabric::decide::model_label,
     job::{
         job_side::destination_path,
@@ -22,11 +22,15 @@ use crate::controllers::{
     request::Event,
 };
 
-/// It cannot begin yet.
-pub(crate) fn waiting(job: &TransferJob, obstacle: &Obstacle, now: Timestamp) -> TransferJobStatus {
+/// The status of a job that cannot begin yet.
+pub(crate) fn waiting_status(
+    job: &TransferJob,
+    obstacle: &Obstacle,
+    now: Timestamp,
+) -> TransferJobStatus {
     let mut status = carry_over(job);
     status.phase = Phase::Waiting;
-    status.message = cut(&obstacle.message);
+    status.message = truncate(&obstacle.message);
     resumed(&mut status, now);
     let planned = ConditionUpdate::new("Planned", false, &obstacle.reason, &status.message);
     set(&mut status, planned, now);
@@ -44,14 +48,14 @@ fn leave_queue(status: &mut TransferJobStatus, reason: &str, message: &str, now:
     if condition::is_true(&status.conditions, "Queued") {
         set(
             status,
-            ConditionUpdate::new("Queued", false, reason, &cut(message)),
+            ConditionUpdate::new("Queued", false, reason, &truncate(message)),
             now,
         );
     }
 }
 
-/// It was stopped on request.
-pub(crate) fn suspended(job: &TransferJob, now: Timestamp) -> TransferJobStatus {
+/// The status of a job that was stopped on request.
+pub(crate) fn suspended_status(job: &TransferJob, now: Timestamp) -> TransferJobStatus {
     let mut status = carry_over(job);
     status.phase = Phase::Suspended;
     status.message =
@@ -66,19 +70,24 @@ pub(crate) fn suspended(job: &TransferJob, now: Timestamp) -> TransferJobStatus 
     status
 }
 
-/// It is given up.
-pub(crate) fn failed(job: &TransferJob, obstacle: &Obstacle, now: Timestamp) -> TransferJobStatus {
+/// The status of a job that is given up.
+pub(crate) fn failed_status(
+    job: &TransferJob,
+    obstacle: &Obstacle,
+    now: Timestamp,
+) -> TransferJobStatus {
     let mut status = carry_over(job);
     fail(&mut status, &obstacle.reason, &obstacle.message, now);
     status
 }
 
-/// It was not complete so many seconds after its start.
-pub(crate) fn overdue(
+/// The status of a job that was not complete so many seconds after its start. `leftover_note` says what may be
+/// left at nodes.
+pub(crate) fn deadline_status(
     job: &TransferJob,
     snapshot: Option<&Snapshot>,
     seconds: i64,
-    left: &str,
+    leftover_note: &str,
     now: Timestamp,
 ) -> TransferJobStatus {
     let mut status = carry_over(job);
@@ -90,7 +99,7 @@ pub(crate) fn overdue(
     }
     let text = format!(
         "not complete {seconds} s after its start (spec.deadlineSeconds): {} of {} destinations are verified; \
-         give it more time, or see why it is slow in status.destinations{left}",
+         give it more time, or see why it is slow in status.destinations{leftover_note}",
         status.counts.verified, status.counts.total
     );
     fail(&mut status, "DeadlineExceeded", &text, now);
@@ -100,27 +109,27 @@ pub(crate) fn overdue(
 fn fail(status: &mut TransferJobStatus, reason: &str, message: &str, now: Timestamp) {
     leave_queue(status, reason, message, now);
     status.phase = Phase::Failed;
-    status.message = cut(message);
-    status.completion_time = Some(moment(now));
+    status.message = truncate(message);
+    status.completion_time = Some(whole_seconds(now));
     clear_rates(status);
     let failed = ConditionUpdate::new("Failed", true, reason, &status.message);
     set(status, failed, now);
 }
 
-/// This process is at it, or was.
-pub(crate) fn of_transfer(
+/// The status of a job that this process runs, or ran.
+pub(crate) fn transfer_status(
     job: &TransferJob,
     snapshot: &Snapshot,
     now: Timestamp,
 ) -> TransferJobStatus {
     let mut status = carry_over(job);
     status.phase = match snapshot.phase {
-        _ if snapshot.started => Phase::Transferring,
+        _ if snapshot.start_sent => Phase::Transferring,
         TransferPhase::Listing => Phase::Planning,
         _ if snapshot.manifest.is_some() => Phase::Preparing,
         _ => Phase::Planning,
     };
-    status.start_time.get_or_insert_with(|| moment(now));
+    status.start_time.get_or_insert_with(|| whole_seconds(now));
     status.fabric.clone_from(&snapshot.fabric);
     status.attempt = status
         .attempt
@@ -164,19 +173,23 @@ pub(crate) fn of_transfer(
     status
 }
 
-/// The same for who asks now, with every destination.
-pub(crate) fn live(job: &TransferJob, snapshot: &Snapshot, now: Timestamp) -> TransferJobStatus {
+/// The same for a query, with every destination.
+pub(crate) fn live_status(
+    job: &TransferJob,
+    snapshot: &Snapshot,
+    now: Timestamp,
+) -> TransferJobStatus {
     let (destinations, _) = merge_with_written(&carry_over(job), snapshot);
     TransferJobStatus {
         destinations,
         destinations_truncated: false,
-        ..of_transfer(job, snapshot, now)
+        ..transfer_status(job, snapshot, now)
     }
 }
 
 fn complete(status: &mut TransferJobStatus, was_there: bool, now: Timestamp) {
     status.phase = Phase::Complete;
-    status.completion_time = Some(moment(now));
+    status.completion_time = Some(whole_seconds(now));
     status.message = String::new();
     clear_rates(status);
     status.progress = progress(status.bytes, status.bytes_total);
@@ -208,7 +221,7 @@ fn complete(status: &mut TransferJobStatus, was_there: bool, now: Timestamp) {
 
 /// Says whether nodes can have the label of a job that is over, if that is another than what is written. Which nodes cannot
 /// is written once with each reason, for they change often.
-pub(crate) fn labelled(
+pub(crate) fn update_labelled_condition(
     job: &TransferJob,
     obstacle: Option<&Obstacle>,
     now: Timestamp,
@@ -222,9 +235,12 @@ pub(crate) fn labelled(
         return None;
     }
     let update = match obstacle {
-        Some(obstacle) => {
-            ConditionUpdate::new("Labelled", false, &obstacle.reason, &cut(&obstacle.message))
-        }
+        Some(obstacle) => ConditionUpdate::new(
+            "Labelled",
+            false,
+            &obstacle.reason,
+            &truncate(&obstacle.message),
+        ),
         None => ConditionUpdate::new(
             "Labelled",
             true,
@@ -244,31 +260,32 @@ fn merge_with_written(
     let known: BTreeMap<&str, &DestinationStatus> = old
         .destinations
         .iter()
-        .map(|there| (there.node.as_str(), there))
+        .map(|destination| (destination.node.as_str(), destination))
         .collect();
-    let mut unheard_of = false;
-    let told = |there: &DestinationStatus| {
-        let unheard =
-            there.state == DestinationState::Pending && there.bytes == 0 && there.reason.is_empty();
-        match known.get(there.node.as_str()) {
-            Some(written) if unheard && written.state != DestinationState::Failed => {
+    let mut is_any_unknown = false;
+    let merged = |destination: &DestinationStatus| {
+        let has_no_report = destination.state == DestinationState::Pending
+            && destination.bytes == 0
+            && destination.reason.is_empty();
+        match known.get(destination.node.as_str()) {
+            Some(written) if has_no_report && written.state != DestinationState::Failed => {
                 (*written).clone()
             }
             written => {
-                unheard_of |= unheard && written.is_none();
-                there.clone()
+                is_any_unknown |= has_no_report && written.is_none();
+                destination.clone()
             }
         }
     };
-    let destinations: Vec<DestinationStatus> = snapshot.destinations.iter().map(told).collect();
+    let destinations: Vec<DestinationStatus> = snapshot.destinations.iter().map(merged).collect();
     // Of those that the status had no room for, only the sum is known.
-    let listed: i64 = old.destinations.iter().map(|there| there.bytes).sum();
-    let unlisted = match unheard_of && old.destinations_truncated {
+    let bytes_of = |all: &[DestinationStatus]| all.iter().map(|one| one.bytes).sum::<i64>();
+    let listed = bytes_of(&old.destinations);
+    let unlisted = match is_any_unknown && old.destinations_truncated {
         true => old.bytes.saturating_sub(listed).max(0),
         false => 0,
     };
-    let sum = |all: &[DestinationStatus]| all.iter().map(|there| there.bytes).sum::<i64>();
-    let more = sum(&destinations).saturating_sub(sum(&snapshot.destinations));
+    let more = bytes_of(&destinations).saturating_sub(bytes_of(&snapshot.destinations));
     let bytes = snapshot.bytes.saturating_add(more).saturating_add(unlisted);
     (destinations, bytes)
 }
@@ -294,9 +311,9 @@ fn apply_snapshot(status: &mut TransferJobStatus, job: &TransferJob, snapshot: &
         verified_bytes
     };
     status.bytes_per_second = snapshot.bytes_per_second;
-    let left = status.bytes_total.saturating_sub(status.bytes).max(0);
+    let remaining = status.bytes_total.saturating_sub(status.bytes).max(0);
     let rate = snapshot.bytes_per_second;
-    status.eta_seconds = (rate > 0).then(|| left / rate + i64::from(left % rate != 0));
+    status.eta_seconds = (rate > 0).then(|| remaining / rate + i64::from(remaining % rate != 0));
     status.manifest = snapshot.manifest.clone().or(status.manifest.take());
     status.progress = if status.manifest.is_some() {
         progress(status.bytes, status.bytes_total)
@@ -315,7 +332,7 @@ fn apply_snapshot(status: &mut TransferJobStatus, job: &TransferJob, snapshot: &
     status.plan = snapshot.plan.clone().or(status.plan.take());
     status.link = snapshot.link.clone().or(status.link.take());
     let trouble = snapshot.destinations.iter().find(|d| !d.reason.is_empty());
-    let mut digests = destinations.iter().map(|there| &there.digest);
+    let mut digests = destinations.iter().map(|destination| &destination.digest);
     if let Some(digest) = digests.find(|digest| !digest.is_empty()) {
         let (key, value) = model_label(
             &job.namespace().unwrap_or_default(),
@@ -387,13 +404,13 @@ pub(crate) fn left_behind(job: &TransferJob, nodes: &[String]) -> Option<Event> 
     Some(Event {
         warning: true,
         reason: "FilesLeft".to_owned(),
-        note: cut(&text),
+        note: truncate(&text),
     })
 }
 
 /// More than bytes have moved between the two.
 pub(crate) fn is_transition(old: &TransferJobStatus, new: &TransferJobStatus) -> bool {
-    let bare = |status: &TransferJobStatus| TransferJobStatus {
+    let without_progress = |status: &TransferJobStatus| TransferJobStatus {
         bytes: 0,
         bytes_total: 0,
         bytes_per_second: 0,
@@ -404,7 +421,7 @@ pub(crate) fn is_transition(old: &TransferJobStatus, new: &TransferJobStatus) ->
         destinations: Vec::new(),
         ..status.clone()
     };
-    bare(old) != bare(new)
+    without_progress(old) != without_progress(new)
 }
 
 /// Destinations that a job has no more, where a status has room for all of them.
@@ -414,19 +431,19 @@ fn departed<'a>(old: &'a TransferJobStatus, new: &TransferJobStatus) -> Vec<&'a 
     if !is_whole || new.destinations.is_empty() {
         return Vec::new();
     }
-    let is_there = |node: &str| new.destinations.iter().any(|there| there.node == node);
-    let nodes = old.destinations.iter().map(|there| there.node.as_str());
-    nodes.filter(|node| !is_there(node)).collect()
+    let remains = |node: &str| new.destinations.iter().any(|one| one.node == node);
+    let nodes = old.destinations.iter().map(|one| one.node.as_str());
+    nodes.filter(|node| !remains(node)).collect()
 }
 
 /// What people shall hear of a transition.
 pub(crate) fn events_for(old: &TransferJobStatus, new: &TransferJobStatus) -> Vec<Event> {
     let mut events = Vec::new();
-    let mut say = |warning, reason: &str, note: &str| {
+    let mut push_event = |warning, reason: &str, note: &str| {
         events.push(Event {
             warning,
             reason: reason.to_owned(),
-            note: cut(note),
+            note: truncate(note),
         });
     };
     let find = |status: &TransferJobStatus, kind: &str| {
@@ -436,26 +453,26 @@ pub(crate) fn events_for(old: &TransferJobStatus, new: &TransferJobStatus) -> Ve
             .find(|condition| condition.type_ == kind);
         condition.map(|c| (c.status == "True", c.reason.clone(), c.message.clone()))
     };
-    let turned = |kind: &str| {
+    let changed_condition = |kind: &str| {
         let (holds, reason, message) = find(new, kind)?;
         let before = find(old, kind).filter(|before| before.0 == holds && before.1 == reason);
         before.is_none().then_some((holds, reason, message))
     };
-    match turned("Suspended") {
-        Some((true, _, message)) => say(false, "Suspended", &message),
-        Some((false, _, message)) => say(false, "Resumed", &message),
+    match changed_condition("Suspended") {
+        Some((true, _, message)) => push_event(false, "Suspended", &message),
+        Some((false, _, message)) => push_event(false, "Resumed", &message),
         None => {}
     }
     if new.phase == Phase::Waiting
-        && let Some((_, reason, message)) = turned("Planned")
+        && let Some((_, reason, message)) = changed_condition("Planned")
     {
-        say(false, &reason, &message);
+        push_event(false, &reason, &message);
     }
     if old.start_time.is_none() && new.start_time.is_some() {
-        say(false, "Started", "the source lists its files");
+        push_event(false, "Started", "the source lists its files");
     }
-    if let Some((true, _, message)) = turned("Planned") {
-        say(false, "Planned", &message);
+    if let Some((true, _, message)) = changed_condition("Planned") {
+        push_event(false, "Planned", &message);
     }
     if new.attempt > old.attempt && new.attempt > 1 {
         // What is written of a job that stands still is no trouble of its last attempt.
@@ -466,10 +483,10 @@ pub(crate) fn events_for(old: &TransferJobStatus, new: &TransferJobStatus) -> Ve
             _ => "",
         };
         let note = format!("attempt {}: {cause}", new.attempt);
-        say(!cause.is_empty(), "Retrying", note.trim_end_matches(": "));
+        push_event(!cause.is_empty(), "Retrying", note.trim_end_matches(": "));
     }
     if new.phase == Phase::Transferring && old.phase != Phase::Transferring {
-        say(
+        push_event(
             false,
             "Transferring",
             "the nodes compare what they have, and send what is missing",
@@ -481,16 +498,16 @@ pub(crate) fn events_for(old: &TransferJobStatus, new: &TransferJobStatus) -> Ve
             "no destinations any more, for spec.destinations or the fabric does not select them: {}",
             listed(&departed)
         );
-        say(false, "DestinationsLeft", &note);
+        push_event(false, "DestinationsLeft", &note);
     }
-    if let Some((true, _, message)) = turned("Complete") {
-        say(false, "Complete", &message);
+    if let Some((true, _, message)) = changed_condition("Complete") {
+        push_event(false, "Complete", &message);
     }
-    if let Some((holds, reason, message)) = turned("Labelled") {
-        say(!holds, &reason, &message);
+    if let Some((holds, reason, message)) = changed_condition("Labelled") {
+        push_event(!holds, &reason, &message);
     }
-    if let Some((true, reason, message)) = turned("Failed") {
-        say(true, &reason, &message);
+    if let Some((true, reason, message)) = changed_condition("Failed") {
+        push_event(true, &reason, &message);
     }
     events
 }

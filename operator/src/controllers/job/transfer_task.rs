@@ -1,4 +1,4 @@
-//! A transfer that this process is at: a task of its own, which says how far it is.
+//! A transfer that this process runs: a task of its own, which says how far it is.
 
 use std::{sync::Arc, time::Duration};
 
@@ -29,7 +29,7 @@ pub(crate) struct TransferTask {
     key: Key,
     snapshot: watch::Receiver<Arc<Snapshot>>,
     instructions: UnboundedSender<Instruction>,
-    seen_revision: Option<u64>,
+    applied_node_revision: Option<u64>,
     destinations: Option<DestinationsAndEndpoints>,
     task: JoinHandle<()>,
 }
@@ -74,15 +74,15 @@ impl TransferTask {
             key,
             snapshot,
             instructions,
-            seen_revision: None,
+            applied_node_revision: None,
             destinations: None,
             task,
         }
     }
 
     /// The node revision of the cache that it was last updated from.
-    pub(crate) fn seen_revision(&self) -> Option<u64> {
-        self.seen_revision
+    pub(crate) fn applied_node_revision(&self) -> Option<u64> {
+        self.applied_node_revision
     }
 
     /// The nodes have changed: these are the destinations now, where that can be said.
@@ -91,7 +91,7 @@ impl TransferTask {
         revision: u64,
         update: Option<Box<DestinationsAndEndpoints>>,
     ) {
-        self.seen_revision = Some(revision);
+        self.applied_node_revision = Some(revision);
         if let Some(update) = update.filter(|update| self.destinations.as_ref() != Some(update)) {
             self.destinations = Some((*update).clone());
             self.tell(Instruction::UpdateDestinations(update));
@@ -103,16 +103,15 @@ impl TransferTask {
         Arc::clone(&self.snapshot.borrow_and_update())
     }
 
-    /// The same for who only asks: it stays news for whoever decides.
+    /// Reads the snapshot without marking it as read.
     pub(crate) fn peek(&self) -> Arc<Snapshot> {
         Arc::clone(&self.snapshot.borrow())
     }
 
-    /// Its job, if there is something that nobody has asked for yet.
-    pub(crate) fn unseen_change(&self) -> Option<&Key> {
-        // The task has ended: that is news for whoever looks whether it is lost.
-        let is_new = self.snapshot.has_changed().unwrap_or(true);
-        is_new.then_some(&self.key)
+    /// Whether there is a snapshot that the controller has not read yet.
+    pub(crate) fn has_new_snapshot(&self) -> bool {
+        // A finished task counts as a change: the controller checks whether it crashed.
+        self.snapshot.has_changed().unwrap_or(true)
     }
 
     /// Its job.
@@ -120,8 +119,8 @@ impl TransferTask {
         &self.key
     }
 
-    /// It ended without saying how: a bug.
-    pub(crate) fn is_lost(&self) -> bool {
+    /// Whether it ended without an outcome, which is a bug.
+    pub(crate) fn has_crashed(&self) -> bool {
         self.task.is_finished() && self.snapshot.borrow().end.is_none()
     }
 
@@ -176,7 +175,7 @@ async fn drive(
             // A rate falls with time, though nothing is heard.
             _ = ticks.tick() => {
                 is_due = true;
-                rate = meter.mark(runner.now(), runner.transfer().bytes_received());
+                rate = meter.sample(runner.now(), runner.transfer().bytes_received());
             }
             Some(instruction) = instructions.recv() => match instruction {
                 Instruction::AttemptRecorded(attempt) => runner.attempt_recorded(attempt),
@@ -190,11 +189,11 @@ async fn drive(
             published = urgent;
             let snapshot = Snapshot::of(transfer, &fabric, rate);
             let is_new = publisher.send_if_modified(|old| {
-                let is_other = **old != snapshot;
-                if is_other {
+                let differs = **old != snapshot;
+                if differs {
                     *old = Arc::new(snapshot);
                 }
-                is_other
+                differs
             });
             if is_new {
                 changed.notify_one();
@@ -242,6 +241,6 @@ mod tests {
         {
             assert_ne!(task.snapshot().phase, TransferPhase::Running);
         }
-        assert_eq!(task.unseen_change(), None);
+        assert!(!task.has_new_snapshot());
     }
 }

@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tokio::sync::broadcast;
 use tokio_stream::wrappers::BroadcastStream;
 
-use crate::controllers::condition::moment;
+use crate::controllers::condition::whole_seconds;
 
 /// Plural, namespace, name.
 type Name = (String, String, String);
@@ -155,9 +155,9 @@ impl ApiServer {
             metadata["uid"] = json!(format!("uid-{}-{}-{}", name.0, name.2, kept.version));
         }
         if let Some(before) = &before {
-            let is_other = before["spec"] != object["spec"];
+            let differs = before["spec"] != object["spec"];
             let generation = before["metadata"]["generation"].as_u64().unwrap_or(1);
-            object["metadata"]["generation"] = json!(generation + u64::from(is_other));
+            object["metadata"]["generation"] = json!(generation + u64::from(differs));
             object["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"].clone();
             if *before == object {
                 return object;
@@ -166,7 +166,7 @@ impl ApiServer {
             object["metadata"]["generation"] = json!(1);
             let created = &mut object["metadata"]["creationTimestamp"];
             if created.is_null() {
-                *created = json!(moment(Timestamp::now()));
+                *created = json!(whole_seconds(Timestamp::now()));
             }
         }
         kept.version += 1;
@@ -373,18 +373,18 @@ impl ApiServer {
         is_status: bool,
     ) -> Response {
         let mut kept = self.kept.lock().unwrap();
-        let there = kept.objects.get(&name).cloned();
+        let existing = kept.objects.get(&name).cloned();
         let asked = match *method {
             Method::DELETE => &said["preconditions"],
             _ => &said["metadata"],
         };
-        if let Some(there) = &there {
+        if let Some(existing) = &existing {
             if *method == Method::POST {
                 return refused(409, "AlreadyExists", "there is such an object");
             }
             for part in ["uid", "resourceVersion"] {
-                if !asked[part].is_null() && asked[part] != there["metadata"][part] {
-                    let is = &there["metadata"][part];
+                if !asked[part].is_null() && asked[part] != existing["metadata"][part] {
+                    let is = &existing["metadata"][part];
                     return refused(409, "Conflict", &format!("{part} is {is}"));
                 }
             }
@@ -396,7 +396,7 @@ impl ApiServer {
         {
             return not_found(&name.2);
         }
-        let mut object = there.unwrap_or_else(|| json!({ "metadata": {} }));
+        let mut object = existing.unwrap_or_else(|| json!({ "metadata": {} }));
         match *method {
             Method::DELETE => {
                 object["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:00Z");
@@ -440,16 +440,16 @@ fn without(said: &Value, part: &str) -> Value {
 }
 
 /// Removes what a manager applied before and does not any more.
-fn remove(there: &mut Value, before: &Value, now: &Value) {
-    let (Some(fields), Some(before)) = (there.as_object_mut(), before.as_object()) else {
+fn remove(object: &mut Value, before: &Value, now: &Value) {
+    let (Some(fields), Some(before)) = (object.as_object_mut(), before.as_object()) else {
         return;
     };
     for (name, value) in before {
         match now.get(name) {
             None => drop(fields.remove(name)),
             Some(now) => {
-                if let Some(there) = fields.get_mut(name) {
-                    remove(there, value, now);
+                if let Some(field) = fields.get_mut(name) {
+                    remove(field, value, now);
                 }
             }
         }
@@ -457,19 +457,19 @@ fn remove(there: &mut Value, before: &Value, now: &Value) {
 }
 
 /// RFC 7396: `null` removes a field.
-pub(crate) fn merge(there: &mut Value, patch: &Value) {
+pub(crate) fn merge(object: &mut Value, patch: &Value) {
     let Some(patch) = patch.as_object() else {
-        *there = patch.clone();
+        *object = patch.clone();
         return;
     };
-    if !there.is_object() {
-        *there = json!({});
+    if !object.is_object() {
+        *object = json!({});
     }
     for (name, value) in patch {
         if value.is_null() {
-            there.as_object_mut().unwrap().remove(name);
+            object.as_object_mut().unwrap().remove(name);
         } else {
-            merge(&mut there[name], value);
+            merge(&mut object[name], value);
         }
     }
 }

@@ -43,17 +43,17 @@ impl Controller for Shortcuts {
         "shortcuts"
     }
 
-    fn reconcile(&mut self, round: &mut ReconcileContext<'_>) {
-        let cache = round.cache;
+    fn reconcile(&mut self, context: &mut ReconcileContext<'_>) {
+        let cache = context.cache;
         for (key, shortcut) in cache.shortcuts.iter() {
             let (namespace, name) = (key.namespace.clone(), shortcut.spec.job.clone());
             let job = cache.jobs.get(&Key { namespace, name });
-            let there = job.and_then(|job| job.status.as_ref());
+            let job_status = job.and_then(|job| job.status.as_ref());
             let mut status = shortcut.status.clone().unwrap_or_default();
-            status.phase = there.map_or_else(String::new, |there| format!("{:?}", there.phase));
-            let is_other = shortcut.status.as_ref() != Some(&status);
-            let request = is_other.then(|| Request::status(shortcut, &status));
-            round.submit(key, request.into_iter().collect());
+            status.phase = job_status.map_or_else(String::new, |job| format!("{:?}", job.phase));
+            let differs = shortcut.status.as_ref() != Some(&status);
+            let request = differs.then(|| Request::status(shortcut, &status));
+            context.submit(key, request.into_iter().collect());
         }
     }
 }

@@ -248,7 +248,7 @@ pub(crate) fn cache(nodes: usize) -> Cache {
         daemon_sets: std::iter::empty().collect(),
         ticket_key: "0a".repeat(32),
         secrets: BTreeMap::new(),
-        unlabelled: BTreeMap::new(),
+        label_problems: BTreeMap::new(),
         shortcuts: std::iter::empty().collect(),
         secret_reader: Some(Arc::new(NoSecrets)),
     }
@@ -306,7 +306,7 @@ impl Cache {
                 newer(&mut fabric.metadata);
                 let is_held = !fabric.finalizers().is_empty();
                 match fabric.metadata.deletion_timestamp.is_none() || is_held {
-                    true => self.fabrics.learn(fabric),
+                    true => self.fabrics.update(fabric),
                     false => self.fabrics.forget(key),
                 }
             }
@@ -316,22 +316,22 @@ impl Cache {
                     status: None,
                     ..ready(name, "")
                 };
-                let there = self.fabric_nodes.named(name).unwrap_or(&new);
-                let mut node = changed(there, request);
+                let existing = self.fabric_nodes.named(name).unwrap_or(&new);
+                let mut node = changed(existing, request);
                 newer(&mut node.metadata);
-                self.fabric_nodes.learn(node);
+                self.fabric_nodes.update(node);
             }
             "Node" => {
                 let mut node = changed(self.nodes.named(name).unwrap(), request);
                 newer(&mut node.metadata);
-                self.nodes.learn(node);
+                self.nodes.update(node);
             }
             "DaemonSet" if is_delete => self.daemon_sets.forget(key),
             "DaemonSet" => {
                 let mut set: PartialObjectMeta<DaemonSet> =
                     changed(&PartialObjectMeta::default(), request);
                 set.metadata.uid = Some(format!("set-{name}"));
-                self.daemon_sets.learn(set);
+                self.daemon_sets.update(set);
             }
             other => panic!("a request for a {other}"),
         }
@@ -351,7 +351,7 @@ impl Cache {
         if job.metadata.deletion_timestamp.is_some() && job.finalizers().is_empty() {
             self.jobs.forget(key);
         } else {
-            self.jobs.learn(job);
+            self.jobs.update(job);
         }
     }
 }

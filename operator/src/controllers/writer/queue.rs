@@ -17,7 +17,7 @@ use crate::controllers::{
 const IN_FLIGHT_MAX: usize = 8;
 /// … of one kind: an admission webhook that hangs for one kind leaves room for the others.
 const IN_FLIGHT_OF_A_KIND_MAX: usize = 6;
-/// Events that wait; more are dropped. One goes after the other: where each is answered within 20 ms, it takes 10 s
+/// Events that wait; more are dropped. One goes after the other: where each takes 20 ms, it takes 10 s
 /// to publish them.
 const EVENTS_WAITING_MAX: usize = 500;
 
@@ -52,9 +52,9 @@ pub(crate) enum WriteOutcome {
     Failed,
 }
 
-/// Which is sent next.
+/// What the writer sends next.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Next {
+pub(crate) enum NextWrite {
     Request((Requester, ObjectId)),
     Event,
 }
@@ -88,7 +88,7 @@ pub(crate) struct WriteQueue {
     /// When each namespace was served last, by the number of requests taken. Those that were not served since the
     /// queue was empty are absent.
     served: BTreeMap<String, u64>,
-    taken: u64,
+    requests_taken: u64,
 }
 
 impl Default for WriteQueue {
@@ -102,7 +102,7 @@ impl Default for WriteQueue {
             conflicts: Backoff::new(CONFLICT_FIRST, CONFLICT_LONGEST, FORGET_AFTER),
             submissions: 0,
             served: BTreeMap::new(),
-            taken: 0,
+            requests_taken: 0,
         }
     }
 }
@@ -125,8 +125,8 @@ impl WriteQueue {
             let key = (requester.clone(), object);
             let since = match before.remove(&key) {
                 Some(old) => {
-                    let is_report = old.request.priority == Priority::Low;
-                    replaced += u64::from(is_report && old.request != request);
+                    let is_low_priority = old.request.priority == Priority::Low;
+                    replaced += u64::from(is_low_priority && old.request != request);
                     old.since
                 }
                 None => self.submissions,
@@ -180,10 +180,10 @@ impl WriteQueue {
     }
 
     /// What is sent next, if anything may be sent now: Events once no request may be.
-    pub(crate) fn next(&self, now: Duration) -> Option<Next> {
-        let request = self.first(now).cloned().map(Next::Request);
+    pub(crate) fn next_write(&self, now: Duration) -> Option<NextWrite> {
+        let request = self.first(now).cloned().map(NextWrite::Request);
         let has_event = !self.is_event_in_flight && !self.events.is_empty();
-        request.or(has_event.then_some(Next::Event))
+        request.or(has_event.then_some(NextWrite::Event))
     }
 
     /// The most urgent request that may be sent; of equally urgent ones that of the namespace which was served longest
@@ -215,20 +215,23 @@ impl WriteQueue {
     }
 
     /// Takes it: it is under way from then on.
-    pub(crate) fn take(&mut self, next: Next) -> Option<Write> {
+    pub(crate) fn take(&mut self, next: NextWrite) -> Option<Write> {
         match next {
-            Next::Request(key) => {
+            NextWrite::Request(key) => {
                 let waiting = self.waiting.remove(&key)?;
                 let (requester, object) = key;
-                self.taken += 1;
+                self.requests_taken += 1;
                 match self.waiting.is_empty() {
                     true => self.served.clear(),
-                    false => drop(self.served.insert(object.key.namespace.clone(), self.taken)),
+                    false => drop(
+                        self.served
+                            .insert(object.key.namespace.clone(), self.requests_taken),
+                    ),
                 }
                 self.in_flight.insert(object, requester.clone());
                 Some(Write::Request(requester, waiting.request))
             }
-            Next::Event => {
+            NextWrite::Event => {
                 let (object, event) = self.events.pop_front()?;
                 self.is_event_in_flight = true;
                 Some(Write::Event(object, event))
@@ -243,21 +246,26 @@ impl WriteQueue {
         untils.min()
     }
 
-    /// The API server has answered.
-    pub(crate) fn answered(&mut self, object: &ObjectId, outcome: WriteOutcome, now: Duration) {
+    /// Records what became of a request that was in flight.
+    pub(crate) fn record_outcome(
+        &mut self,
+        object: &ObjectId,
+        outcome: WriteOutcome,
+        now: Duration,
+    ) {
         self.in_flight.remove(object);
         match outcome {
             WriteOutcome::Written => {
-                self.failed.succeeded(object);
-                self.conflicts.succeeded(object);
+                self.failed.record_success(object);
+                self.conflicts.record_success(object);
             }
-            WriteOutcome::Conflict => drop(self.conflicts.failed(object.clone(), now)),
-            WriteOutcome::Failed => drop(self.failed.failed(object.clone(), now)),
+            WriteOutcome::Conflict => drop(self.conflicts.record_failure(object.clone(), now)),
+            WriteOutcome::Failed => drop(self.failed.record_failure(object.clone(), now)),
         }
     }
 
-    /// The Event has been published, or not.
-    pub(crate) fn event_published(&mut self) {
+    /// Records that the Event in flight has been published, or was not.
+    pub(crate) fn finish_event(&mut self) {
         self.is_event_in_flight = false;
     }
 }

@@ -9,7 +9,7 @@ use weft_crds::{FabricStatus, RdmaFabric, TransferJob};
 
 use crate::controllers::{
     cache::FORCE,
-    condition::{ConditionUpdate, cut, is_true, listed},
+    condition::{ConditionUpdate, is_true, listed, truncate},
     fabric::view::View,
     kinds::Cache,
     request::{Change, Event, FABRIC_FINALIZER, Request},
@@ -70,7 +70,7 @@ pub(super) fn event(old: Option<&FabricStatus>, new: &FabricStatus) -> Vec<Event
     let said = |condition: &Condition| Event {
         warning: true,
         reason: condition.reason.clone(),
-        note: cut(&condition.message),
+        note: truncate(&condition.message),
     };
     in_use.map(said).collect()
 }

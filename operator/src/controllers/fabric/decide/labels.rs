@@ -1,15 +1,15 @@
 //! The labels of the cluster's nodes: the fabric that a node belongs to, and the models that it has.
 //!
-//! A model is a verified copy. Agents keep the record of copies and report them; the labels follow from
-//! the reports, so one that a write has missed is written in a later round. A namespace has so many labels
-//! at a node: a tenant with many jobs takes them from nobody else.
+//! A node has a model's label for each verified copy of it. Agents keep the record of copies and report them; the
+//! labels follow from the reports, so one that a write has missed is written when the controllers reconcile again.
+//! A namespace has so many labels at a node: a tenant with many jobs takes them from nobody else.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
 use serde_json::json;
-use weft_crds::{DestinationState, Phase, TransferJobStatus};
+use weft_crds::{DestinationState, DestinationStatus, Phase, TransferJobStatus};
 use weft_proto::operator::{COPIES_FULL, v1::NodeReport};
 
 use crate::controllers::{
@@ -60,7 +60,7 @@ fn is_label_part(text: &str) -> bool {
 }
 
 /// A label that a node is to have for a job.
-struct Model {
+struct ModelLabel {
     value: String,
     job: Key,
     /// The job is there, and not one before it with its name.
@@ -101,25 +101,25 @@ impl<'a> CompleteJobs<'a> {
 }
 
 /// The labels of the models that a node reports.
-fn models(
+fn model_labels(
     report: &NodeReport,
     cache: &Cache,
     complete: &CompleteJobs<'_>,
-) -> BTreeMap<String, Model> {
-    let mut models: BTreeMap<String, Model> = BTreeMap::new();
+) -> BTreeMap<String, ModelLabel> {
+    let mut labels: BTreeMap<String, ModelLabel> = BTreeMap::new();
     for copy in &report.copies {
         let recorded = copy.jobs.iter().map(|job| {
             let key = Key {
                 namespace: job.namespace.clone(),
                 name: job.name.clone(),
             };
-            let exists = cache.jobs.get(&key).is_some_and(|there| {
-                there.uid().as_deref() == Some(weft_transfer::job_uid(&job.uid))
+            let exists = cache.jobs.get(&key).is_some_and(|job_now| {
+                job_now.uid().as_deref() == Some(weft_transfer::job_uid(&job.uid))
             });
             (key, exists)
         });
-        // An agent names the jobs since the files were last written. Who had the same bytes there before has
-        // them again.
+        // An agent names the jobs since the files were last written. A Complete job whose copy has the same root,
+        // path and digest gets its label again.
         let id = (copy.root.clone(), copy.path.clone(), copy.digest.clone());
         let earlier = complete.0.get(&id).into_iter().flatten();
         let earlier = earlier.map(|(key, _)| ((*key).clone(), true));
@@ -130,37 +130,36 @@ fn models(
             {
                 continue;
             }
-            let (label, value) = model_label(&job.namespace, &job.name, &copy.digest);
+            let (key, value) = model_label(&job.namespace, &job.name, &copy.digest);
             // Of several copies under one name the one of the job that has the name now counts.
-            if exists || !models.contains_key(&label) {
-                let model = Model { value, job, exists };
-                models.insert(label, model);
+            if exists || !labels.contains_key(&key) {
+                labels.insert(key, ModelLabel { value, job, exists });
             }
         }
     }
-    models
+    labels
 }
 
 /// Takes out what a namespace has beyond its limit: the labels of jobs that are gone first, then those that the node
 /// does not have yet.
 fn take_surplus(
-    models: &mut BTreeMap<String, Model>,
+    labels: &mut BTreeMap<String, ModelLabel>,
     node: &ClusterNode,
     limit: usize,
-) -> BTreeMap<String, Model> {
-    let mut ranks: Vec<_> = models
+) -> BTreeMap<String, ModelLabel> {
+    let mut ranks: Vec<_> = labels
         .iter()
-        .map(|(label, model)| {
-            let is_new = !node.labels().contains_key(label);
-            let namespace = model.job.namespace.clone();
-            (namespace, !model.exists, is_new, label.clone())
+        .map(|(key, label)| {
+            let is_new = !node.labels().contains_key(key);
+            let namespace = label.job.namespace.clone();
+            (namespace, !label.exists, is_new, key.clone())
         })
         .collect();
     ranks.sort();
     let of_namespace = ranks.chunk_by(|one, other| one.0 == other.0);
     let surplus = of_namespace.flat_map(|ranks| ranks.iter().skip(limit));
     surplus
-        .filter_map(|(.., label)| models.remove_entry(label))
+        .filter_map(|(.., key)| labels.remove_entry(key))
         .collect()
 }
 
@@ -170,9 +169,9 @@ pub(crate) fn has_fabric_label(view: &View<'_>, node: &ClusterNode) -> bool {
     said == view.membership.fabric(&node.name_any())
 }
 
-/// Whether the namespace that a model's label names is gone. A long name may be cut in the label.
-fn is_of_no_namespace(label: &str, cache: &Cache) -> bool {
-    let name = label.strip_prefix(MODEL_LABEL).unwrap_or_default();
+/// Whether the namespace that the key of a model's label names is gone. A long name may be cut in the key.
+fn is_of_no_namespace(key: &str, cache: &Cache) -> bool {
+    let name = key.strip_prefix(MODEL_LABEL).unwrap_or_default();
     let namespace = name.split('.').next().unwrap_or_default();
     let mut names = cache.namespaces.iter().map(|(key, _)| &key.name);
     !names.any(|name| name.starts_with(namespace))
@@ -193,29 +192,30 @@ impl Labels<'_> {
         let fabric = self.view.membership.fabric(&name);
         let state = self.view.reports.get(&name);
         // What an agent said that has fallen silent may be of another machine with the node's name.
-        let state =
-            state.filter(|state| Some(&*state.fabric) == fabric && !state.is_silent(self.view.at));
+        let state = state.filter(|state| {
+            Some(&*state.fabric) == fabric && !state.is_silent(self.view.now_instant)
+        });
         let mut wanted = state.map_or_else(BTreeMap::new, |state| {
-            models(&state.report, self.view.cache, &self.complete)
+            model_labels(&state.report, self.view.cache, &self.complete)
         });
         let surplus = take_surplus(&mut wanted, node, self.view.labels_per_namespace);
         let mut changes = BTreeMap::new();
         // What an agent has not listed yet may be there.
         let is_listed = fabric.is_none() || state.is_some_and(|state| state.report.copies_listed);
-        for label in node.labels().keys() {
-            if label.starts_with(MODEL_LABEL)
-                && !wanted.contains_key(label)
+        for key in node.labels().keys() {
+            if key.starts_with(MODEL_LABEL)
+                && !wanted.contains_key(key)
                 && (is_listed
-                    || surplus.contains_key(label)
-                    || is_of_no_namespace(label, self.view.cache))
+                    || surplus.contains_key(key)
+                    || is_of_no_namespace(key, self.view.cache))
             {
-                changes.insert(label.clone(), None);
+                changes.insert(key.clone(), None);
             }
         }
         self.note_missing(node, state.map(|state| &state.report), &wanted, &surplus);
-        for (label, model) in wanted {
-            if node.labels().get(&label) != Some(&model.value) {
-                changes.insert(label, Some(model.value));
+        for (key, label) in wanted {
+            if node.labels().get(&key) != Some(&label.value) {
+                changes.insert(key, Some(label.value));
             }
         }
         if !has_fabric_label(self.view, node) {
@@ -228,34 +228,34 @@ impl Labels<'_> {
         &mut self,
         node: &ClusterNode,
         report: Option<&NodeReport>,
-        wanted: &BTreeMap<String, Model>,
-        surplus: &BTreeMap<String, Model>,
+        wanted: &BTreeMap<String, ModelLabel>,
+        surplus: &BTreeMap<String, ModelLabel>,
     ) {
         let name = node.name_any();
         let mut note = |reason, job: &Key| {
-            let there = self.missing.entry(job.clone());
-            let (_, nodes) = there.or_insert((reason, BTreeSet::new()));
+            let entry = self.missing.entry(job.clone());
+            let (_, nodes) = entry.or_insert((reason, BTreeSet::new()));
             nodes.insert(name.clone());
         };
-        for model in surplus.values().filter(|model| model.exists) {
-            note(NAMESPACE_FULL, &model.job);
+        for label in surplus.values().filter(|label| label.exists) {
+            note(NAMESPACE_FULL, &label.job);
         }
         let is_refused = self.view.refused.contains_key(&node_id(&name));
-        for (label, model) in wanted {
-            if is_refused && model.exists && node.labels().get(label) != Some(&model.value) {
-                note(REFUSED, &model.job);
+        for (key, label) in wanted {
+            if is_refused && label.exists && node.labels().get(key) != Some(&label.value) {
+                note(REFUSED, &label.job);
             }
         }
         let mut findings = report.into_iter().flat_map(|report| &report.findings);
         if findings.any(|finding| finding.reason == COPIES_FULL) {
             for (digest, job, status) in self.complete.iter() {
-                let (label, value) = model_label(&job.namespace, &job.name, digest);
-                let is_here = |there: &weft_crds::DestinationStatus| {
-                    there.node == name && there.state == DestinationState::Verified
+                let (key, value) = model_label(&job.namespace, &job.name, digest);
+                let is_here = |destination: &DestinationStatus| {
+                    destination.node == name && destination.state == DestinationState::Verified
                 };
-                if node.labels().get(&label) != Some(&value)
-                    && !wanted.contains_key(&label)
-                    && !surplus.contains_key(&label)
+                if node.labels().get(&key) != Some(&value)
+                    && !wanted.contains_key(&key)
+                    && !surplus.contains_key(&key)
                     && status.destinations.iter().any(is_here)
                 {
                     note(COPIES_FULL, job);
@@ -264,7 +264,7 @@ impl Labels<'_> {
         }
     }
 
-    fn unlabelled(self) -> BTreeMap<Key, Obstacle> {
+    fn label_problems(self) -> BTreeMap<Key, Obstacle> {
         let explain = |(job, (reason, nodes)): (Key, (&str, BTreeSet<String>))| {
             let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
             let cause = match reason {
@@ -330,5 +330,5 @@ pub(crate) fn decide(view: &View<'_>) -> (Vec<Request>, BTreeMap<Key, Obstacle>)
             ..Request::new::<Node>(Key::of(&node.metadata), Change::MergeMetadata(metadata))
         });
     }
-    (requests, labels.unlabelled())
+    (requests, labels.label_problems())
 }

@@ -22,9 +22,9 @@ const HOUR: Duration = Duration::from_secs(3600);
 struct Stage {
     cache: Cache,
     reports: BTreeMap<String, NodeState>,
-    leading: Duration,
+    led_for: Duration,
     now: Timestamp,
-    at: Instant,
+    now_instant: Instant,
     /// Nodes that the API server does not let anybody write to.
     refused: BTreeSet<String>,
     /// What the API server has refused to write, and why.
@@ -39,8 +39,8 @@ impl Stage {
         Self {
             cache,
             reports: BTreeMap::new(),
-            at: Instant::now() + HOUR,
-            leading: HOUR,
+            now_instant: Instant::now() + HOUR,
+            led_for: HOUR,
             now: scenario::start(),
             refused: BTreeSet::new(),
             errors: BTreeMap::new(),
@@ -61,12 +61,12 @@ impl Stage {
             cache: &self.cache,
             membership: &membership,
             reports: &self.reports,
-            leading: self.leading,
+            led_for: self.led_for,
             refused: &self.errors,
             labels_per_namespace: LABELS,
             template: &template,
             now: self.now,
-            at: self.at,
+            now_instant: self.now_instant,
         })
     }
 
@@ -84,9 +84,9 @@ impl Stage {
         log
     }
 
-    fn sees(&mut self, node: &str, silent: u64) {
-        let seen = self.at - Duration::from_secs(silent);
-        let state = NodeState::new("default", scenario::report(node, "default"), seen);
+    fn add_report(&mut self, node: &str, silent: u64) {
+        let received_at = self.now_instant - Duration::from_secs(silent);
+        let state = NodeState::new("default", scenario::report(node, "default"), received_at);
         self.reports.insert(node.to_owned(), state);
     }
 
@@ -101,7 +101,7 @@ impl Stage {
         let annotations = annotations.iter();
         let annotations = annotations.map(|key| ((*key).to_owned(), "true".to_owned()));
         fabric.metadata.annotations = Some(annotations.collect());
-        self.cache.fabrics.learn(fabric);
+        self.cache.fabrics.update(fabric);
     }
 
     fn ready(&self, node: &str) -> (String, String) {
@@ -175,7 +175,7 @@ fn a_new_fabric_gets_agents_and_nodes_and_is_ready_once_all_have_reported() {
     );
 
     for node in ["n1", "n2", "n3"] {
-        stage.sees(node, 1);
+        stage.add_report(node, 1);
     }
     stage.settle();
     assert_eq!(stage.fabric("default", "Ready").0, "True");
@@ -197,12 +197,12 @@ fn a_new_fabric_gets_agents_and_nodes_and_is_ready_once_all_have_reported() {
 fn a_new_leader_says_that_a_fabric_is_unknown_until_its_agents_have_reported() {
     let mut stage = Stage::new();
     for node in ["n1", "n2", "n3"] {
-        stage.sees(node, 1);
+        stage.add_report(node, 1);
     }
     stage.settle();
     assert_eq!(stage.fabric("default", "Ready").0, "True");
     let reports = std::mem::take(&mut stage.reports);
-    stage.leading = Duration::ZERO;
+    stage.led_for = Duration::ZERO;
     assert_eq!(stage.settle(), ["status RdmaFabric default"]);
     let (status, reason, message) = stage.fabric("default", "Ready");
     assert_eq!((&*status, &*reason), ("Unknown", "AgentsNotHeard"));
@@ -240,7 +240,7 @@ fn a_fabric_says_why_the_daemon_set_of_its_agents_cannot_be_written() {
 fn an_agent_whose_control_address_is_not_its_nodes_is_not_ready_and_not_called() {
     let mut stage = Stage::new();
     let mut report = |control: &str| {
-        stage.sees("n1", 0);
+        stage.add_report("n1", 0);
         let report = &mut stage.reports.get_mut("n1").unwrap().report;
         report.control_address = control.to_owned();
         // The data may take another interface.
@@ -269,8 +269,8 @@ fn the_status_of_a_new_node_waits_a_minute_for_its_agent_to_start() {
     let node = |stage: &mut Stage, age: SignedDuration| {
         let mut node = stage.cache.fabric_nodes.named("n1").unwrap().clone();
         node.status = None;
-        node.metadata.creation_timestamp = Some(condition::moment(stage.now - age));
-        stage.cache.fabric_nodes.learn(node);
+        node.metadata.creation_timestamp = Some(condition::whole_seconds(stage.now - age));
+        stage.cache.fabric_nodes.update(node);
         stage.settle();
         let node = stage.cache.fabric_nodes.named("n1").unwrap();
         readiness(node).map(|ready| ready.reason.clone())
@@ -279,7 +279,7 @@ fn the_status_of_a_new_node_waits_a_minute_for_its_agent_to_start() {
     assert_eq!(node(&mut stage, almost), None);
     assert_eq!(node(&mut stage, STARTUP).as_deref(), Some("AgentMissing"));
     // An agent that starts says no more than that it runs.
-    stage.sees("n1", 0);
+    stage.add_report("n1", 0);
     stage.reports.get_mut("n1").unwrap().report.ready = false;
     assert_eq!(node(&mut stage, almost), None);
     assert_eq!(node(&mut stage, STARTUP).as_deref(), Some("AgentNotReady"));
@@ -289,7 +289,7 @@ fn the_status_of_a_new_node_waits_a_minute_for_its_agent_to_start() {
         message: "root models is not mounted".into(),
     }];
     assert_eq!(node(&mut stage, almost).as_deref(), Some("AgentNotReady"));
-    stage.sees("n1", 0);
+    stage.add_report("n1", 0);
     assert_eq!(node(&mut stage, almost).as_deref(), Some("AgentReady"));
 }
 
@@ -297,7 +297,7 @@ fn the_status_of_a_new_node_waits_a_minute_for_its_agent_to_start() {
 fn a_node_is_not_ready_after_thirty_seconds_of_silence() {
     let mut stage = Stage::new();
     for (silent, expected) in [(29, "AgentReady"), (30, "AgentSilent"), (0, "AgentReady")] {
-        stage.sees("n1", silent);
+        stage.add_report("n1", silent);
         stage.settle();
         assert_eq!(stage.ready("n1").1, expected, "{silent}");
     }
@@ -329,10 +329,10 @@ fn a_node_is_not_ready_after_thirty_seconds_of_silence() {
 fn a_new_leader_believes_what_is_written_until_agents_had_time_to_find_it() {
     let mut stage = Stage::new();
     stage.cache = scenario::cache(3);
-    stage.leading = Duration::from_secs(29);
+    stage.led_for = Duration::from_secs(29);
     stage.settle();
     assert_eq!(stage.ready("n1").0, "True");
-    stage.leading = Duration::from_secs(30);
+    stage.led_for = Duration::from_secs(30);
     stage.settle();
     assert_eq!(stage.ready("n1").1, "AgentMissing");
 }
@@ -341,7 +341,7 @@ fn a_new_leader_believes_what_is_written_until_agents_had_time_to_find_it() {
 fn an_agent_of_another_fabric_does_not_speak_for_a_node() {
     let mut stage = Stage::new();
     let report = scenario::report("n1", "other");
-    let state = NodeState::new("other", report, stage.at);
+    let state = NodeState::new("other", report, stage.now_instant);
     stage.reports.insert("n1".into(), state);
     stage.settle();
     assert_eq!(stage.ready("n1").1, "AgentMissing");
@@ -352,8 +352,8 @@ fn a_node_of_two_fabrics_belongs_to_the_older_and_the_other_says_so() {
     let mut stage = Stage::new();
     let mut younger = scenario::fabric("all", 2);
     younger.spec.node_selector = Default::default();
-    stage.cache.fabrics.learn(younger);
-    stage.cache.nodes.learn(scenario::node("n4", &[]));
+    stage.cache.fabrics.update(younger);
+    stage.cache.nodes.update(scenario::node("n4", &[]));
     stage.settle();
     let fabric = |node| {
         stage
@@ -383,7 +383,7 @@ fn a_node_of_two_fabrics_belongs_to_the_older_and_the_other_says_so() {
 fn what_a_fabric_or_node_leaves_is_removed() {
     let mut stage = Stage::new();
     stage.settle();
-    stage.cache.nodes.learn({
+    stage.cache.nodes.update({
         let mut node = stage.cache.nodes.named("n3").unwrap().clone();
         node.metadata.labels.as_mut().unwrap().remove("gpu");
         node.metadata.resource_version = Some("9".into());
@@ -423,11 +423,11 @@ fn a_selector_that_is_none_ends_no_agents() {
     };
     fabric.spec.node_selector.match_expressions = Some(vec![requirement]);
     fabric.metadata.resource_version = Some("50".into());
-    stage.cache.fabrics.learn(fabric);
+    stage.cache.fabrics.update(fabric);
     // A younger one that selects the same nodes does not get them meanwhile.
     let mut younger = scenario::fabric("younger", 60);
     younger.metadata.resource_version = Some("51".into());
-    stage.cache.fabrics.learn(younger);
+    stage.cache.fabrics.update(younger);
     let log = stage.settle();
     let touched = |line: &&String| {
         line.starts_with("delete") || line.contains("DaemonSet weft-agent-default")
@@ -444,7 +444,7 @@ fn a_set_that_somebody_else_made_is_left_alone() {
     let mut stage = Stage::new();
     let mut stranger = PartialObjectMeta::default();
     stranger.metadata.name = Some("weft-agent-mine".into());
-    stage.cache.daemon_sets.learn(stranger);
+    stage.cache.daemon_sets.update(stranger);
     let log = stage.settle();
     assert!(
         !log.iter().any(|line| line.starts_with("delete")),
@@ -467,7 +467,7 @@ fn agents_are_told_no_more_paths_than_the_ports_give() {
 fn what_an_agent_finds_is_an_event_once() {
     let mut stage = Stage::new();
     for node in ["n1", "n2", "n3"] {
-        stage.sees(node, 0);
+        stage.add_report(node, 0);
     }
     stage.settle();
     let finding = |message: &str| weft_proto::operator::v1::Finding {

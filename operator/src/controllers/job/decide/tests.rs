@@ -32,13 +32,13 @@ struct Agent {
     verified: bool,
 }
 
-/// What an operator's process is at.
+/// What an operator's process runs.
 struct Process {
     transfer: Transfer,
     pending: VecDeque<Command>,
     /// Attempts up to this number may begin.
     recorded: u32,
-    seen_revision: Option<u64>,
+    applied_node_revision: Option<u64>,
     began: Timestamp,
 }
 
@@ -47,7 +47,7 @@ struct Stage {
     cache: Cache,
     agents: BTreeMap<String, Agent>,
     process: Option<Process>,
-    written: Option<Timestamp>,
+    status_written_at: Option<Timestamp>,
     /// Counts the operator's processes.
     life: u32,
     /// How often agents were told to stop what an earlier process began.
@@ -75,7 +75,7 @@ impl Stage {
             cache: scenario::cache(3),
             agents: BTreeMap::new(),
             process: None,
-            written: None,
+            status_written_at: None,
             life: 1,
             withdrawals: 0,
             now: scenario::start(),
@@ -128,14 +128,14 @@ impl Stage {
             cache: &self.cache,
             membership: &membership,
             snapshot: snapshot.as_ref(),
-            seen_revision: self
+            applied_node_revision: self
                 .process
                 .as_ref()
-                .and_then(|process| process.seen_revision),
+                .and_then(|process| process.applied_node_revision),
             reports: &self.reports,
             queue: &self.queue,
             leader_epoch: 1,
-            written: self.written,
+            status_written_at: self.status_written_at,
             now: self.now,
         });
         self.queue.update_entry(&uid(&job), decision.entry);
@@ -145,7 +145,7 @@ impl Stage {
             self.log.push(line(request));
             self.cache.obey(request);
             if matches!(request.change, Change::ApplyStatus(_)) {
-                self.written = Some(self.now);
+                self.status_written_at = Some(self.now);
             }
             if self.kill_after == Some(self.log.len()) {
                 self.kill();
@@ -160,7 +160,7 @@ impl Stage {
 
     fn kill(&mut self) {
         self.process = None;
-        self.written = None;
+        self.status_written_at = None;
         self.queue = AdmissionQueue::new(usize::MAX);
         self.life += 1;
     }
@@ -170,7 +170,7 @@ impl Stage {
             transfer,
             pending: commands.into(),
             recorded: 0,
-            seen_revision: None,
+            applied_node_revision: None,
             began: self.now,
         };
         match effect {
@@ -190,7 +190,7 @@ impl Stage {
             Effect::UpdateDestinations { revision, update } => {
                 let now = self.since();
                 let process = self.process.as_mut().unwrap();
-                process.seen_revision = Some(revision);
+                process.applied_node_revision = Some(revision);
                 if let Some((destinations_update, _)) = update.map(|update| *update) {
                     let (transfer, commands) = process
                         .transfer
@@ -393,7 +393,7 @@ impl Stage {
         panic!("that never happens: {:#?}", self.log);
     }
 
-    fn left(&self) -> Vec<&str> {
+    fn leftovers(&self) -> Vec<&str> {
         let partial = self.agents.iter().filter(|(_, agent)| agent.partial);
         partial.map(|(node, _)| node.as_str()).collect()
     }
@@ -491,7 +491,7 @@ fn a_job_is_complete_after_a_crash_after_any_request() {
         stage.settle();
         assert_eq!(stage.phase(), Phase::Complete, "{:?}", stage.log);
         assert!(["n2", "n3"].iter().all(|node| stage.agents[*node].verified));
-        assert!(!has_finalizer(stage.job()) && stage.left().is_empty());
+        assert!(!has_finalizer(stage.job()) && stage.leftovers().is_empty());
     });
 }
 
@@ -517,7 +517,7 @@ fn a_job_deleted_while_it_runs_leaves_nothing_at_the_agents() {
         stage.edit(deleted);
         stage.settle();
         assert!(stage.cache.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
-        assert_eq!(stage.left(), Vec::<&str>::new(), "{:?}", stage.log);
+        assert_eq!(stage.leftovers(), Vec::<&str>::new(), "{:?}", stage.log);
     });
 }
 
@@ -534,7 +534,7 @@ fn a_job_is_gone_soon_though_a_node_is_down_and_says_what_is_left_there() {
     stage.settle();
     assert!(stage.cache.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
     assert_eq!(stage.log.last().unwrap(), "release FilesLeft");
-    assert_eq!(stage.left(), ["n3"]);
+    assert_eq!(stage.leftovers(), ["n3"]);
     let took = stage.now.duration_since(since);
     assert!(took < SignedDuration::from_secs(10), "{took:?}");
     let said = status::left_behind(&scenario::job("minilm"), &["n3".to_owned()]);
@@ -565,7 +565,7 @@ fn a_job_waits_for_a_destination_and_goes_on_when_there_is_one() {
     }
     stage.settle();
     assert_eq!(stage.log, ["Waiting #0 NoDestinations"]);
-    stage.cache.nodes.learn(scenario::node("n2", &["gpu"]));
+    stage.cache.nodes.update(scenario::node("n2", &["gpu"]));
     stage.settle();
     assert_eq!(stage.phase(), Phase::Complete);
     assert_eq!(stage.status().message, "");
@@ -605,7 +605,7 @@ fn progress_is_written_when_it_is_five_seconds_old_and_a_hundredth_has_moved() {
     };
     let membership = Membership::of(&stage.cache);
     let mut job = stage.job().clone();
-    job.status = Some(status::of_transfer(&job, &snapshot, stage.now));
+    job.status = Some(status::transfer_status(&job, &snapshot, stage.now));
     let now = stage.now;
     let decide = |bytes, age| {
         let snapshot = Snapshot {
@@ -617,11 +617,11 @@ fn progress_is_written_when_it_is_five_seconds_old_and_a_hundredth_has_moved() {
             cache: &stage.cache,
             membership: &membership,
             snapshot: Some(&snapshot),
-            seen_revision: Some(stage.cache.node_revision()),
+            applied_node_revision: Some(stage.cache.node_revision()),
             reports: &stage.reports,
             queue: &stage.queue,
             leader_epoch: 1,
-            written: Some(now),
+            status_written_at: Some(now),
             now: now + SignedDuration::from_secs(age),
         })
         .request

@@ -56,7 +56,7 @@ fn reads(cache: &mut Cache, name: &str, node: &str, phase: Phase) {
         reader: node.into(),
         ..TransferJobStatus::default()
     });
-    cache.jobs.learn(other);
+    cache.jobs.update(other);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn the_one_that_reads_for_the_fewest_unfinished_jobs_reads() {
     // Unless it is away.
     let away = scenario::asleep("n1", "default");
     cache.fabric_nodes.forget(&Key::cluster_scoped("n1"));
-    cache.fabric_nodes.learn(away);
+    cache.fabric_nodes.update(away);
     assert_eq!(readers(&cache, &job), ["n2", "n3", "n1"]);
 }
 
@@ -113,15 +113,15 @@ fn what_is_in_the_way_of_reading_names_the_field_and_what_to_do() {
             |cache, _| {
                 let mut other = scenario::fabric("other", 2);
                 other.spec.node_selector = scenario::labelled("rack2");
-                cache.fabrics.learn(other);
+                cache.fabrics.update(other);
                 let mut fabric = cache.fabrics.named("default").unwrap().clone();
                 fabric.spec.node_selector = scenario::labelled("rack1");
                 fabric.metadata.resource_version = Some("2".into());
-                cache.fabrics.learn(fabric);
+                cache.fabrics.update(fabric);
                 for (node, rack) in [("n1", "rack1"), ("n2", "rack1"), ("n3", "rack2")] {
                     let mut node = scenario::node(node, &["gpu", rack]);
                     node.metadata.resource_version = Some("2".into());
-                    cache.nodes.learn(node);
+                    cache.nodes.update(node);
                 }
             },
         ),
@@ -141,7 +141,7 @@ fn what_is_in_the_way_of_reading_names_the_field_and_what_to_do() {
                 job.spec.destinations.node_selector = None;
                 job.spec.destinations.nodes = Some(vec!["n1".into()]);
                 cache.fabric_nodes.forget(&Key::cluster_scoped("n1"));
-                cache.fabric_nodes.learn(scenario::asleep("n1", "default"));
+                cache.fabric_nodes.update(scenario::asleep("n1", "default"));
             },
         ),
     ];
@@ -167,7 +167,7 @@ fn what_is_in_the_way_of_reading_names_the_field_and_what_to_do() {
     let mut fabric = cache.fabrics.named("default").unwrap().clone();
     fabric.spec.objects.allow_insecure = true;
     fabric.metadata.resource_version = Some("2".into());
-    cache.fabrics.learn(fabric);
+    cache.fabrics.update(fabric);
     resolved(&cache, &job).unwrap();
     assert!(named(&cache, &job).is_empty());
     job.spec.destinations.root = "library".into();

@@ -128,7 +128,7 @@ fn who_is_next_keeps_a_place_at_each_of_its_nodes_and_who_is_not_keeps_none() {
     let mut queue = queue([
         running(entry("a/1", 1, &["n1", "n2"])),
         running(entry("a/2", 2, &["n1", "n2"])),
-        // Next at n1: one place of n3 is its.
+        // Next at n1: one slot of n3 is its.
         entry("a/3", 3, &["n1", "n3"]),
         entry("a/4", 4, &["n1", "n3", "n4"]),
         entry("a/5", 5, &["n3", "n4"]),
@@ -224,7 +224,7 @@ fn only_nodes_that_bytes_go_between_count_and_only_with_a_cap() {
     let mut fabric = scenario::fabric("default", 1);
     fabric.spec.transport.cap_mbps = Some(1000);
     fabric.metadata.resource_version = Some("2".into());
-    cache.fabrics.learn(fabric);
+    cache.fabrics.update(fabric);
     let receivers = |nodes: &[&str]| {
         Some(SlotRequest {
             source: "n1".into(),
@@ -232,7 +232,7 @@ fn only_nodes_that_bytes_go_between_count_and_only_with_a_cap() {
         })
     };
     assert_eq!(slots(&job, &cache), receivers(&["n2", "n3", "n4"]));
-    cache.fabric_nodes.learn(scenario::asleep("n3", "default"));
+    cache.fabric_nodes.update(scenario::asleep("n3", "default"));
     assert_eq!(slots(&job, &cache), receivers(&["n2", "n4"]));
     // It copies for itself: over no link.
     job.spec.destinations.node_selector = None;
@@ -330,7 +330,7 @@ fn those_that_waited_are_decided_again_when_the_way_is_free() {
     assert_eq!(queue.recompute_admissions().len(), 2);
     queue.update_entry("2", Some(to_path("second", 2, "x/y")));
     assert!(queue.recompute_admissions().is_empty());
-    queue.keep(&["2".to_owned(), "3".to_owned()].into());
+    queue.retain(&["2".to_owned(), "3".to_owned()].into());
     let again: Vec<String> = queue
         .recompute_admissions()
         .into_iter()
@@ -359,7 +359,7 @@ proptest! {
             entry(&format!("t{namespace}/{i:02}"), *second, &nodes)
         };
         let mut queue = AdmissionQueue::new(usize::MAX);
-        let mut left: BTreeMap<String, u8> = BTreeMap::new();
+        let mut remaining: BTreeMap<String, u8> = BTreeMap::new();
         let mut over = 0;
         let steps: u32 = jobs.iter().map(|job| u32::from(job.3)).sum();
         for now in 0..i64::from(steps) + 42 {
@@ -371,24 +371,24 @@ proptest! {
             for uid in begin(&queue).into_iter().map(str::to_owned).collect::<Vec<_>>() {
                 let entry = queue.entries[&uid].clone();
                 let steps = jobs[uid[3..].parse::<usize>().unwrap()].3;
-                left.insert(uid.clone(), steps);
+                remaining.insert(uid.clone(), steps);
                 queue.update_entry(&uid, Some(running(entry)));
             }
-            let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
+            let mut used_slots: BTreeMap<&str, usize> = BTreeMap::new();
             for entry in queue.entries.values().filter(|entry| entry.is_running) {
                 for node in entry.nodes() {
-                    *taken.entry(node).or_default() += 1;
+                    *used_slots.entry(node).or_default() += 1;
                 }
             }
-            prop_assert!(taken.values().all(|count| *count <= JOBS_PER_NODE_MAX), "{taken:?}");
-            for (uid, steps) in &mut left {
+            prop_assert!(used_slots.values().all(|count| *count <= JOBS_PER_NODE_MAX), "{used_slots:?}");
+            for (uid, steps) in &mut remaining {
                 *steps -= 1;
                 if *steps == 0 {
                     over += 1;
                     queue.update_entry(uid, None);
                 }
             }
-            left.retain(|_, steps| *steps > 0);
+            remaining.retain(|_, steps| *steps > 0);
         }
         prop_assert_eq!(over, jobs.len());
     }
@@ -414,7 +414,7 @@ proptest! {
         }
         let mut first: Vec<&QueueEntry> = first.into_values().collect();
         first.sort_by_key(|one| age(one));
-        // With at most three namespaces of two places a node, the first two begin wherever they are.
+        // With at most three namespaces of two slots a node, the first two begin wherever they are.
         for entry in first.iter().take(JOBS_PER_NODE_MAX) {
             prop_assert_eq!(queue.admission(&uid(entry), entry), Some(&Admission::Begins));
         }

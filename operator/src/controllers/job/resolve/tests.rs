@@ -76,7 +76,7 @@ fn a_shared_root_has_no_directories_of_namespaces() {
     let transfer = resolved(&cache, &job).unwrap();
     assert_eq!(transfer.spec.source.path, "llama/70b");
     assert_eq!(transfer.spec.destinations[0].path, "team-a/minilm");
-    // The other place is a copy of its own, which the source makes for itself.
+    // The other location is a copy of its own, which the source makes for itself.
     assert_eq!(nodes(&transfer), ["n1/here", "n2"]);
     assert_eq!(transfer.endpoints.len(), 2);
 }
@@ -90,7 +90,7 @@ fn a_job_that_is_older_than_its_roots_word_shared_is_not_let_in() {
     let mut fabric = cache.fabrics.named("default").unwrap().clone();
     fabric.spec.roots[0].scope = RootScope::Shared;
     fabric.metadata.resource_version = Some("2".into());
-    cache.fabrics.learn(fabric);
+    cache.fabrics.update(fabric);
     let obstacle = resolved(&cache, &job).unwrap_err();
     assert_eq!(
         (&*obstacle.reason, obstacle.is_final),
@@ -108,7 +108,7 @@ fn leaves_come_from_the_label_that_the_fabric_names() {
     fabric.spec.topology.leaf_label = Some("rack".into());
     fabric.spec.topology.link_mbps = Some(100_000);
     fabric.metadata.resource_version = Some("2".into());
-    cache.fabrics.learn(fabric);
+    cache.fabrics.update(fabric);
     let mut node = scenario::node("n3", &["gpu"]);
     node.metadata
         .labels
@@ -116,7 +116,7 @@ fn leaves_come_from_the_label_that_the_fabric_names() {
         .unwrap()
         .insert("rack".into(), "r2".into());
     node.metadata.resource_version = Some("2".into());
-    cache.nodes.learn(node);
+    cache.nodes.update(node);
     let topology = resolved(&cache, &scenario::job("minilm"))
         .unwrap()
         .spec
@@ -140,7 +140,7 @@ fn put_to_sleep(cache: &mut Cache, node: &str) {
     cache
         .fabric_nodes
         .forget(&crate::controllers::cache::Key::cluster_scoped(node));
-    cache.fabric_nodes.learn(scenario::asleep(node, "default"));
+    cache.fabric_nodes.update(scenario::asleep(node, "default"));
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_job_waits_while_some_of_its_agents_and_not_all_have_an_earlier_configuratio
         status.conditions[0].reason = "ConfigurationPending".into();
         let version: u64 = node.metadata.resource_version.unwrap().parse().unwrap();
         node.metadata.resource_version = Some((version + 1).to_string());
-        cache.fabric_nodes.learn(node);
+        cache.fabric_nodes.update(node);
     };
     pend(&mut cache, "n2");
     let obstacle = resolved(&cache, &job).unwrap_err();
@@ -200,7 +200,7 @@ fn every_obstacle_names_the_field_and_what_to_do() {
             "spec.source.file.node: cpu1: no RdmaFabric selects it; label the node, or name one of: \
              kubectl weft roots",
             |cache, job| {
-                cache.nodes.learn(scenario::node("cpu1", &[]));
+                cache.nodes.update(scenario::node("cpu1", &[]));
                 job.spec.source.file.as_mut().unwrap().node = "cpu1".into();
             },
         ),
@@ -226,7 +226,7 @@ fn every_obstacle_names_the_field_and_what_to_do() {
                 let mut fabric = cache.fabrics.named("default").unwrap().clone();
                 fabric.spec.roots[0].namespaces = Some(scenario::labelled("trusted"));
                 fabric.metadata.resource_version = Some("2".into());
-                cache.fabrics.learn(fabric);
+                cache.fabrics.update(fabric);
             },
         ),
         (
@@ -250,7 +250,7 @@ fn every_obstacle_names_the_field_and_what_to_do() {
             "spec.destinations.nodes: node n9 is not of fabric default, which the source is of; label \
              them so that it selects them, or name one of: kubectl weft roots",
             |cache, job| {
-                cache.nodes.learn(scenario::node("n9", &[]));
+                cache.nodes.update(scenario::node("n9", &[]));
                 job.spec.destinations.node_selector = None;
                 job.spec.destinations.nodes = Some(vec!["n2".into(), "n9".into()]);
             },
@@ -274,7 +274,7 @@ fn every_obstacle_names_the_field_and_what_to_do() {
                     k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(scenario::start()),
                 );
                 fabric.metadata.resource_version = Some("2".into());
-                cache.fabrics.learn(fabric);
+                cache.fabrics.update(fabric);
             },
         ),
         (
@@ -357,7 +357,7 @@ fn a_root_is_for_the_namespaces_that_it_selects() {
     let mut fabric = cache.fabrics.named("default").unwrap().clone();
     fabric.spec.roots[0].namespaces = Some(scenario::labelled("models"));
     fabric.metadata.resource_version = Some("2".into());
-    cache.fabrics.learn(fabric);
+    cache.fabrics.update(fabric);
     assert_eq!(
         nodes(&resolved(&cache, &scenario::job("minilm")).unwrap()),
         ["n2"]

@@ -22,7 +22,7 @@ fn snapshot(destinations: Vec<DestinationStatus>) -> Snapshot {
         was_there: false,
         unconfirmed: Vec::new(),
         phase: TransferPhase::Running,
-        started: true,
+        start_sent: true,
         attempt: 1,
         unrecorded_attempt: None,
         end: None,
@@ -52,7 +52,7 @@ fn of_many_destinations_the_failed_and_the_slowest_are_shown() {
         .collect();
     all[150].state = DestinationState::Failed;
     all[199].state = DestinationState::Verified;
-    let status = of_transfer(&scenario::job("minilm"), &snapshot(all), scenario::start());
+    let status = transfer_status(&scenario::job("minilm"), &snapshot(all), scenario::start());
     let shown: Vec<&str> = status
         .destinations
         .iter()
@@ -68,7 +68,7 @@ fn of_many_destinations_the_failed_and_the_slowest_are_shown() {
 #[test]
 fn people_read_how_far_how_fast_and_how_long() {
     let all = vec![destination("n2", DestinationState::Transferring, 40)];
-    let status = of_transfer(&scenario::job("minilm"), &snapshot(all), scenario::start());
+    let status = transfer_status(&scenario::job("minilm"), &snapshot(all), scenario::start());
     assert_eq!(
         (&*status.progress, &*status.rate, &*status.eta),
         ("40% of 100 B", "60 B/s", "1s")
@@ -102,7 +102,7 @@ fn a_failure_names_the_first_destination_that_failed() {
     let mut snapshot = snapshot(all);
     snapshot.end = Some(End::Failed);
     let job = scenario::job("minilm");
-    let status = of_transfer(&job, &snapshot, scenario::start());
+    let status = transfer_status(&job, &snapshot, scenario::start());
     assert_eq!(status.phase, Phase::Failed);
     assert_eq!(
         status.message,
@@ -116,7 +116,7 @@ fn a_failure_names_the_first_destination_that_failed() {
 #[test]
 fn a_text_that_is_too_long_is_cut_between_characters() {
     let long = "ä".repeat(TEXT_MAX);
-    let short = cut(&long);
+    let short = truncate(&long);
     assert!(
         short.len() <= TEXT_MAX + 3 && short.ends_with("ä…"),
         "{}",
@@ -127,9 +127,9 @@ fn a_text_that_is_too_long_is_cut_between_characters() {
 #[test]
 fn a_job_that_was_suspended_goes_on_without_a_complaint() {
     let mut job = scenario::job("minilm");
-    let running = of_transfer(&job, &snapshot(Vec::new()), scenario::start());
+    let running = transfer_status(&job, &snapshot(Vec::new()), scenario::start());
     job.status = Some(running);
-    let old = suspended(&job, scenario::start());
+    let old = suspended_status(&job, scenario::start());
     let new = TransferJobStatus {
         attempt: 2,
         phase: Phase::Preparing,
@@ -166,7 +166,7 @@ fn an_event_names_the_nodes_that_are_no_destinations_any_more() {
     let of = |nodes: &[&str]| {
         let one = |node: &&str| destination(node, DestinationState::Transferring, 0);
         let snapshot = snapshot(nodes.iter().map(one).collect());
-        of_transfer(&job, &snapshot, scenario::start())
+        transfer_status(&job, &snapshot, scenario::start())
     };
     let events = events_for(&of(&["n2", "n3", "n4"]), &of(&["n3"]));
     let event = events
@@ -189,7 +189,7 @@ fn a_job_whose_files_were_there_says_that_nothing_was_sent() {
             was_there,
             ..snapshot(vec![destination("n2", DestinationState::Verified, 100)])
         };
-        let status = of_transfer(&scenario::job("minilm"), &snapshot, scenario::start());
+        let status = transfer_status(&scenario::job("minilm"), &snapshot, scenario::start());
         let complete = status.conditions.iter().find(|c| c.type_ == "Complete");
         let complete = complete.unwrap();
         let reason = if was_there {

@@ -58,7 +58,7 @@ fn event(text: &str) -> (ObjectReference, Event) {
 /// What is sent at that time, by the text in it.
 fn sent(queue: &mut WriteQueue, now: Duration) -> Vec<String> {
     let mut sent = Vec::new();
-    while let Some(next) = queue.next(now) {
+    while let Some(next) = queue.next_write(now) {
         sent.push(match queue.take(next).unwrap() {
             Write::Event(_, event) => event.note,
             Write::Request(_, request) => match request.change {
@@ -75,7 +75,7 @@ fn sent(queue: &mut WriteQueue, now: Duration) -> Vec<String> {
 }
 
 fn answered(queue: &mut WriteQueue, name: &str, outcome: WriteOutcome, now: Duration) {
-    queue.answered(&status(name, "").object(), outcome, now);
+    queue.record_outcome(&status(name, "").object(), outcome, now);
 }
 
 #[test]
@@ -119,16 +119,16 @@ fn a_namespace_with_many_requests_delays_another_by_one() {
         submit(&mut queue, "a", &number.to_string());
     }
     let mut sent = Vec::new();
-    for round in 0..6 {
-        if round == 2 {
+    for pass in 0..6 {
+        if pass == 2 {
             submit(&mut queue, "b", "0");
             submit(&mut queue, "b", "1");
         }
-        let next = queue.next(SECOND).unwrap();
+        let next = queue.next_write(SECOND).unwrap();
         let Some(Write::Request(requester, request)) = queue.take(next) else {
             panic!("no request");
         };
-        queue.answered(&request.object(), WriteOutcome::Written, SECOND);
+        queue.record_outcome(&request.object(), WriteOutcome::Written, SECOND);
         sent.push(format!(
             "{}/{}",
             requester.key.namespace, requester.key.name
@@ -169,7 +169,7 @@ fn one_request_for_an_object_is_under_way_at_a_time() {
     queue.submit(&job("a"), vec![label("n1", "of a again")]);
     queue.submit(&job("b"), vec![label("n1", "of b")]);
     assert_eq!(sent(&mut queue, SECOND), [""; 0]);
-    queue.answered(&label("n1", "").object(), WriteOutcome::Written, SECOND);
+    queue.record_outcome(&label("n1", "").object(), WriteOutcome::Written, SECOND);
     assert_eq!(sent(&mut queue, SECOND), ["of b"]);
 }
 
@@ -230,13 +230,13 @@ fn thousands_of_nodes_that_wait_or_fail_hold_up_no_job_and_no_progress() {
     };
     queue.submit(&fabrics(), nodes());
     queue.submit(&job("a"), vec![status("a", "transition")]);
-    let next = queue.next(SECOND).unwrap();
-    assert!(matches!(&next, Next::Request((requester, _)) if *requester == job("a")));
+    let next = queue.next_write(SECOND).unwrap();
+    assert!(matches!(&next, NextWrite::Request((requester, _)) if *requester == job("a")));
     drop(queue.take(next));
     // All of them fail, and are tried again.
     for number in 0..5000 {
         let node = label(&format!("n{number}"), "").object();
-        queue.answered(&node, WriteOutcome::Failed, SECOND);
+        queue.record_outcome(&node, WriteOutcome::Failed, SECOND);
     }
     queue.submit(&job("b"), vec![progress("b", "progress")]);
     queue.submit(&fabrics(), nodes());
@@ -248,7 +248,7 @@ fn thousands_of_nodes_that_wait_or_fail_hold_up_no_job_and_no_progress() {
     let mut fresh = WriteQueue::default();
     fresh.submit(&fabrics(), vec![label("n1", "label")]);
     assert_eq!(sent(&mut fresh, SECOND), ["label"]);
-    fresh.answered(&label("n1", "").object(), WriteOutcome::Failed, SECOND);
+    fresh.record_outcome(&label("n1", "").object(), WriteOutcome::Failed, SECOND);
     fresh.submit(&job("b"), vec![progress("b", "progress")]);
     fresh.submit(&fabrics(), vec![label("n1", "label")]);
     assert_eq!(sent(&mut fresh, 3 * SECOND), ["progress", "label"]);
@@ -262,7 +262,7 @@ fn events_that_nobody_takes_are_bounded() {
         assert_eq!(queue.publish(object, news), number < EVENTS_WAITING_MAX);
     }
     assert_eq!(sent(&mut queue, SECOND), ["0"]);
-    queue.event_published();
+    queue.finish_event();
     assert_eq!(sent(&mut queue, SECOND), ["1"]);
 }
 
@@ -274,6 +274,6 @@ fn events_are_published_one_after_the_other() {
     }
     assert_eq!(sent(&mut queue, SECOND), ["first of a"]);
     assert_eq!(sent(&mut queue, SECOND), [""; 0]);
-    queue.event_published();
+    queue.finish_event();
     assert_eq!(sent(&mut queue, SECOND), ["second of a"]);
 }

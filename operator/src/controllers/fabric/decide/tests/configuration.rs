@@ -8,7 +8,7 @@ fn edit(stage: &mut Stage, change: impl FnOnce(&mut weft_crds::RdmaFabricSpec)) 
     change(&mut fabric.spec);
     let version: u64 = fabric.metadata.resource_version.unwrap().parse().unwrap();
     fabric.metadata.resource_version = Some((version + 100).to_string());
-    stage.cache.fabrics.learn(fabric);
+    stage.cache.fabrics.update(fabric);
 }
 
 /// The configuration that the DaemonSet of the fabric makes pods for.
@@ -28,7 +28,7 @@ fn of_template(stage: &Stage) -> String {
 
 /// A node's agent reports from a pod that was made for that configuration.
 fn reports(stage: &mut Stage, node: &str, configuration: &str) {
-    stage.sees(node, 0);
+    stage.add_report(node, 0);
     let state = stage.reports.get_mut(node).unwrap();
     state.report.configuration = configuration.to_owned();
 }

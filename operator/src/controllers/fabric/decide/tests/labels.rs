@@ -15,7 +15,7 @@ fn a_node_that_changes_its_fabric_rolls_no_agent_of_either() {
     let mut stage = Stage::new();
     let mut younger = scenario::fabric("all", 2);
     younger.spec.node_selector = Default::default();
-    stage.cache.fabrics.learn(younger);
+    stage.cache.fabrics.update(younger);
     stage.settle();
     let labels =
         |stage: &Stage| ["n1", "n2", "n3"].map(|node| stage.label(node).map(str::to_owned));
@@ -25,7 +25,7 @@ fn a_node_that_changes_its_fabric_rolls_no_agent_of_either() {
     let mut node = stage.cache.nodes.named("n1").unwrap().clone();
     node.metadata.labels.as_mut().unwrap().remove("gpu");
     node.metadata.resource_version = Some("9".into());
-    stage.cache.nodes.learn(node);
+    stage.cache.nodes.update(node);
     let log = stage.settle();
     assert_eq!(stage.label("n1"), Some("all"));
     assert!(
@@ -39,7 +39,7 @@ fn a_node_that_changes_its_fabric_rolls_no_agent_of_either() {
         labels.remove(FABRIC_LABEL);
         labels.extend(other.map(|other| (FABRIC_LABEL.to_owned(), other.to_owned())));
         node.metadata.resource_version = Some(version.into());
-        stage.cache.nodes.learn(node);
+        stage.cache.nodes.update(node);
         assert_eq!(stage.settle(), ["label Node n2"]);
         assert_eq!(stage.label("n2"), Some("default"));
     }
@@ -49,7 +49,7 @@ fn a_node_that_changes_its_fabric_rolls_no_agent_of_either() {
 fn a_node_whose_label_is_refused_says_so_and_holds_up_no_other() {
     let mut stage = Stage::new();
     for node in ["n1", "n3"] {
-        stage.sees(node, 0);
+        stage.add_report(node, 0);
     }
     stage.refused = BTreeSet::from(["n2".to_owned()]);
     let log = stage.settle();
@@ -93,7 +93,7 @@ impl Stage {
 
 /// What n2 has, as its agent reports it.
 fn reports(stage: &mut Stage, copies: &[Copy], listed: bool) {
-    stage.sees("n2", 0);
+    stage.add_report("n2", 0);
     let report = &mut stage.reports.get_mut("n2").unwrap().report;
     report.copies = copies.to_vec();
     report.copies_listed = listed;
@@ -153,14 +153,14 @@ fn a_label_stays_while_nobody_knows_whether_the_copy_is_there() {
     assert_eq!(model(&stage), Some("d1"));
     // An agent that has fallen silent tells nothing of what is there now.
     reports(&mut stage, &[copy("d2")], true);
-    stage.reports.get_mut("n2").unwrap().seen = stage.at - SILENCE;
+    stage.reports.get_mut("n2").unwrap().received_at = stage.now_instant - SILENCE;
     stage.settle();
     assert_eq!(model(&stage), Some("d1"));
     // No fabric has the node: nobody looks after it.
     let mut node = stage.cache.nodes.named("n2").unwrap().clone();
     node.metadata.labels.as_mut().unwrap().remove("gpu");
     node.metadata.resource_version = Some("99".into());
-    stage.cache.nodes.learn(node);
+    stage.cache.nodes.update(node);
     stage.settle();
     assert_eq!(model(&stage), None);
 }
@@ -175,7 +175,7 @@ fn a_label_that_somebody_changes_by_hand_is_written_again() {
     labels.insert(MODEL.into(), "mine".into());
     labels.insert("weft.dev/model.x.y".into(), "mine".into());
     node.metadata.resource_version = Some("99".into());
-    stage.cache.nodes.learn(node);
+    stage.cache.nodes.update(node);
     assert_eq!(stage.settle(), ["label Node n2"]);
     let labels = stage.cache.nodes.named("n2").unwrap().labels();
     assert_eq!(labels.get(MODEL).map(String::as_str), Some("d1"));
@@ -232,9 +232,9 @@ fn a_label_is_of_the_namespace_and_fits() {
 fn other(stage: &mut Stage, namespace: &str, name: &str) -> Copy {
     let mut job = scenario::job(name);
     job.metadata.namespace = Some(namespace.into());
-    stage.cache.jobs.learn(job);
+    stage.cache.jobs.update(job);
     let known = scenario::namespace(namespace, &[]);
-    stage.cache.namespaces.learn(known);
+    stage.cache.namespaces.update(known);
     let mut copy = copy("d1");
     copy.path = format!("{namespace}/{name}");
     copy.jobs[0] = CopyJob {
@@ -263,19 +263,19 @@ fn a_namespace_has_so_many_labels_at_a_node_and_takes_none_from_another() {
     reports(&mut stage, &copies, true);
     stage.settle();
     assert_eq!(models(&stage), ["team-a.minilm", "team-b.a", "team-b.b"]);
-    assert_eq!(stage.decision().unlabelled, BTreeMap::new());
+    assert_eq!(stage.decision().label_problems, BTreeMap::new());
     // One that sorts before does not push one out that is there.
     copies.push(other(&mut stage, "team-b", "0"));
     reports(&mut stage, &copies, true);
     stage.settle();
     assert_eq!(models(&stage), ["team-a.minilm", "team-b.a", "team-b.b"]);
-    let unlabelled = stage.decision().unlabelled;
+    let label_problems = stage.decision().label_problems;
     let of = |namespace: &str, name: &str| Key {
         namespace: namespace.into(),
         name: name.into(),
     };
-    assert_eq!(unlabelled.len(), 1);
-    let obstacle = &unlabelled[&of("team-b", "0")];
+    assert_eq!(label_problems.len(), 1);
+    let obstacle = &label_problems[&of("team-b", "0")];
     assert_eq!(obstacle.reason, "NamespaceLabelsFull");
     assert!(
         obstacle.message.contains("n2") && obstacle.message.contains("operator.labelsPerNamespace"),
@@ -286,7 +286,7 @@ fn a_namespace_has_so_many_labels_at_a_node_and_takes_none_from_another() {
     stage.cache.jobs.forget(&of("team-b", "a"));
     stage.settle();
     assert_eq!(models(&stage), ["team-a.minilm", "team-b.0", "team-b.b"]);
-    assert_eq!(stage.decision().unlabelled, BTreeMap::new());
+    assert_eq!(stage.decision().label_problems, BTreeMap::new());
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn the_labels_of_a_namespace_go_with_it_though_its_copies_stay() {
     let copies = [other(&mut stage, "team-b", "a"), copy("d1")];
     for listed in [true, false] {
         let known = scenario::namespace("team-b", &[]);
-        stage.cache.namespaces.learn(known);
+        stage.cache.namespaces.update(known);
         reports(&mut stage, &copies, true);
         stage.settle();
         assert_eq!(models(&stage), ["team-a.minilm", "team-b.a"]);
@@ -337,8 +337,8 @@ fn a_job_says_why_its_label_is_not_written() {
     let node = ObjectId::of::<Node>(Key::cluster_scoped("n2"));
     stage.errors.insert(node, "denied by webhook x".into());
     let reason = |stage: &Stage| {
-        let mut unlabelled = stage.decision().unlabelled;
-        let obstacle = unlabelled.remove(&scenario::minilm())?;
+        let mut label_problems = stage.decision().label_problems;
+        let obstacle = label_problems.remove(&scenario::minilm())?;
         Some((obstacle.reason, obstacle.message))
     };
     let (why, message) = reason(&stage).unwrap();
@@ -353,7 +353,7 @@ fn a_job_says_why_its_label_is_not_written() {
     let mut node = stage.cache.nodes.named("n2").unwrap().clone();
     node.metadata.labels.as_mut().unwrap().remove(MODEL);
     node.metadata.resource_version = Some("999".into());
-    stage.cache.nodes.learn(node);
+    stage.cache.nodes.update(node);
     assert_eq!(reason(&stage), None);
     let report = &mut stage.reports.get_mut("n2").unwrap().report;
     report.findings.push(weft_proto::operator::v1::Finding {

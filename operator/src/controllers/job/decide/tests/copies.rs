@@ -13,7 +13,7 @@ fn delete(stage: &mut Stage) {
     stage.edit(deleted);
     stage.settle();
     assert!(stage.cache.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
-    assert!(stage.left().is_empty(), "{:?}", stage.log);
+    assert!(stage.leftovers().is_empty(), "{:?}", stage.log);
 }
 
 fn has_copy(stage: &Stage, node: &str) -> bool {
@@ -110,11 +110,11 @@ fn reports(nodes: &[&str]) -> BTreeMap<String, NodeState> {
 async fn a_node_that_the_job_does_not_name_any_more_is_told_when_it_reports_a_copy() {
     let mut stage = Stage::with(goes_with_its_copies);
     stage.settle();
-    stage.cache.nodes.learn(scenario::node("n4", &["gpu"]));
+    stage.cache.nodes.update(scenario::node("n4", &["gpu"]));
     stage
         .cache
         .fabric_nodes
-        .learn(scenario::ready("n4", "default"));
+        .update(scenario::ready("n4", "default"));
     stage.reports = reports(&["n4"]);
     stage.edit(|job| {
         job.spec.destinations.node_selector = None;

@@ -45,10 +45,10 @@ fn a_suspended_job_that_is_deleted_leaves_nothing() {
     stage.until(|stage| stage.agents.get("n3").is_some_and(|agent| agent.partial));
     stage.edit(|job| job.spec.suspend = true);
     stage.settle();
-    assert_eq!(stage.left(), ["n2", "n3"]);
+    assert_eq!(stage.leftovers(), ["n2", "n3"]);
     stage.edit(deleted);
     stage.settle();
-    assert_eq!(stage.left(), Vec::<&str>::new());
+    assert_eq!(stage.leftovers(), Vec::<&str>::new());
     assert!(stage.cache.jobs.get(&minilm()).is_none());
 }
 
@@ -74,7 +74,7 @@ fn a_job_past_its_deadline_fails_and_its_partial_files_go() {
                 ("True", "DeadlineExceeded")
             );
         }
-        assert_eq!(stage.left(), Vec::<&str>::new(), "{:?}", stage.log);
+        assert_eq!(stage.leftovers(), Vec::<&str>::new(), "{:?}", stage.log);
         assert!(!has_finalizer(stage.job()));
     });
 }
@@ -96,7 +96,12 @@ fn of_a_job_whose_deadline_ends_while_agents_are_told_that_it_is_suspended_nothi
         stage.now += SignedDuration::from_secs(1000);
         stage.settle();
         assert_eq!(stage.phase(), Phase::Failed, "{turns}: {:?}", stage.log);
-        assert_eq!(stage.left(), Vec::<&str>::new(), "{turns}: {:?}", stage.log);
+        assert_eq!(
+            stage.leftovers(),
+            Vec::<&str>::new(),
+            "{turns}: {:?}",
+            stage.log
+        );
     }
 }
 

@@ -4,11 +4,11 @@ use super::*;
 
 /// A node appears, with an agent that is ready.
 fn appear(stage: &mut Stage, name: &str) {
-    stage.cache.nodes.learn(scenario::node(name, &["gpu"]));
+    stage.cache.nodes.update(scenario::node(name, &["gpu"]));
     stage
         .cache
         .fabric_nodes
-        .learn(scenario::ready(name, "default"));
+        .update(scenario::ready(name, "default"));
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn a_node_that_matches_no_more_while_the_job_runs_is_no_destination_and_the_othe
         stage.until(|stage| stage.status().counts.verified == 1);
         let mut node = scenario::node("n3", &[]);
         node.metadata.resource_version = Some("2".into());
-        stage.cache.nodes.learn(node);
+        stage.cache.nodes.update(node);
         stage.settle();
         let status = stage.status();
         assert_eq!(status.phase, Phase::Complete, "{:?}", stage.log);
@@ -67,7 +67,7 @@ fn a_node_that_does_not_answer_holds_up_nobody_and_the_end_names_it() {
         stage.dead.insert("n3".into());
         stage.cache.fabric_nodes.forget(&Key::cluster_scoped("n3"));
         let asleep = scenario::asleep("n3", "default");
-        stage.cache.fabric_nodes.learn(asleep);
+        stage.cache.fabric_nodes.update(asleep);
         stage.until(|stage| stage.status().counts.verified == 1);
         let status = stage.status();
         let troubled = &status.destinations[0];
@@ -112,7 +112,7 @@ fn a_source_that_is_selected_for_another_place_copies_for_itself() {
         let nodes: Vec<&str> = status
             .destinations
             .iter()
-            .map(|there| there.node.as_str())
+            .map(|destination| destination.node.as_str())
             .collect();
         assert_eq!(nodes, ["n1", "n2", "n3"]);
         assert!(stage.agents["n1/here"].verified && stage.agents["n3"].verified);
@@ -144,13 +144,13 @@ fn a_complete_job_says_once_that_nodes_cannot_have_its_label_and_that_they_can_a
     for node in ["n2", "n3"] {
         let text = format!("{node} has no room");
         let obstacle = obstacle::temporary("NamespaceLabelsFull", text);
-        stage.cache.unlabelled.insert(minilm(), obstacle);
+        stage.cache.label_problems.insert(minilm(), obstacle);
         assert_eq!(writes(&mut stage), usize::from(node == "n2"));
         let (status, reason, message) = labelled(&stage).unwrap();
         assert_eq!((&*status, &*reason), ("False", "NamespaceLabelsFull"));
         assert_eq!(message, "n2 has no room");
     }
-    stage.cache.unlabelled.clear();
+    stage.cache.label_problems.clear();
     assert_eq!(writes(&mut stage), 1);
     assert_eq!(labelled(&stage).unwrap().0, "True");
     assert_eq!(stage.phase(), Phase::Complete);

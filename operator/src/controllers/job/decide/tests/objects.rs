@@ -19,7 +19,7 @@ fn a_job_of_an_object_is_complete_after_a_crash_after_any_request() {
         for node in ["n1", "n2", "n3"] {
             assert!(stage.agents[node].verified, "{node}");
         }
-        assert!(!has_finalizer(stage.job()) && stage.left().is_empty());
+        assert!(!has_finalizer(stage.job()) && stage.leftovers().is_empty());
     });
 }
 
@@ -34,7 +34,7 @@ fn a_job_of_an_object_that_is_deleted_leaves_nothing_at_the_agents() {
         stage.edit(deleted);
         stage.settle();
         assert!(stage.cache.jobs.get(&minilm()).is_none(), "{:?}", stage.log);
-        assert_eq!(stage.left(), Vec::<&str>::new(), "{:?}", stage.log);
+        assert_eq!(stage.leftovers(), Vec::<&str>::new(), "{:?}", stage.log);
     });
 }
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::controllers::job::queue::JOBS_PER_NODE_MAX;
 
-/// What an operator's process is at.
+/// What an operator's process runs.
 struct Task {
     snapshot: Snapshot,
     /// Attempts up to this number may begin.
@@ -42,7 +42,7 @@ impl Yard {
             let to = to.iter().map(|node| (*node).to_owned());
             job.spec.destinations.nodes = Some(to.collect());
             job.spec.destinations.path = format!("{name}/");
-            cache.jobs.learn(job);
+            cache.jobs.update(job);
         }
         Self {
             cache,
@@ -79,7 +79,7 @@ impl Yard {
     }
 
     /// All jobs are decided once, then the queue; then what is running goes one step further.
-    fn round(&mut self) {
+    fn reconcile(&mut self) {
         self.now += SignedDuration::from_secs(1);
         let keys: Vec<Key> = self.cache.jobs.iter().map(|(key, _)| key.clone()).collect();
         for key in keys {
@@ -106,11 +106,11 @@ impl Yard {
             cache: &self.cache,
             membership: &membership,
             snapshot: self.tasks.get(&uid).map(|task| &task.snapshot),
-            seen_revision: Some(self.cache.node_revision()),
+            applied_node_revision: Some(self.cache.node_revision()),
             reports: &BTreeMap::new(),
             queue: &self.queue,
             leader_epoch: 1,
-            written: None,
+            status_written_at: None,
             now: self.now,
         });
         self.queue.update_entry(&uid, decision.entry);
@@ -184,7 +184,7 @@ impl Yard {
             if is_so(self) {
                 return;
             }
-            self.round();
+            self.reconcile();
         }
         panic!("that never happens: {:#?}", self.log);
     }
@@ -213,7 +213,7 @@ impl Yard {
     }
 }
 
-/// A transfer whose every step takes a round.
+/// A transfer whose every step takes one reconcile.
 fn advance(snapshot: &mut Snapshot, recorded: u32) {
     match snapshot.phase {
         TransferPhase::Listing => {
@@ -233,10 +233,10 @@ fn advance(snapshot: &mut Snapshot, recorded: u32) {
             snapshot.attempt = recorded;
             (snapshot.phase, snapshot.unrecorded_attempt) = (TransferPhase::Running, None);
         }
-        TransferPhase::Running if !snapshot.started => snapshot.started = true,
+        TransferPhase::Running if !snapshot.start_sent => snapshot.start_sent = true,
         TransferPhase::Running => {
-            for there in &mut snapshot.destinations {
-                there.state = DestinationState::Verified;
+            for destination in &mut snapshot.destinations {
+                destination.state = DestinationState::Verified;
             }
             (snapshot.phase, snapshot.end) = (TransferPhase::Over, Some(End::Complete));
         }
@@ -357,7 +357,7 @@ fn without_a_cap_all_begin_at_once_and_those_that_wait_begin_when_it_goes() {
     yard.until(|yard| yard.phase("team-a/a4") == Phase::Waiting);
     let mut fabric = scenario::fabric("default", 1);
     fabric.metadata.resource_version = Some("2".into());
-    yard.cache.fabrics.learn(fabric);
+    yard.cache.fabrics.update(fabric);
     // They are in each other's way by no rule any more.
     yard.cache.jobs.forget(&Yard::key("team-a/a2"));
     yard.tasks.remove("job-a2");
@@ -409,7 +409,7 @@ fn one_job_at_a_time_writes_to_a_path_and_the_oldest_comes_first() {
 fn a_job_that_waits_for_a_path_says_for_which_job() {
     let mut yard = to_one_path(&["team-a/first", "team-a/second"]);
     yard.until(|yard| yard.phase("team-a/first") == Phase::Transferring);
-    yard.round();
+    yard.reconcile();
     let status = yard.status("team-a/second");
     assert_eq!(status.phase, Phase::Waiting);
     assert_eq!(
@@ -458,7 +458,7 @@ fn a_job_that_is_deleted_after_a_crash_keeps_its_path_until_its_agents_know() {
     let is_there = |yard: &Yard| yard.cache.jobs.get(&Yard::key("team-a/z")).is_some();
     while is_there(&yard) {
         assert!(!has_begun(&yard), "{:#?}", yard.log);
-        yard.round();
+        yard.reconcile();
     }
     yard.until(has_begun);
 }

@@ -62,7 +62,7 @@ impl Snapshot {
         let (link, reason) = transfer.link();
         let digest = Some(cut(transfer.digest())).filter(|digest| !digest.is_empty());
         let manifest = transfer.listing().map(|listing| ManifestSummary {
-            files: u32::try_from(listing.found.files).unwrap_or(u32::MAX),
+            files: u32::try_from(listing.stat.files).unwrap_or(u32::MAX),
             bytes: signed(transfer.bytes()),
             digest: digest.clone(),
         });
@@ -112,7 +112,7 @@ fn destination(there: &Destination) -> DestinationStatus {
         DestinationPhase::Failed(failure) => (DestinationState::Failed, Some(failure)),
         DestinationPhase::Retrying(failure) => (DestinationState::Pending, Some(failure)),
         DestinationPhase::Pending => {
-            let state = match there.report.state() {
+            let state = match there.progress.state() {
                 State::Preparing => DestinationState::Preparing,
                 State::Transferring => DestinationState::Transferring,
                 State::Verifying | State::Verified => DestinationState::Verifying,
@@ -130,16 +130,16 @@ fn destination(there: &Destination) -> DestinationStatus {
             .unwrap_or_default(),
         message: match failure {
             Some(failure) => cut(&failure.message),
-            None if there.was_there() && there.report.message.is_empty() => {
+            None if there.was_there() && there.progress.message.is_empty() => {
                 "it was there already; nothing was sent".to_owned()
             }
             // How the copy has appeared.
-            None if is_verified => cut(&there.report.message),
+            None if is_verified => cut(&there.progress.message),
             None => String::new(),
         },
         bytes: signed(there.bytes),
         digest: if is_verified {
-            cut(&there.report.digest)
+            cut(&there.progress.digest)
         } else {
             String::new()
         },
@@ -198,12 +198,12 @@ mod tests {
             (shown.reason, shown.message)
         };
         let after = Duration::ZERO;
-        let verified = shown(DestinationPhase::Verified { after });
+        let verified = shown(DestinationPhase::Verified { since_start: after });
         assert_eq!(verified, (String::new(), "file by file".to_owned()));
         let was_there = destination(&Destination {
             location: place.clone(),
-            phase: DestinationPhase::Verified { after },
-            report: ProgressResponse::default(),
+            phase: DestinationPhase::Verified { since_start: after },
+            progress: ProgressResponse::default(),
             bytes: 10,
             received: 0,
         });

@@ -230,8 +230,8 @@ impl BlockReader for DestinationBlocksReader {
 
 /// A digest as frames carry it.
 pub(crate) fn padded_digest(digest: &Digest) -> [u8; 32] {
-    let mut digest = [0; 32];
+    let mut padded = [0; 32];
     let bytes = digest.as_bytes();
-    digest[..bytes.len()].copy_from_slice(bytes);
-    digest
+    padded[..bytes.len()].copy_from_slice(bytes);
+    padded
 }

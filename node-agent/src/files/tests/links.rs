@@ -193,7 +193,7 @@ fn with_refuse_any_link_is_refused_by_name_and_the_error_says_how_to_follow_it()
 
 #[test]
 fn a_received_manifest_with_a_link_out_of_the_copy_is_refused() {
-    for (path, target) in [
+    for (path, link_text) in [
         ("l", "/etc/passwd"),
         ("l", "../x"),
         ("d/l", "../../x"),

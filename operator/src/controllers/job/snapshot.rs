@@ -191,7 +191,7 @@ mod tests {
             let shown = destination(&Destination {
                 location: place.clone(),
                 phase,
-                report: report.clone(),
+                progress: report.clone(),
                 bytes: 0,
                 received: 0,
             });

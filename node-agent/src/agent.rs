@@ -89,7 +89,7 @@ impl Environment {
 #[derive(Debug)]
 pub struct Agent {
     control: SocketAddr,
-    jobs: Arc<AttemptRegistry>,
+    registry: Arc<AttemptRegistry>,
     environment: Environment,
     stop: watch::Sender<bool>,
     servers: Vec<tokio::task::JoinHandle<()>>,
@@ -136,9 +136,9 @@ impl Agent {
                 identity: config.objects.workload_identity.clone(),
             },
         };
-        let jobs = AttemptRegistry::new(registry_config, reloadable);
+        let registry = AttemptRegistry::new(registry_config, reloadable);
         let service = Service {
-            registry: jobs.clone(),
+            registry: registry.clone(),
             fence: environment.fence.clone(),
             fabric: config.fabric.clone(),
             data: config.data.address,
@@ -156,7 +156,7 @@ impl Agent {
         );
         let mut agent = Self {
             control: control.1,
-            jobs: jobs.clone(),
+            registry: registry.clone(),
             environment,
             stop,
             servers: Vec::new(),
@@ -165,7 +165,7 @@ impl Agent {
             server.run().await;
         }));
         agent.sweep();
-        let registries = metrics::registries(jobs, budget, &refusals);
+        let registries = metrics::registries(registry, budget, &refusals);
         agent.environment.health.set_ready(registries);
         tracing::info!(
             node = %config.node, fabric = %config.fabric, control = %agent.control,
@@ -178,13 +178,13 @@ impl Agent {
     /// limited, and then the roots. Roots whose directories are the same stay open. When a root cannot be opened, all
     /// roots stay as they are.
     pub(crate) async fn apply(&self, config: &Config) -> Result<(), AgentError> {
-        self.jobs.config.engine.set_egress(egress(config))?;
-        let open = self.jobs.reloadable_config().roots.clone();
-        self.jobs
+        self.registry.config.engine.set_egress(egress(config))?;
+        let open = self.registry.reloadable_config().roots.clone();
+        self.registry
             .set_reloadable_config(reloadable_config(config, open));
         let (opener, entries) = (self.environment.opener.clone(), config.roots.clone());
         let roots = fail_fast::spawn_blocking("roots", move || opener.open(&entries)).await?;
-        self.jobs
+        self.registry
             .set_reloadable_config(reloadable_config(config, roots));
         Ok(())
     }
@@ -201,16 +201,16 @@ impl Agent {
         self.environment.health.address()
     }
 
-    /// Its jobs.
+    /// The attempts of its jobs.
     #[must_use]
-    pub fn jobs(&self) -> &Arc<AttemptRegistry> {
-        &self.jobs
+    pub fn registry(&self) -> &Arc<AttemptRegistry> {
+        &self.registry
     }
 
     /// Ends all jobs and stops serving.
     pub async fn stop(self) {
         self.environment.health.set_not_ready();
-        if tokio::time::timeout(JOBS_GRACE, self.jobs.shut_down())
+        if tokio::time::timeout(JOBS_GRACE, self.registry.shut_down())
             .await
             .is_err()
         {
@@ -227,7 +227,7 @@ impl Agent {
 
     /// Removes what abandoned jobs have left, now and every hour.
     fn sweep(&mut self) {
-        let jobs = self.jobs.clone();
+        let registry = self.registry.clone();
         let mut stop = self.stop.subscribe();
         self.servers.push(fail_fast::spawn("sweep", async move {
             let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
@@ -236,7 +236,7 @@ impl Agent {
                     _ = ticks.tick() => {}
                     _ = stop.wait_for(|stop| *stop) => return,
                 }
-                for root in jobs.reloadable_config().roots.clone() {
+                for root in registry.reloadable_config().roots.clone() {
                     if root.access() == files::Access::ReadWrite {
                         fail_fast::spawn_blocking("sweep", move || sweep(&root)).await;
                     }

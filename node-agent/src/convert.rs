@@ -115,7 +115,7 @@ pub(crate) fn overwrite(value: proto::Overwrite) -> Result<Overwrite, Fault> {
 }
 
 /// One end of a connection, for its peer.
-pub(crate) fn endpoint_to_proto(end: &LocalEnd, secret: &Secret) -> proto::ConnectionEnd {
+pub(crate) fn connection_end_to_proto(end: &LocalEnd, secret: &Secret) -> proto::ConnectionEnd {
     proto::ConnectionEnd {
         connection: end.id.0,
         secret: secret.0.to_vec(),
@@ -129,14 +129,14 @@ pub(crate) fn endpoint_to_proto(end: &LocalEnd, secret: &Secret) -> proto::Conne
             integrity: end.settings.integrity.code(),
         }),
         settings_hash: end.settings.hash(),
-        engine_incarnation: end.generation,
+        engine_incarnation: end.incarnation,
         reset_key: end.reset_key,
     }
 }
 
 /// The other end of a connection, of the node that has authenticated itself as `owner`, as it describes
 /// itself; its settings must be ours.
-pub(crate) fn endpoint(
+pub(crate) fn connection_end(
     owner: &str,
     end: Option<proto::ConnectionEnd>,
     ours: &Settings,
@@ -173,7 +173,7 @@ pub(crate) fn endpoint(
         address,
         send_secret: Secret(secret),
         settings,
-        generation: end.engine_incarnation,
+        incarnation: end.engine_incarnation,
         reset_key: end.reset_key,
         // The agent's engine has one worker, and so its connections have one part.
         others: Vec::new(),

@@ -21,8 +21,8 @@ use crate::files::copies::{self, CopyHeader};
 const REPORTED_BYTES_MAX: usize = 48 << 10;
 /// Of a copy in a report, beside itself: its tag and its length.
 const COPY_HEADER_BYTES: usize = 4;
-/// Times as long as a scan took, the root rests: scans take a tenth of the time at most.
-const REST: u32 = 9;
+/// The pause after a scan, as a multiple of the time that the scan took: scans take a tenth of the time at most.
+const SCAN_PAUSE_FACTOR: u32 = 9;
 /// The log names a root whose scan takes longer.
 const SLOW: Duration = Duration::from_secs(60);
 
@@ -30,7 +30,7 @@ const SLOW: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(crate) struct CopyWatcher {
     /// Least pause between two scans of a root: half the scan interval, so it is scanned at most once in each.
-    rest: Duration,
+    min_pause: Duration,
     /// By name.
     roots: BTreeMap<String, WatchedRoot>,
     scans: JoinSet<Scan>,
@@ -68,9 +68,9 @@ struct Scan {
     copies: Option<Vec<CopyHeader>>,
 }
 
-/// What a report says of copies.
+/// The copies of a report to the operator.
 #[derive(Debug, Default)]
-pub(crate) struct Listing {
+pub(crate) struct CopyReport {
     /// Ordered by root and path.
     pub(crate) copies: Vec<Copy>,
     /// Every root has been scanned.
@@ -80,17 +80,17 @@ pub(crate) struct Listing {
 }
 
 impl CopyWatcher {
-    /// With occasions to scan this far apart.
-    pub(crate) fn new(pace: Duration) -> Self {
+    /// `interval`: time between scan opportunities.
+    pub(crate) fn new(interval: Duration) -> Self {
         Self {
-            rest: pace / 2,
+            min_pause: interval / 2,
             ..Self::default()
         }
     }
 
     /// Begins the scans that are due. `copies_changed` counts the records that were added or released.
-    pub(crate) fn begin(&mut self, jobs: &Arc<AttemptRegistry>, copies_changed: u64) {
-        let roots = jobs.reloadable_config().roots.clone();
+    pub(crate) fn begin(&mut self, registry: &Arc<AttemptRegistry>, copies_changed: u64) {
+        let roots = registry.reloadable_config().roots.clone();
         let names: Vec<String> = roots.iter().map(|root| root.name().to_owned()).collect();
         self.begin_with(&names, copies_changed, Instant::now(), move |name| {
             let root = roots.iter().find(|root| root.name() == name)?;
@@ -162,21 +162,21 @@ impl CopyWatcher {
     /// Waits until a scan has ended; for ever while none is under way. Nothing is lost when it is dropped.
     pub(crate) async fn ended(&mut self) {
         match self.scans.join_next().await {
-            Some(Ok(scan)) => self.learn(scan, Instant::now()),
+            Some(Ok(scan)) => self.update(scan, Instant::now()),
             // Nobody aborts one, and a panic has ended the process.
             Some(Err(_)) => {}
             None => std::future::pending().await,
         }
     }
 
-    fn learn(&mut self, scan: Scan, now: Instant) {
+    fn update(&mut self, scan: Scan, now: Instant) {
         self.has_replaced_root |= scan.is_replaced;
         let Some(root) = self.roots.get_mut(&scan.root) else {
             return;
         };
         if let Phase::Scanning(since, _) = root.phase {
-            let soonest = now + now.duration_since(since) * REST;
-            let until = soonest.max(now + self.rest);
+            let soonest = now + now.duration_since(since) * SCAN_PAUSE_FACTOR;
+            let until = soonest.max(now + self.min_pause);
             root.phase = Phase::Idle { until, soonest };
         }
         if scan.copies.is_some() {
@@ -197,29 +197,29 @@ impl CopyWatcher {
     }
 
     /// The copies that are as they were verified.
-    pub(crate) fn listing(&self) -> Listing {
+    pub(crate) fn report(&self) -> CopyReport {
         let roots = self.roots.iter();
         let all = roots.flat_map(|(name, root)| {
             let copies = root.copies.iter().flatten();
             copies.map(move |copy| to_proto(name, copy))
         });
-        let mut listing = Listing {
+        let mut report = CopyReport {
             is_complete: self.roots.values().all(|root| root.copies.is_some()),
-            ..Listing::default()
+            ..CopyReport::default()
         };
         let mut bytes = 0;
         for copy in taking_turns(all) {
             bytes += copy.encoded_len() + COPY_HEADER_BYTES;
             if bytes > REPORTED_BYTES_MAX {
-                listing.is_full = true;
+                report.is_full = true;
                 break;
             }
-            listing.copies.push(copy);
+            report.copies.push(copy);
         }
-        listing
+        report
             .copies
             .sort_by(|a, b| (&a.root, &a.path).cmp(&(&b.root, &b.path)));
-        listing
+        report
     }
 }
 
@@ -259,7 +259,7 @@ fn to_proto(root: &str, copy: &CopyHeader) -> Copy {
 mod tests {
     use super::*;
 
-    const PACE: Duration = Duration::from_secs(10);
+    const INTERVAL: Duration = Duration::from_secs(10);
 
     fn copy(path: &str) -> CopyHeader {
         let text = format!(
@@ -281,16 +281,16 @@ mod tests {
     }
 
     fn told(watcher: &CopyWatcher) -> (Vec<String>, bool) {
-        let Listing {
+        let CopyReport {
             copies,
             is_complete,
             ..
-        } = watcher.listing();
+        } = watcher.report();
         let paths = copies.into_iter().map(|copy| copy.root + "/" + &copy.path);
         (paths.collect(), is_complete)
     }
 
-    fn under_way(watcher: &CopyWatcher) -> usize {
+    fn running(watcher: &CopyWatcher) -> usize {
         watcher.scans.len()
     }
 
@@ -306,14 +306,14 @@ mod tests {
             found(root, Some(vec![copy("m")]))
         };
         let roots = names(&["hung", "good"]);
-        let mut watcher = CopyWatcher::new(PACE);
+        let mut watcher = CopyWatcher::new(INTERVAL);
         let mut now = Instant::now();
         for turn in 1..=3 {
             watcher.begin_with(&roots, 0, now, scan.clone());
             // Of the two the one that answers.
             watcher.ended().await;
             assert_eq!(told(&watcher), (names(&["good/m"]), false), "turn {turn}");
-            now = Instant::now() + PACE * turn;
+            now = Instant::now() + INTERVAL * turn;
         }
         let tries = scanned.iter().take(4).filter(|root| root == "hung");
         assert_eq!(tries.count(), 1);
@@ -324,7 +324,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_root_that_is_replaced_is_noticed_and_listed_again() {
-        let mut watcher = CopyWatcher::new(PACE);
+        let mut watcher = CopyWatcher::new(INTERVAL);
         let mut now = Instant::now();
         let roots = names(&["data"]);
         for is_replaced in [false, true] {
@@ -337,7 +337,7 @@ mod tests {
             });
             watcher.ended().await;
             assert_eq!(watcher.has_replaced_root(), is_replaced);
-            now = Instant::now() + PACE;
+            now = Instant::now() + INTERVAL;
         }
         watcher.reopened_roots();
         assert!(!watcher.has_replaced_root());
@@ -349,7 +349,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_root_is_scanned_for_a_tenth_of_the_time_at_most_whatever_is_recorded() {
-        let mut watcher = CopyWatcher::new(PACE);
+        let mut watcher = CopyWatcher::new(INTERVAL);
         let roots = names(&["data"]);
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
@@ -357,39 +357,39 @@ mod tests {
         watcher.begin_with(&roots, 0, start, scan);
         let ended = watcher.scans.join_next().await.unwrap().unwrap();
         // It took a minute.
-        watcher.learn(ended, at(60));
+        watcher.update(ended, at(60));
         for copies_changed in 0..2 {
             watcher.begin_with(&roots, copies_changed, at(60 + 539), scan);
-            assert_eq!(under_way(&watcher), 0);
+            assert_eq!(running(&watcher), 0);
         }
         watcher.begin_with(&roots, 0, at(60 + 540), scan);
-        assert_eq!(under_way(&watcher), 1);
+        assert_eq!(running(&watcher), 1);
     }
 
     #[tokio::test]
     async fn a_root_is_scanned_at_once_when_a_record_was_added_or_released() {
-        let mut watcher = CopyWatcher::new(PACE);
+        let mut watcher = CopyWatcher::new(INTERVAL);
         let roots = names(&["data"]);
         let now = Instant::now();
         let scan = |root: &str| found(root, Some(Vec::new()));
         for copies_changed in 0..3 {
             watcher.begin_with(&roots, copies_changed, now, scan);
-            assert_eq!(under_way(&watcher), 1);
+            assert_eq!(running(&watcher), 1);
             // Recorded meanwhile: that scan may have missed it.
             watcher.begin_with(&roots, copies_changed + 1, now, scan);
-            assert_eq!(under_way(&watcher), 1);
+            assert_eq!(running(&watcher), 1);
             let ended = watcher.scans.join_next().await.unwrap().unwrap();
-            watcher.learn(ended, now);
+            watcher.update(ended, now);
         }
         watcher.begin_with(&roots, 2, now, scan);
-        assert_eq!(under_way(&watcher), 0);
-        watcher.begin_with(&roots, 2, now + PACE / 2, scan);
-        assert_eq!(under_way(&watcher), 1);
+        assert_eq!(running(&watcher), 0);
+        watcher.begin_with(&roots, 2, now + INTERVAL / 2, scan);
+        assert_eq!(running(&watcher), 1);
     }
 
     #[tokio::test]
     async fn a_root_that_cannot_be_read_keeps_its_list_and_a_root_that_was_removed_is_forgotten() {
-        let mut watcher = CopyWatcher::new(PACE);
+        let mut watcher = CopyWatcher::new(INTERVAL);
         let mut now = Instant::now();
         for is_readable in [true, false] {
             watcher.begin_with(&names(&["a", "b"]), 0, now, move |root| {
@@ -398,7 +398,7 @@ mod tests {
             watcher.ended().await;
             watcher.ended().await;
             assert_eq!(told(&watcher), (names(&["a/m", "b/m"]), true));
-            now = Instant::now() + PACE;
+            now = Instant::now() + INTERVAL;
         }
         watcher.begin_with(&names(&["b"]), 0, now, |root| found(root, None));
         assert_eq!(told(&watcher), (names(&["b/m"]), true));
@@ -418,35 +418,35 @@ mod tests {
         };
         let mut copies: Vec<CopyHeader> = (0..1000).map(|number| of("a", number)).collect();
         copies.extend((0..3).map(|number| of("b", number)));
-        let mut watcher = CopyWatcher::new(PACE);
+        let mut watcher = CopyWatcher::new(INTERVAL);
         let scan = move |root: &str| found(root, Some(copies.clone()));
         watcher.begin_with(&names(&["r"]), 0, Instant::now(), scan);
         watcher.ended().await;
-        let listing = watcher.listing();
-        assert!(listing.is_full);
-        let of_b = listing
+        let report = watcher.report();
+        assert!(report.is_full);
+        let of_b = report
             .copies
             .iter()
             .filter(|copy| copy.path.starts_with("b/"));
         assert_eq!(of_b.count(), 3);
-        assert!(listing.copies.is_sorted_by_key(|copy| &copy.path));
+        assert!(report.copies.is_sorted_by_key(|copy| &copy.path));
     }
 
     #[tokio::test]
     async fn a_report_lists_as_many_copies_as_fit() {
         for (count, listed, is_full) in [(100, 100, false), (1000, 184, true)] {
-            let mut watcher = CopyWatcher::new(PACE);
+            let mut watcher = CopyWatcher::new(INTERVAL);
             // 263 bytes each, and 4 around them.
             let path = |number| format!("{number:0250}");
             let copies: Vec<CopyHeader> = (0..count).map(|number| copy(&path(number))).collect();
             let scan = move |root: &str| found(root, Some(copies.clone()));
             watcher.begin_with(&names(&["r"]), 0, Instant::now(), scan);
             watcher.ended().await;
-            let listing = watcher.listing();
-            assert_eq!((listing.copies.len(), listing.is_full), (listed, is_full));
-            let first = listing.copies.iter().zip(0..);
+            let report = watcher.report();
+            assert_eq!((report.copies.len(), report.is_full), (listed, is_full));
+            let first = report.copies.iter().zip(0..);
             first.for_each(|(copy, number)| assert_eq!(copy.path, path(number)));
-            let bytes: usize = listing.copies.iter().map(|copy| copy.encoded_len()).sum();
+            let bytes: usize = report.copies.iter().map(|copy| copy.encoded_len()).sum();
             assert!(bytes <= REPORTED_BYTES_MAX);
         }
     }

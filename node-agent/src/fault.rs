@@ -13,7 +13,7 @@ use crate::files::FileError;
 use crate::object::ObjectError;
 
 /// Reasons that another configuration of this agent may take away.
-const CONFIGURATION: [&str; 5] = [
+const FIXED_BY_CONFIGURATION: [&str; 5] = [
     "UnknownRoot",
     "RootReadOnly",
     "SettingsDiffer",
@@ -21,7 +21,7 @@ const CONFIGURATION: [&str; 5] = [
     "StoreForbidden",
 ];
 /// Reasons that another attempt takes away: it has a new ticket, a new manifest, and a root that was opened again.
-const ATTEMPT: [&str; 4] = [
+const FIXED_BY_NEXT_ATTEMPT: [&str; 4] = [
     "TicketExpired",
     "RootReplaced",
     "ManifestUnknown",
@@ -380,8 +380,8 @@ impl Fault {
                 let may_change = config_source == ConfigSource::Operator;
                 let reason = self.reason();
                 self.is_transient()
-                    || ATTEMPT.contains(&reason)
-                    || may_change && CONFIGURATION.contains(&reason)
+                    || FIXED_BY_NEXT_ATTEMPT.contains(&reason)
+                    || may_change && FIXED_BY_CONFIGURATION.contains(&reason)
             }
         }
     }
@@ -396,7 +396,9 @@ impl Fault {
                 retriable, reason, ..
             } => {
                 let reason = reason.as_str();
-                *retriable && !ATTEMPT.contains(&reason) && !CONFIGURATION.contains(&reason)
+                *retriable
+                    && !FIXED_BY_NEXT_ATTEMPT.contains(&reason)
+                    && !FIXED_BY_CONFIGURATION.contains(&reason)
             }
             Fault::UnknownAttempt { .. }
             | Fault::PeerUnreachable { .. }

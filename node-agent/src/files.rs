@@ -15,10 +15,12 @@ pub mod copies;
 mod copy_record;
 mod destination;
 mod destination_config;
+mod destination_file;
 mod digest;
 mod directory;
 mod error;
 mod file_state;
+mod file_target;
 mod gate;
 mod hash_tree;
 mod holes;
@@ -30,7 +32,6 @@ mod names;
 pub mod namespace_directory;
 mod object_read_log;
 mod occupancy;
-mod partial;
 mod path;
 mod placement;
 mod progress;
@@ -44,13 +45,13 @@ mod space;
 mod staging;
 mod sweep;
 mod symlink;
-mod target;
 
 #[cfg(test)]
 mod tests;
 
 pub use destination::Destination;
 pub use destination_config::{DestinationConfig, Overwrite};
+pub use destination_file::DestinationFile;
 pub use digest::{
     Algorithm, BLOCK_BYTES, BlockDigest, BlockFault, BlockLayout, Digest, DigestParseError,
     MAX_FILE_BYTES, VerifiedBlock, directory_digest,
@@ -63,7 +64,6 @@ pub use limits::{MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES, MAX_PATHS_BYTES};
 pub use manifest::{Entry, EntryKind, Manifest, ManifestBuilder, ObjectVersion, Shape};
 pub use names::JobUid;
 pub use object_read_log::{ObjectReadLog, VersionId};
-pub use partial::DestinationFile;
 pub use path::RootPath;
 pub use root::{Access, Root};
 pub use source::{Source, SourceFile};

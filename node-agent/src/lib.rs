@@ -3,7 +3,7 @@
 //! An operator, or `weft play`, tells it what to do over mutually authenticated gRPC
 //! ([`control`]). What the agent then does for one attempt at a job is [`transfer`]: a source reads and
 //! hashes blocks (`block_reader`) and sends them (`sender`, `fanout`), a destination receives, checks
-//! and writes them (`receiver`, `placer`, `received_blocks`), and a relay does both. A copy within one
+//! and writes them (`receiver`, `block_writer`, `destination_blocks`), and a relay does both. A copy within one
 //! node does not use the transport (`local`). Where the source is an object of a store, one destination
 //! reads it ([`object`], `object_receiver`). The agent knows nothing of Kubernetes.
 //!

@@ -39,27 +39,27 @@ const PATH_PEERS_MAX: usize = 64;
 
 /// The registries of a running agent.
 pub(crate) fn registries(
-    jobs: Arc<AttemptRegistry>,
+    registry: Arc<AttemptRegistry>,
     budget: Arc<MemoryBudget>,
     tls_refusals: &TlsRefusals,
 ) -> Registries {
     let mut agent = Registry::with_prefix("weft");
     let labels = vec![
         ("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
-        ("node".to_owned(), jobs.config.node.to_string()),
+        ("node".to_owned(), registry.config.node.to_string()),
         ("wire".to_owned(), weft_core::wire::VERSION.to_string()),
     ];
     agent.register("build", "The agent that answers", Info::new(labels));
     tls_refusals.register(&mut agent, "tls_refused");
     let mut paths = Registry::with_prefix("weft");
-    paths.register_collector(Box::new(PathCollector(jobs.clone())));
-    agent.register_collector(Box::new(AgentCollector { jobs, budget }));
+    paths.register_collector(Box::new(PathCollector(registry.clone())));
+    agent.register_collector(Box::new(AgentCollector { registry, budget }));
     Registries { agent, paths }
 }
 
 #[derive(Debug)]
 struct AgentCollector {
-    jobs: Arc<AttemptRegistry>,
+    registry: Arc<AttemptRegistry>,
     budget: Arc<MemoryBudget>,
 }
 
@@ -67,13 +67,13 @@ impl Collector for AgentCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let metrics = Metrics {
             jobs: self
-                .jobs
+                .registry
                 .attempts()
                 .iter()
                 .map(|known| sample(known))
                 .collect(),
-            refused: self.jobs.refused(),
-            engine: self.jobs.config.engine.snapshot(),
+            refused: self.registry.refused(),
+            engine: self.registry.config.engine.snapshot(),
             buffer_bytes: self.budget.used(),
         };
         metrics.encode(encoder)
@@ -85,9 +85,9 @@ impl Collector for AgentCollector {
 struct JobSample {
     name: JobName,
     attempt: u32,
-    under_way: bool,
-    /// Grows from attempt to attempt at this agent.
-    age: u32,
+    is_open: bool,
+    /// A later attempt at this agent has a larger one.
+    sequence: u32,
     bytes: u64,
     bytes_resumed: u64,
     bytes_total: u64,
@@ -101,8 +101,8 @@ fn sample(known: &AttemptHandle) -> JobSample {
     JobSample {
         name: known.name(),
         attempt: attempt.attempt_ref.number,
-        under_way: !status.closed,
-        age: known.domain.0,
+        is_open: !status.closed,
+        sequence: known.domain.0,
         bytes: attempt.counters.bytes.load(Ordering::Relaxed),
         bytes_resumed: attempt.counters.bytes_resumed.load(Ordering::Relaxed),
         bytes_total: attempt.counters.bytes_total.load(Ordering::Relaxed),
@@ -114,7 +114,7 @@ fn sample(known: &AttemptHandle) -> JobSample {
 /// The jobs that are exported. Of attempts of the same name, as where a node copies a job's files within itself and
 /// sends them, the newest is.
 fn exported(mut jobs: Vec<JobSample>) -> Vec<JobSample> {
-    jobs.sort_by_key(|job| (!job.under_way, Reverse(job.age)));
+    jobs.sort_by_key(|job| (!job.is_open, Reverse(job.sequence)));
     let mut names = BTreeSet::new();
     jobs.retain(|job| names.insert((job.name.namespace.clone(), job.name.name.clone())));
     jobs.truncate(JOBS_MAX);
@@ -506,8 +506,8 @@ mod tests {
                 ..JobName::default()
             },
             attempt: 1,
-            under_way: false,
-            age: number,
+            is_open: false,
+            sequence: number,
             bytes: 1,
             bytes_resumed: 0,
             bytes_total: 2,
@@ -593,12 +593,12 @@ mod tests {
     #[test]
     fn jobs_under_way_come_first_and_of_one_name_the_newest() {
         let old = JobSample {
-            under_way: true,
+            is_open: true,
             ..job(0)
         };
         let again = JobSample {
             attempt: 2,
-            age: 3000,
+            sequence: 3000,
             ..job(2)
         };
         let jobs = (1..1024).map(job).chain([old, again]).collect();

@@ -23,7 +23,7 @@ const ROOTS_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(crate) struct Opener {
     /// What is being opened.
-    under_way: Mutex<BTreeSet<PathBuf>>,
+    opening: Mutex<BTreeSet<PathBuf>>,
     /// Those that were opened.
     known: Mutex<Vec<Weak<Root>>>,
 }
@@ -73,11 +73,11 @@ impl Opener {
             seconds: ROOTS_WITHIN.as_secs(),
         };
         {
-            let mut under_way = fail_fast::lock(&self.under_way);
-            if let Some(root) = roots.iter().find(|root| under_way.contains(&root.path)) {
+            let mut opening = fail_fast::lock(&self.opening);
+            if let Some(root) = roots.iter().find(|root| opening.contains(&root.path)) {
                 return Err(hung(root));
             }
-            under_way.extend(roots.iter().map(|root| root.path.clone()));
+            opening.extend(roots.iter().map(|root| root.path.clone()));
         }
         let mut answers = Vec::new();
         for (index, root) in roots.iter().enumerate() {
@@ -85,14 +85,14 @@ impl Opener {
             let (opener, open, entry) = (self.clone(), open.clone(), root.clone());
             let begun = fail_fast::thread("weft-root", move || {
                 let opened = open(&entry);
-                fail_fast::lock(&opener.under_way).remove(&entry.path);
+                fail_fast::lock(&opener.opening).remove(&entry.path);
                 // The caller may have given up.
                 let _ = tell.send(opened);
             });
             if let Err(error) = begun {
-                let mut under_way = fail_fast::lock(&self.under_way);
+                let mut opening = fail_fast::lock(&self.opening);
                 for root in &roots[index..] {
-                    under_way.remove(&root.path);
+                    opening.remove(&root.path);
                 }
                 return Err(FileError::NoThread {
                     location: Location {

@@ -197,12 +197,12 @@ fn text(destination: &Destination, all: Option<u64>, rate: u64) -> String {
         DestinationPhase::Verified { .. } if destination.was_there() => {
             "verified, was there already".to_owned()
         }
-        DestinationPhase::Verified { after } => {
-            format!("verified in {}", Seconds(after.as_secs_f64()))
+        DestinationPhase::Verified { since_start } => {
+            format!("verified in {}", Seconds(since_start.as_secs_f64()))
         }
         DestinationPhase::Failed(failure) => format!("failed: {}", failure.reason),
         DestinationPhase::Retrying(failure) => format!("waiting: {}", failure.reason),
-        DestinationPhase::Pending => match destination.report.state() {
+        DestinationPhase::Pending => match destination.progress.state() {
             State::Verifying => "verifying".to_owned(),
             State::Transferring if rate > 0 => {
                 let left = all.unwrap_or_default().saturating_sub(destination.bytes);
@@ -256,7 +256,7 @@ mod tests {
         let moving = report(State::Transferring);
         let troubled = DestinationPhase::Retrying(failure.clone());
         let verified = DestinationPhase::Verified {
-            after: Duration::from_millis(500),
+            since_start: Duration::from_millis(500),
         };
         let rate = 25_000_000;
         for (phase, report, rate, expected) in [
@@ -291,7 +291,7 @@ mod tests {
             let view = Destination {
                 location: place.clone(),
                 phase,
-                report,
+                progress: report,
                 bytes: 50_000_000,
                 received: 50_000_000,
             };
@@ -301,9 +301,9 @@ mod tests {
         let was_there = Destination {
             location: place,
             phase: DestinationPhase::Verified {
-                after: Duration::from_millis(1),
+                since_start: Duration::from_millis(1),
             },
-            report: report(State::Verified),
+            progress: report(State::Verified),
             bytes: 50_000_000,
             received: 0,
         };

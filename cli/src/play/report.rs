@@ -142,9 +142,9 @@ impl Summary {
                 let name = destination.location.node.clone();
                 let mut seconds = 0.0;
                 let (state, reason, message) = match &destination.phase {
-                    DestinationPhase::Verified { after } => {
-                        last = last.max(Some(*after));
-                        seconds = rounded(*after);
+                    DestinationPhase::Verified { since_start } => {
+                        last = last.max(Some(*since_start));
+                        seconds = rounded(*since_start);
                         ("Verified", String::new(), String::new())
                     }
                     DestinationPhase::Failed(failure) | DestinationPhase::Retrying(failure) => {
@@ -167,7 +167,7 @@ impl Summary {
                     state: state.to_owned(),
                     reason,
                     message,
-                    digest: destination.report.digest.clone(),
+                    digest: destination.progress.digest.clone(),
                     bytes: destination.bytes,
                     received: destination.received,
                     seconds,
@@ -187,7 +187,7 @@ impl Summary {
             bytes,
             seconds: rounded(seconds),
             bytes_per_second,
-            digest: transfer.source_report().digest.clone(),
+            digest: transfer.source_progress().digest.clone(),
             strategy: transfer
                 .plan()
                 .map(|plan| plan.strategy.to_string())

@@ -2,11 +2,11 @@
 //!
 //! With `B` bytes in blocks of `S`, a link that carries `x` bytes takes
 //! `T = x × 8 ÷ (rate × payload share)`. The slowest link's `T` is the time in which all blocks
-//! pass. The pipeline fill is added: the time until the last node has the first block, less the part that
+//! pass. The pipeline fill is added, `fill`: the time until the last node has the first block, less the part that
 //! `T` already includes:
 //!
 //! ```text
-//! estimate = max T + max(0, first block's way − max T × S ÷ B)
+//! estimate = max T + max(0, fill − max T × S ÷ B)
 //! ```
 //!
 //! For one rate `r` this is the known result (Cepheus §II-B): a chain of `n` nodes takes
@@ -200,15 +200,15 @@ pub(crate) fn cost(
     let links: Vec<LinkLoad> = links.into_iter().map(|(_, load)| load).collect();
 
     let slowest = links.first().map_or(0.0, |link| link.seconds);
-    let counted = if request.bytes == 0 {
+    let overlapped = if request.bytes == 0 {
         0.0
     } else {
         slowest * (block_bytes as f64 / request.bytes as f64)
     };
-    let way = first_block.into_iter().fold(0.0, f64::max);
+    let fill_seconds = first_block.into_iter().fold(0.0, f64::max);
     Ok(Cost {
         links,
-        seconds: slowest + (way - counted).max(0.0),
+        seconds: slowest + (fill_seconds - overlapped).max(0.0),
     })
 }
 

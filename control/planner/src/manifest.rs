@@ -1,7 +1,7 @@
 //! What is to be sent: files and directories below one root, without their content.
 //!
-//! The source's agent writes a manifest when it is asked to Stat; the planner needs its size only,
-//! and the destinations prepare from it. Nothing here touches a file system.
+//! A person gives such a manifest to `weft plan`; only its size goes into the plan. It is not the manifest that
+//! agents list and send to each other. Nothing here touches a file system.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ const BLOCK_BYTES: u64 = 1 << 20;
 /// messages by 32 bits.
 const BLOCKS_MAX: u64 = 1 << 28;
 
-/// A tree of files. Written by the source's agent, read by the planner and by every destination.
+/// A tree of files, as `weft plan --manifest` reads it from a file. Agents have a manifest of their own.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {

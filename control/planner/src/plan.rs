@@ -24,7 +24,7 @@ pub struct Plan {
     pub bytes: u64,
     /// A relay forwards after this many bytes.
     pub block_bytes: u64,
-    /// One part per node, the source first, a sender always before its receivers.
+    /// One assignment per node, the source first, a sender always before its receivers.
     pub assignments: Vec<Assignment>,
     /// Every link that carries something, the slowest first.
     pub links: Vec<LinkLoad>,
@@ -36,7 +36,7 @@ pub struct Plan {
     pub alternatives: Vec<Alternative>,
 }
 
-/// One node's part of a plan.
+/// What a plan assigns to one node: from which node it receives, and to which nodes it sends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Assignment {
@@ -60,7 +60,7 @@ pub struct Alternative {
     pub estimate_seconds: f64,
 }
 
-/// Estimates within this part of the lowest count as equal to it, and fewer hops decide.
+/// Estimates within this share of the lowest count as equal to it, and fewer hops decide.
 const TIE: f64 = 1e-9;
 
 /// A tree over the ordered nodes, and what it costs.

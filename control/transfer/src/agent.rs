@@ -29,7 +29,9 @@ use weft_proto::agent::v1::agent_client::AgentClient;
 use crate::{
     certificates::{Certificate, Certificates},
     endpoint::AgentEndpoint,
-    failure::{ADDRESS_UNUSABLE, Failure, NEVER_REACHED, failure, is_of_connection, unreachable},
+    failure::{
+        ADDRESS_UNUSABLE, Failure, NEVER_REACHED, from_status, is_of_connection, node_unreachable,
+    },
     tls,
 };
 
@@ -37,7 +39,7 @@ use crate::{
 /// so that the next call does not have to wait for that.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 const PING_TIMEOUT: Duration = Duration::from_secs(4);
-/// Of an answer. A report has some 300 B and as much for each child; a diagnosis 100 B for each
+/// Of an answer. A progress message has some 300 B and as much for each child; a diagnosis 100 B for each
 /// of 64 peers.
 const ANSWER_BYTES_MAX: usize = 256 << 10;
 /// What an agent may send ahead of what is read of a call …
@@ -75,9 +77,9 @@ pub(crate) struct Connection {
     certificate: u64,
 }
 
-/// An agent. Its connection stays as long as anything holds one of these.
+/// Makes calls to one agent. Its connection stays as long as anything holds one of these.
 #[derive(Clone)]
-pub(crate) struct Agent {
+pub(crate) struct AgentHandle {
     connector: Arc<Connector>,
     authority: Arc<Authority>,
     certificates: Arc<Certificates>,
@@ -96,7 +98,7 @@ impl Connector {
     }
 }
 
-impl Agent {
+impl AgentHandle {
     pub(crate) fn new(
         connector: Arc<Connector>,
         authority: Arc<Authority>,
@@ -161,7 +163,7 @@ impl Agent {
                 tries.last = None;
             }
         }
-        failure(node, address, status)
+        from_status(node, address, status)
     }
 
     /// A connection with the current certificate, and whether it was made for this call.
@@ -245,7 +247,7 @@ async fn dial(
     let tls = certificate.tls;
     let connector = service_fn(move |_: Uri| tls::dial(to.clone(), name.clone(), Arc::clone(&tls)));
     let channel = transport.connect_with_connector(connector).await;
-    let channel = channel.map_err(|error| unreachable(&node, &address, &innermost(&error)))?;
+    let channel = channel.map_err(|error| node_unreachable(&node, &address, &innermost(&error)))?;
     Ok(Connection {
         client: AgentClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX),
         number,

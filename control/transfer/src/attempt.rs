@@ -9,12 +9,12 @@ use crate::failure::Failure;
 /// How far a node is with its assignment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ParticipantState {
-    /// Ready; Start was not sent.
+    /// Prepare succeeded; Start was not sent.
     Prepared,
     /// Start was sent.
     Starting,
     /// At work.
-    Moving,
+    Transferring,
     /// Done.
     Verified,
     /// Its sender has lost it; it may not have noticed yet.
@@ -38,7 +38,9 @@ impl Participant {
     fn can_go_on(&self) -> bool {
         matches!(
             self.state,
-            ParticipantState::Prepared | ParticipantState::Starting | ParticipantState::Moving
+            ParticipantState::Prepared
+                | ParticipantState::Starting
+                | ParticipantState::Transferring
         )
     }
 
@@ -47,7 +49,7 @@ impl Participant {
     }
 }
 
-/// The plan in force. Owned and written by the job.
+/// The plan in force. Owned and written by the transfer.
 #[derive(Debug, Clone)]
 pub(crate) struct Attempt {
     source: String,
@@ -121,21 +123,21 @@ impl Attempt {
         Some(source.assignment.clone())
     }
 
-    pub(crate) fn started(&mut self, node: &str) {
+    pub(crate) fn on_started(&mut self, node: &str) {
         if let Some(participant) = self.participants.get_mut(node)
             && matches!(participant.state, ParticipantState::Starting)
         {
-            participant.state = ParticipantState::Moving;
+            participant.state = ParticipantState::Transferring;
         }
     }
 
-    pub(crate) fn verified(&mut self, node: &str) {
+    pub(crate) fn on_verified(&mut self, node: &str) {
         if let Some(participant) = self.participants.get_mut(node) {
             participant.state = ParticipantState::Verified;
         }
     }
 
-    pub(crate) fn stopped(&mut self, node: &str, failure: Failure) {
+    pub(crate) fn on_stopped(&mut self, node: &str, failure: Failure) {
         if let Some(participant) = self.participants.get_mut(node)
             && participant.state != ParticipantState::Verified
         {
@@ -144,7 +146,7 @@ impl Attempt {
     }
 
     /// A sender reports that it lost this receiver; what the receiver itself reports replaces that.
-    pub(crate) fn cut_off(&mut self, node: &str, failure: Failure) {
+    pub(crate) fn on_cut_off(&mut self, node: &str, failure: Failure) {
         if let Some(participant) = self.participants.get_mut(node)
             && participant.can_go_on()
         {
@@ -152,7 +154,7 @@ impl Attempt {
         }
     }
 
-    pub(crate) fn stream_ended(&mut self, node: &str, is_broken: bool) {
+    pub(crate) fn on_stream_ended(&mut self, node: &str, is_broken: bool) {
         if let Some(participant) = self.participants.get_mut(node) {
             participant.stream_ended = true;
             participant.stream_broke |= is_broken;

@@ -1,4 +1,4 @@
-//! Carries a job's commands to the agents and brings the answers back: a call each.
+//! Carries a transfer's commands to the agents and brings the answers back: a call each.
 
 mod progress;
 
@@ -18,11 +18,11 @@ use weft_proto::agent::v1::{
 };
 
 use crate::{
-    agent::Agent,
+    agent::AgentHandle,
     command::{Call, Cleanup, Command, Input},
-    failure::{Failure, unknown},
+    failure::{Failure, node_unknown},
     pool::ConnectionPool,
-    spec::{Listing, NodeLocation, Spec, is_local, node_of, uid_at},
+    spec::{NodeLocation, SourceListing, Spec, is_local, node_of, uid_at},
 };
 
 /// How long a ticket holds; an attempt that is not connected by then never will be.
@@ -39,25 +39,25 @@ pub(crate) const CANCEL_TIMEOUT: Duration = Duration::from_secs(60);
 /// and 4 s: an agent that was stopped runs again by then, and a node that is down stays so for longer.
 const CANCEL_REPEATS: usize = 3;
 
-/// To the runner. Boxed: a channel keeps room for 32 of what it carries, and there is one for each job.
+/// To the runner. Boxed: a channel keeps room for 32 of what it carries, and there is one for each transfer.
 pub(crate) type InputSender = UnboundedSender<Box<Input>>;
 
-/// How a job's agents are called, with what the job was when it gave the command.
+/// What a call needs: the agents, and the transfer's state when it gave the command.
 #[derive(Clone)]
-pub(crate) struct Calling {
+pub(crate) struct CallContext {
     pub(crate) pool: ConnectionPool,
     /// By node.
-    pub(crate) agents: Arc<BTreeMap<String, Agent>>,
+    pub(crate) agents: Arc<BTreeMap<String, AgentHandle>>,
     pub(crate) inputs: InputSender,
     pub(crate) spec: Arc<Spec>,
-    pub(crate) listing: Option<Listing>,
+    pub(crate) listing: Option<SourceListing>,
 }
 
-impl Calling {
+impl CallContext {
     /// The agent of a node, or of the source's node as a destination.
-    fn agent(&self, name: &str) -> Result<&Agent, Failure> {
+    fn agent(&self, name: &str) -> Result<&AgentHandle, Failure> {
         let node = node_of(name);
-        self.agents.get(node).ok_or_else(|| unknown(node))
+        self.agents.get(node).ok_or_else(|| node_unknown(node))
     }
 
     fn address(&self, name: &str) -> &str {
@@ -78,7 +78,7 @@ impl Calling {
             Command::RecordAttempt { .. } => return,
             Command::Stat { manifest_digest } => {
                 let call = self.stat(manifest_digest);
-                let call = within(STAT_TIMEOUT, "Stat", &self.spec.source.node, call);
+                let call = with_timeout(STAT_TIMEOUT, "Stat", &self.spec.source.node, call);
                 Input::Stat(Box::pin(call).await)
             }
             Command::Call {
@@ -102,11 +102,11 @@ impl Calling {
         match call {
             Call::Prepare => {
                 let call = self.prepare(node, attempt);
-                Box::pin(within(PREPARE_TIMEOUT, "Prepare", node, call)).await
+                Box::pin(with_timeout(PREPARE_TIMEOUT, "Prepare", node, call)).await
             }
             Call::Start(assignment) => {
                 let call = self.start(assignment, attempt);
-                Box::pin(within(START_TIMEOUT, "Start", node, call)).await
+                Box::pin(with_timeout(START_TIMEOUT, "Start", node, call)).await
             }
             Call::WatchProgress => Box::pin(self.watch_progress(node, attempt)).await,
             Call::Cancel {
@@ -116,7 +116,7 @@ impl Calling {
                 let repeats = if *is_repeated { CANCEL_REPEATS } else { 0 };
                 let call = || {
                     let call = self.cancel(node, attempt, *cleanup);
-                    within(CANCEL_TIMEOUT, "Cancel", node, call)
+                    with_timeout(CANCEL_TIMEOUT, "Cancel", node, call)
                 };
                 let call = call
                     .retry(self.spec.timing.backoffs(repeats))
@@ -130,7 +130,7 @@ impl Calling {
     }
 
     /// An attempt as a node knows it; a copy that a node makes for itself is one of its own there.
-    fn job(&self, node: &str, attempt: u32) -> Option<AttemptRef> {
+    fn attempt_ref(&self, node: &str, attempt: u32) -> Option<AttemptRef> {
         Some(AttemptRef {
             uid: uid_at(node, &self.spec.uid),
             generation: self.spec.leader.generation,
@@ -191,14 +191,14 @@ impl Calling {
     }
 
     async fn prepare(&self, node: &str, attempt: u32) -> Result<(), Failure> {
-        let Listing { holder, found } = self.listing.clone().unwrap_or_default();
-        let digest = found.manifest_digest;
+        let SourceListing { holder, stat } = self.listing.clone().unwrap_or_default();
+        let digest = stat.manifest_digest;
         let manifest_from = match node_of(node) == holder {
             true => None,
             false => Some(ManifestHolder {
                 control_address: self.agent(&holder)?.address().to_owned(),
                 ticket: Some(self.sign(Ticket {
-                    attempt: self.job(node, attempt),
+                    attempt: self.attempt_ref(node, attempt),
                     from_node: node_of(node).to_owned(),
                     to_node: holder.clone(),
                     permission: Permission::FetchManifest.into(),
@@ -209,7 +209,7 @@ impl Calling {
             }),
         };
         let request = PrepareRequest {
-            attempt: self.job(node, attempt),
+            attempt: self.attempt_ref(node, attempt),
             leader_epoch: self.spec.leader.leader_epoch,
             location: self.location_at(node),
             manifest_digest: digest,
@@ -217,7 +217,7 @@ impl Calling {
             verification: Some(self.verification()),
             overwrite: self.spec.overwrite.into(),
             job_name: self.spec.name.clone(),
-            fingerprint: found.fingerprint,
+            fingerprint: stat.fingerprint,
         };
         let agent = self.agent(node)?;
         let call = agent.call(&request, |mut client, request| async move {
@@ -232,7 +232,7 @@ impl Calling {
             manifest_digest,
             fingerprint,
             ..
-        } = self.listing.clone().unwrap_or_default().found;
+        } = self.listing.clone().unwrap_or_default().stat;
         let task = match (&assignment.receives_from, &self.spec.object) {
             (None, _) if is_local(&assignment.node) => start_request::Task::Local(LocalCopyTask {
                 source,
@@ -254,7 +254,7 @@ impl Calling {
             node: node.clone(),
             control_address: self.address(node).to_owned(),
             ticket: Some(self.sign(Ticket {
-                attempt: self.job(node, attempt),
+                attempt: self.attempt_ref(node, attempt),
                 from_node: assignment.node.clone(),
                 to_node: node.clone(),
                 source: Some(location(&self.spec.source)),
@@ -264,7 +264,7 @@ impl Calling {
             })),
         };
         let request = StartRequest {
-            attempt: self.job(&assignment.node, attempt),
+            attempt: self.attempt_ref(&assignment.node, attempt),
             leader_epoch: self.spec.leader.leader_epoch,
             task: Some(task),
             sends_to: assignment.sends_to.iter().map(child).collect(),
@@ -289,7 +289,7 @@ impl Calling {
 
     async fn cancel(&self, node: &str, attempt: u32, cleanup: Cleanup) -> Result<(), Failure> {
         let request = CancelRequest {
-            attempt: self.job(node, attempt),
+            attempt: self.attempt_ref(node, attempt),
             leader_epoch: self.spec.leader.leader_epoch,
             remove_partials: cleanup >= Cleanup::Partials,
             release_copies: cleanup >= Cleanup::Copies,
@@ -303,7 +303,7 @@ impl Calling {
 }
 
 /// A call with its deadline.
-pub(crate) async fn within<T>(
+pub(crate) async fn with_timeout<T>(
     limit: Duration,
     call: &str,
     node: &str,

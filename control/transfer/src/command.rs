@@ -1,4 +1,4 @@
-//! The commands of a job, and its inputs: the answers to them, and other events.
+//! The commands of a transfer, and its inputs: the answers to them, and other events.
 
 use weft_planner::Assignment;
 use weft_proto::agent::v1::{ProgressResponse, StatResponse};
@@ -8,7 +8,7 @@ use crate::{failure::Failure, spec::DestinationsUpdate};
 /// What is to be done. Every command has one answer; [`Call::WatchProgress`] has many.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    /// Ask the source what there is.
+    /// Ask the source for a listing: the RPC Stat lists a tree, or the objects of a store.
     Stat {
         /// For a verified copy: the digest of the manifest that names the files to list.
         manifest_digest: Option<Vec<u8>>,
@@ -36,7 +36,7 @@ pub enum Command {
 pub enum Call {
     /// Make a destination ready.
     Prepare,
-    /// Give a node its part.
+    /// Give a node its assignment, as a task.
     Start(Assignment),
     /// Open a progress stream.
     WatchProgress,
@@ -55,7 +55,7 @@ pub enum Call {
     },
 }
 
-/// What an agent removes when a job ends. Each removes what the ones before it remove, too.
+/// What an agent removes when a transfer ends. Each removes what the ones before it remove, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cleanup {
     /// Nothing: a later attempt resumes from the partial files.
@@ -66,7 +66,7 @@ pub enum Cleanup {
     Copies,
 }
 
-/// The result of a command, or another event of the job.
+/// The result of a command, or another event of the transfer.
 #[derive(Debug, Clone)]
 pub enum Input {
     /// Of Stat.
@@ -94,12 +94,12 @@ pub enum Input {
         /// Of which attempt.
         attempt: u32,
         /// The message.
-        report: Box<ProgressResponse>,
+        progress: Box<ProgressResponse>,
     },
     /// The time of [`Transfer::wake_at`](crate::Transfer::wake_at) has come.
     Woken,
     /// The destinations or the topology may have changed.
     Destinations(Box<DestinationsUpdate>),
-    /// The job is cancelled.
+    /// The transfer is cancelled.
     Cancel(Cleanup),
 }

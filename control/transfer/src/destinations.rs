@@ -1,4 +1,4 @@
-//! What the agents have reported of a job, through all its attempts.
+//! What the agents have reported of a transfer, through all its attempts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use crate::{
     spec::{NodeLocation, is_local},
 };
 
-/// The phase of a destination in the job as a whole.
+/// The phase of a destination in the transfer as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DestinationPhase {
     /// In an attempt, or before the first.
@@ -21,8 +21,8 @@ pub enum DestinationPhase {
     Retrying(Failure),
     /// Everything is there, checked and durable.
     Verified {
-        /// Since the first Start.
-        after: Duration,
+        /// Time since the first Start.
+        since_start: Duration,
     },
     /// Given up.
     Failed(Failure),
@@ -41,8 +41,8 @@ pub struct Destination {
     pub location: NodeLocation,
     /// Its phase.
     pub phase: DestinationPhase,
-    /// The newest report, of any attempt; all zero before the first.
-    pub report: ProgressResponse,
+    /// The newest progress, of any attempt; all zero before the first.
+    pub progress: ProgressResponse,
     /// Most bytes that it ever had verified.
     pub bytes: u64,
     /// Of the bytes that it has verified: those that it did not have before, of all attempts. A node's copy for
@@ -55,28 +55,28 @@ impl Destination {
         matches!(self.phase, DestinationPhase::Verified { .. })
     }
 
-    /// It has the whole copy, and had it before the job began.
+    /// It has the whole copy, and had it before the transfer began.
     pub fn was_there(&self) -> bool {
         self.is_verified() && self.received == 0 && self.bytes > 0
     }
 }
 
-/// All destinations, and what is summed over them. Owned and written by the job.
+/// All destinations, and what is summed over them. Owned and written by the transfer.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DestinationStates {
-    /// By node. Boxed: a map has room for eleven at least, and most jobs have one or two.
+    /// By node. Boxed: a map has room for eleven at least, and most transfers have one or two.
     all: BTreeMap<String, Box<Destination>>,
-    /// The source's newest report; all zero before its first of this attempt.
+    /// The source's newest progress; all zero before its first of this attempt.
     pub(crate) source: ProgressResponse,
     /// The link in use and why, once an agent has reported it.
     pub(crate) link: (String, String),
     /// By node and attempt.
-    counts: BTreeMap<(String, u32), Counts>,
+    counts: BTreeMap<(String, u32), AttemptCounters>,
 }
 
 /// What a node has reported of one attempt.
 #[derive(Debug, Clone, Copy, Default)]
-struct Counts {
+struct AttemptCounters {
     chunks_sent: u64,
     /// Of these.
     chunks_resent: u64,
@@ -93,7 +93,7 @@ impl DestinationStates {
         let destination = Destination {
             location: location.clone(),
             phase: DestinationPhase::Pending,
-            report: ProgressResponse::default(),
+            progress: ProgressResponse::default(),
             bytes: 0,
             received: 0,
         };
@@ -104,7 +104,9 @@ impl DestinationStates {
 
     /// One less; the bytes that it had.
     pub(crate) fn remove(&mut self, node: &str) -> u64 {
-        self.all.remove(node).map_or(0, |there| there.bytes)
+        self.all
+            .remove(node)
+            .map_or(0, |destination| destination.bytes)
     }
 
     pub(crate) fn get(&self, node: &str) -> Option<&Destination> {
@@ -150,7 +152,7 @@ impl DestinationStates {
         }
         let mut own = self.all.iter().filter(|(name, _)| is_local(name));
         let own = own.find(|(_, destination)| destination.is_verified());
-        own.map_or("", |(_, destination)| &destination.report.digest)
+        own.map_or("", |(_, destination)| &destination.progress.digest)
     }
 
     /// Bytes verified, over all destinations.
@@ -172,36 +174,36 @@ impl DestinationStates {
 
     /// Chunks sent, resent ones included, and of these the resent ones; all nodes and attempts.
     pub(crate) fn chunks(&self) -> (u64, u64) {
-        let add = |(sent, resent): (u64, u64), counts: &Counts| {
+        let add = |(sent, resent): (u64, u64), counts: &AttemptCounters| {
             (sent + counts.chunks_sent, resent + counts.chunks_resent)
         };
         self.counts.values().fold((0, 0), add)
     }
 
-    /// Counts what any attempt's report says of its link and of bytes.
-    pub(crate) fn count(&mut self, node: &str, attempt: u32, report: &ProgressResponse) {
+    /// Counts what any attempt's progress says of its link and of bytes.
+    pub(crate) fn count(&mut self, node: &str, attempt: u32, progress: &ProgressResponse) {
         let counts = self.counts.entry((node.to_owned(), attempt)).or_default();
-        counts.chunks_sent = report.chunks_sent;
-        counts.chunks_resent = report.chunks_resent;
-        let received = report.bytes.saturating_sub(report.bytes_resumed);
+        counts.chunks_sent = progress.chunks_sent;
+        counts.chunks_resent = progress.chunks_resent;
+        let received = progress.bytes.saturating_sub(progress.bytes_resumed);
         let more = received.saturating_sub(counts.received);
         counts.received += more;
         if let Some(destination) = self.get_mut(node) {
             destination.received += more;
         }
-        if !report.link.is_empty() {
-            self.link = (report.link.clone(), report.link_reason.clone());
+        if !progress.link.is_empty() {
+            self.link = (progress.link.clone(), progress.link_reason.clone());
         }
     }
 
-    /// Keeps the report of a destination, so long after the first Start.
-    pub(crate) fn record(&mut self, node: &str, report: ProgressResponse, after: Duration) {
+    /// Records the progress of a destination, `since_start` after the first Start.
+    pub(crate) fn record(&mut self, node: &str, progress: ProgressResponse, since_start: Duration) {
         if let Some(destination) = self.get_mut(node) {
-            destination.bytes = destination.bytes.max(report.bytes);
-            if report.state() == State::Verified && !destination.phase.is_final() {
-                destination.phase = DestinationPhase::Verified { after };
+            destination.bytes = destination.bytes.max(progress.bytes);
+            if progress.state() == State::Verified && !destination.phase.is_final() {
+                destination.phase = DestinationPhase::Verified { since_start };
             }
-            destination.report = report;
+            destination.progress = progress;
         }
     }
 
@@ -238,7 +240,7 @@ impl DestinationStates {
     pub(crate) fn compare_digests(&mut self) {
         let right = &self.source.digest;
         for (node, destination) in &mut self.all {
-            let digest = &destination.report.digest;
+            let digest = &destination.progress.digest;
             if destination.is_verified()
                 && !right.is_empty()
                 && !digest.is_empty()

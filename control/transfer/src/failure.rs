@@ -1,4 +1,4 @@
-//! Why a node could not do its part: its agent refused a call, could not be called, or failed later.
+//! Why a node could not do its task: its agent refused a call, could not be called, or failed later.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ pub(crate) const NEVER_REACHED: &str = "NodeNeverReached";
 /// The reason where the address of an agent cannot be dialled.
 pub(crate) const ADDRESS_UNUSABLE: &str = "AddressUnusable";
 /// The reason where no agent of the node is known.
-pub(crate) const UNKNOWN: &str = "NodeUnknown";
+pub(crate) const NODE_UNKNOWN: &str = "NodeUnknown";
 /// The reason of a destination when a node between it and the source has failed.
 pub(crate) const SENDER_LOST: &str = "SenderLost";
 
@@ -22,7 +22,7 @@ const OF_CONFIGURATION: [&str; 3] = ["UnknownRoot", "RootReadOnly", "StoreForbid
 /// Reasons for which a destination refuses the manifest that it was sent.
 const OF_MANIFEST: [&str; 3] = ["PeerFaulty", "BadManifest", "ManifestNotFetched"];
 
-/// Why a node could not do its part.
+/// Why a node could not do its task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     /// The node at fault, or that could not be called.
@@ -47,13 +47,13 @@ impl Failure {
     }
 
     /// Nothing was ever sent to the node: no connection was made, or could be tried.
-    pub(crate) fn is_before_contact(&self) -> bool {
-        [NEVER_REACHED, ADDRESS_UNUSABLE, UNKNOWN].contains(&self.reason.as_str())
+    pub(crate) fn never_connected(&self) -> bool {
+        [NEVER_REACHED, ADDRESS_UNUSABLE, NODE_UNKNOWN].contains(&self.reason.as_str())
     }
 
     /// It is retriable, and an agent of the node is known.
     pub(crate) fn is_worth_repeating(&self) -> bool {
-        self.retriable && self.reason != UNKNOWN
+        self.retriable && self.reason != NODE_UNKNOWN
     }
 
     /// The configuration that these nodes do not have yet may take the failure away.
@@ -77,10 +77,10 @@ impl Failure {
 }
 
 /// No agent of the node is known.
-pub(crate) fn unknown(node: &str) -> Failure {
+pub(crate) fn node_unknown(node: &str) -> Failure {
     Failure {
         node: node.to_owned(),
-        reason: UNKNOWN.to_owned(),
+        reason: NODE_UNKNOWN.to_owned(),
         message: format!(
             "node {node}: no agent has reported its address yet; check that an agent runs there"
         ),
@@ -95,7 +95,7 @@ pub(crate) fn is_of_connection(status: &Status) -> bool {
 }
 
 /// What an error of a call means: what the agent itself says, or else that it cannot be reached.
-pub(crate) fn failure(node: &str, address: &str, status: &Status) -> Failure {
+pub(crate) fn from_status(node: &str, address: &str, status: &Status) -> Failure {
     let detail = ErrorDetail::decode(status.details()).unwrap_or_default();
     if !detail.reason.is_empty() {
         return Failure {
@@ -116,12 +116,12 @@ pub(crate) fn failure(node: &str, address: &str, status: &Status) -> Failure {
     };
     Failure {
         retriable,
-        ..unreachable(node, address, &cause)
+        ..node_unreachable(node, address, &cause)
     }
 }
 
 /// The agent does not answer.
-pub(crate) fn unreachable(node: &str, address: &str, cause: &str) -> Failure {
+pub(crate) fn node_unreachable(node: &str, address: &str, cause: &str) -> Failure {
     Failure {
         node: node.to_owned(),
         reason: UNREACHABLE.to_owned(),
@@ -148,11 +148,11 @@ mod tests {
             "node node1: the disk is full: free some",
             detail.encode_to_vec().into(),
         );
-        let own = failure("node1", "10.254.0.2:7400", &status);
+        let own = from_status("node1", "10.254.0.2:7400", &status);
         assert_eq!((own.reason.as_str(), own.retriable), ("DiskFull", false));
         assert_eq!(own.message, "node node1: the disk is full: free some");
 
-        let silent = failure("node1", "10.254.0.2:7400", &Status::unavailable("refused"));
+        let silent = from_status("node1", "10.254.0.2:7400", &Status::unavailable("refused"));
         assert_eq!(
             (silent.reason.as_str(), silent.retriable),
             ("NodeUnreachable", true)

@@ -1,7 +1,10 @@
-//! The operator's part of a transfer: which commands it sends to which agent, and what follows from the answers.
+//! Carries a transfer out: which commands go to which agent, and what follows from the answers.
+//!
+//! A transfer moves the data of one TransferJob, or of one `weft play`. A job that another operator takes over has
+//! another transfer there.
 //!
 //! [`Transfer`] is pure: an [`Input`] goes in, commands come out; no clock, no network. [`Runner`] sends the
-//! commands to the agents, over the connections of a [`ConnectionPool`], which all jobs share. The order
+//! commands to the agents, over the connections of a [`ConnectionPool`], which all transfers share. The order
 //! is always
 //!
 //! ```text
@@ -15,7 +18,7 @@
 //! the fetch, and the next attempt begins with Stat again.
 //!
 //! An attempt goes on while any destination in it can still finish. The destinations that are left then
-//! get another attempt: the same job, the next number, a new plan, resumed from what they have. A
+//! get another attempt: the same transfer, the next number, a new plan, resumed from what they have. A
 //! destination that does not answer Prepare is not in this attempt; it is asked again in the next one.
 
 mod agent;
@@ -47,7 +50,7 @@ pub use pool::ConnectionPool;
 pub use runner::Runner;
 pub use single_call::{diagnose, release_copies, stat};
 pub use spec::{
-    DestinationsUpdate, LeaderContext, Listing, NodeLocation, Spec, Timing, is_local, job_uid,
-    local, node_of,
+    DestinationsUpdate, LeaderContext, NodeLocation, SourceListing, Spec, Timing, is_local,
+    job_uid, local_copy_name, node_of,
 };
 pub use transfer::Transfer;

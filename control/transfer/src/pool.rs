@@ -19,7 +19,7 @@ use std::{
 use weft_identity::authority::Authority;
 
 use crate::{
-    agent::{Agent, Connector},
+    agent::{AgentHandle, Connector},
     certificates::Certificates,
     endpoint::AgentEndpoint,
 };
@@ -65,14 +65,14 @@ impl ConnectionPool {
     }
 
     /// An agent of this fabric. No connection is made yet.
-    pub(crate) fn agent(&self, endpoint: &AgentEndpoint) -> Agent {
+    pub(crate) fn agent(&self, endpoint: &AgentEndpoint) -> AgentHandle {
         let mut agents = self.agents(std::slice::from_ref(endpoint));
         let (_, agent) = agents.pop_first().expect("one endpoint is one agent");
         agent
     }
 
     /// Agents of this fabric, by node.
-    pub(crate) fn agents(&self, endpoints: &[AgentEndpoint]) -> BTreeMap<String, Agent> {
+    pub(crate) fn agents(&self, endpoints: &[AgentEndpoint]) -> BTreeMap<String, AgentHandle> {
         let mut connectors = self
             .connectors
             .lock()
@@ -88,7 +88,8 @@ impl ConnectionPool {
                 connector
             });
             let (authority, certificates) = (&self.authority, &self.certificates);
-            let agent = Agent::new(connector, Arc::clone(authority), Arc::clone(certificates));
+            let agent =
+                AgentHandle::new(connector, Arc::clone(authority), Arc::clone(certificates));
             (node, agent)
         };
         endpoints.iter().map(agent).collect()

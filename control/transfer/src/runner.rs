@@ -1,6 +1,6 @@
-//! Drives a job: its commands go out as calls, and the answers come back.
+//! Drives a transfer: its commands go out as calls, and the answers come back.
 //!
-//! Every call is a task of its own; the job's owner calls [`Runner::run_once`]. HTTP/2 pings find an agent that
+//! Every call is a task of its own; the transfer's owner calls [`Runner::run_once`]. HTTP/2 pings find an agent that
 //! does not answer any more, long before a call's own deadline.
 
 use std::{sync::Arc, time::Duration};
@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use crate::{
-    calls::Calling,
+    calls::CallContext,
     command::{Cleanup, Command, Input},
     endpoint::AgentEndpoint,
     pool::ConnectionPool,
@@ -20,10 +20,10 @@ use crate::{
     transfer::Transfer,
 };
 
-/// A job that is carried out. Dropping it ends all its calls, and tells the agents nothing.
+/// A transfer that is carried out. Dropping it ends all its calls, and tells the agents nothing.
 pub struct Runner {
     transfer: Transfer,
-    calling: Calling,
+    context: CallContext,
     inputs: UnboundedReceiver<Box<Input>>,
     tasks: JoinSet<()>,
     began: Instant,
@@ -32,12 +32,12 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// Begins a job. A call to a node without an endpoint is refused with a reason.
+    /// Begins a transfer. A call to a node without an endpoint is refused with a reason.
     pub fn begin(spec: Spec, pool: ConnectionPool, endpoints: &[AgentEndpoint]) -> Self {
         Self::with(Transfer::begin(spec), pool, endpoints)
     }
 
-    /// Cancels a job that an earlier operator began.
+    /// Cancels a transfer that an earlier operator began.
     pub fn cancelled(
         spec: Spec,
         cleanup: Cleanup,
@@ -62,7 +62,7 @@ impl Runner {
             .unrecorded_attempt()
             .filter(|number| *number <= attempt);
         if let Some(attempt) = waiting {
-            self.take(Input::AttemptRecorded { attempt });
+            self.handle_input(Input::AttemptRecorded { attempt });
         }
     }
 
@@ -72,7 +72,7 @@ impl Runner {
         endpoints: &[AgentEndpoint],
     ) -> Self {
         let (sender, inputs) = unbounded_channel();
-        let calling = Calling {
+        let context = CallContext {
             agents: Arc::new(pool.agents(endpoints)),
             pool,
             inputs: sender,
@@ -81,7 +81,7 @@ impl Runner {
         };
         let mut runner = Self {
             transfer,
-            calling,
+            context,
             inputs,
             tasks: JoinSet::new(),
             began: Instant::now(),
@@ -92,17 +92,17 @@ impl Runner {
         runner
     }
 
-    /// The job as it is now.
+    /// The transfer as it is now.
     pub fn transfer(&self) -> &Transfer {
         &self.transfer
     }
 
-    /// Time since it began: the job's clock.
+    /// Time since it began: the transfer's clock.
     pub fn now(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// Takes the next input, or wakes the job. Safe to be dropped while it waits.
+    /// Handles the next input, or wakes the transfer. Safe to be dropped while it waits.
     ///
     /// # Panics
     /// With a call's own panic.
@@ -118,23 +118,23 @@ impl Runner {
             }
             () = at(due) => Input::Woken,
         };
-        self.take(input);
+        self.handle_input(input);
     }
 
-    /// Cancels the job; it is over once the agents know.
+    /// Cancels the transfer; it is over once the agents know.
     pub fn cancel(&mut self, cleanup: Cleanup) {
-        self.take(Input::Cancel(cleanup));
+        self.handle_input(Input::Cancel(cleanup));
     }
 
     /// Adds destinations, and takes the present endpoints of all agents. A node without an endpoint has left
     /// the fabric.
     pub fn update_destinations(&mut self, update: DestinationsUpdate, endpoints: &[AgentEndpoint]) {
         // Calls that are under way end with the endpoints that they began with.
-        self.calling.agents = Arc::new(self.calling.pool.agents(endpoints));
-        self.take(Input::Destinations(Box::new(update)));
+        self.context.agents = Arc::new(self.context.pool.agents(endpoints));
+        self.handle_input(Input::Destinations(Box::new(update)));
     }
 
-    fn take(&mut self, input: Input) {
+    fn handle_input(&mut self, input: Input) {
         let commands = self.transfer.advance(self.began.elapsed(), input);
         self.issue(commands);
     }
@@ -146,12 +146,12 @@ impl Runner {
                 self.attempt_recorded(self.recorded);
                 continue;
             }
-            let calling = Calling {
+            let context = CallContext {
                 spec: self.transfer.shared_spec(),
                 listing: self.transfer.listing().cloned(),
-                ..self.calling.clone()
+                ..self.context.clone()
             };
-            self.tasks.spawn(async move { calling.run(command).await });
+            self.tasks.spawn(async move { context.run(command).await });
         }
     }
 }

@@ -8,7 +8,7 @@ use weft_proto::agent::v1::{
 };
 
 use crate::{
-    calls::{CANCEL_TIMEOUT, Calling, STAT_TIMEOUT, within},
+    calls::{CANCEL_TIMEOUT, CallContext, STAT_TIMEOUT, with_timeout},
     endpoint::AgentEndpoint,
     failure::Failure,
     pool::ConnectionPool,
@@ -27,14 +27,14 @@ pub async fn stat(
     pool: ConnectionPool,
     endpoints: &[AgentEndpoint],
 ) -> Result<StatResponse, Failure> {
-    let calling = Calling {
+    let context = CallContext {
         agents: Arc::new(pool.agents(endpoints)),
         pool,
         inputs: unbounded_channel().0,
         spec: Arc::new(spec.clone()),
         listing: None,
     };
-    within(STAT_TIMEOUT, "Stat", &spec.source.node, calling.stat(None)).await
+    with_timeout(STAT_TIMEOUT, "Stat", &spec.source.node, context.stat(None)).await
 }
 
 /// Which peers a node reaches, and what its kernel and pod give it.
@@ -50,7 +50,7 @@ pub async fn diagnose(
     let call = agent.call(&request, |mut client, request| async move {
         client.diagnose(request).await
     });
-    within(DIAGNOSE_TIMEOUT, "Diagnose", &endpoint.node, call).await
+    with_timeout(DIAGNOSE_TIMEOUT, "Diagnose", &endpoint.node, call).await
 }
 
 /// Takes a job that does not exist any more out of the records of a node's copies: the agent removes the
@@ -79,7 +79,7 @@ pub async fn release_copies(
     let call = agent.call(&request, |mut client, request| async move {
         client.cancel(request).await
     });
-    within(CANCEL_TIMEOUT, "Cancel", &endpoint.node, call)
+    with_timeout(CANCEL_TIMEOUT, "Cancel", &endpoint.node, call)
         .await
         .map(drop)
 }

@@ -1,4 +1,4 @@
-//! What a job moves, between which nodes, and by which limits.
+//! What a transfer moves, between which nodes, and by which limits.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -15,7 +15,7 @@ const LOCAL: &str = "/here";
 const LOCAL_UID: &str = "-here";
 
 /// The name of the source's node as a destination: it makes that copy itself.
-pub fn local(node: &str) -> String {
+pub fn local_copy_name(node: &str) -> String {
     format!("{node}{LOCAL}")
 }
 
@@ -45,7 +45,7 @@ pub fn job_uid(known: &str) -> &str {
 /// A file or directory at a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeLocation {
-    /// The node; with a suffix ([`local`]) for a copy that the source's node makes itself.
+    /// The node; with a suffix ([`local_copy_name`]) for a copy that the source's node makes itself.
     pub node: String,
     /// A root of its configuration.
     pub root: String,
@@ -53,7 +53,7 @@ pub struct NodeLocation {
     pub path: String,
 }
 
-/// What a job moves, and where.
+/// What a transfer moves, and where.
 #[derive(Debug, Clone)]
 pub struct Spec {
     /// Names the job to the agents, through all attempts.
@@ -82,7 +82,7 @@ pub struct Spec {
     pub overwrite: Overwrite,
     /// How many attempts in a row may make no progress before the job fails.
     pub backoff_limit: u32,
-    /// How long the job waits between attempts, and how often agents report.
+    /// How long the transfer waits between attempts, and how often agents send progress.
     pub timing: Timing,
     /// Which operator sends the commands.
     pub leader: LeaderContext,
@@ -100,21 +100,21 @@ impl Spec {
     }
 }
 
-/// An update of the destinations: nodes may come and go while a job runs.
+/// An update of the destinations: nodes may come and go while a transfer runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DestinationsUpdate {
-    /// All destinations. One that the job has, and that is not among these, gets no copy unless it has it already.
+    /// All destinations. One that the transfer has, and that is not among these, gets no copy unless it has it already.
     pub destinations: Vec<NodeLocation>,
     /// What the next plan is made from; holds the nodes of all destinations, earlier ones too.
     pub topology: Topology,
     /// Part of the line rate that is payload, above 0 and at most 1.
     pub payload_share: f64,
-    /// Nodes of the job whose agents still work with an earlier configuration. An attempt that fails only because
+    /// Nodes of the transfer whose agents still work with an earlier configuration. An attempt that fails only because
     /// these agents refuse it for their configuration does not count towards the backoff limit.
     pub configuration_pending: BTreeSet<String>,
 }
 
-/// How long the job waits between attempts, and how often agents report.
+/// How long the transfer waits between attempts, and how often agents send progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
     /// Wait before the next attempt; doubles with every attempt without progress.
@@ -123,8 +123,8 @@ pub struct Timing {
     pub backoff_max: Duration,
     /// A node that two tries in a row have not reached is given up, if it was never reached.
     pub gives_up_unreached: bool,
-    /// Between two reports of an agent; 50 ms is the shortest that agents grant.
-    pub report: Duration,
+    /// Between two progress messages of an agent; 50 ms is the shortest that agents grant.
+    pub progress_interval: Duration,
 }
 
 impl Timing {
@@ -134,7 +134,7 @@ impl Timing {
         backoff: Duration::from_millis(250),
         backoff_max: Duration::from_secs(2),
         gives_up_unreached: true,
-        report: Duration::from_millis(50),
+        progress_interval: Duration::from_millis(50),
     };
     /// Nodes are known to be there, and their agents are restarted within a minute: with the usual
     /// backoff limit of 6, the job waits for 63 s. The same holds for a node that was never reached: it may be
@@ -143,7 +143,7 @@ impl Timing {
         backoff: Duration::from_secs(1),
         backoff_max: Duration::from_secs(32),
         gives_up_unreached: false,
-        report: Duration::from_secs(1),
+        progress_interval: Duration::from_secs(1),
     };
 
     /// The waits between tries, `times` of them.
@@ -176,11 +176,11 @@ impl LeaderContext {
     };
 }
 
-/// What an agent has listed for a job; the agent has the manifest.
+/// What the agent of the source has listed; the agent has the manifest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Listing {
+pub struct SourceListing {
     /// The node from whose agent destinations fetch the manifest.
     pub holder: String,
-    /// What it found.
-    pub found: StatResponse,
+    /// The answer to Stat.
+    pub stat: StatResponse,
 }

@@ -19,7 +19,7 @@ use crate::{
     failure::Failure,
     object::is_store_error,
     phase::{End, TransferPhase},
-    spec::{DestinationsUpdate, Listing, NodeLocation, Spec, node_of},
+    spec::{DestinationsUpdate, NodeLocation, SourceListing, Spec, node_of},
 };
 
 /// One transfer: what a TransferJob, or `weft play`, moves. The crate's documentation describes its course.
@@ -32,7 +32,7 @@ pub struct Transfer {
     spec: Arc<Spec>,
     state: State,
     /// Of the newest Stat that succeeded.
-    listing: Option<Listing>,
+    listing: Option<SourceListing>,
     /// The object, while a verified copy of it is sent instead.
     paused_object: Option<PausedObject>,
     /// Nodes that could not read the object, or send their copy of it, since an attempt last made progress.
@@ -40,11 +40,11 @@ pub struct Transfer {
     /// The node to fetch the manifest from, after a destination could not use what the source has sent.
     other_holder: Option<String>,
     destinations: DestinationStates,
-    /// Nodes whose agents a call of this job has reached: they may have files of it.
+    /// Nodes whose agents a call of this transfer has reached: they may have its files.
     reached: BTreeSet<String>,
     /// Nodes that were destinations, and are none any more.
     departed: BTreeSet<String>,
-    /// Nodes that have not confirmed that the job ended.
+    /// Nodes that have not confirmed that the transfer ended.
     unconfirmed: BTreeSet<String>,
     /// Counts up from 1.
     attempt: u32,
@@ -118,11 +118,11 @@ impl Transfer {
         (self, commands)
     }
 
-    /// The same in place: a job of many nodes takes many inputs a second.
+    /// The same in place: a transfer to many nodes takes many inputs a second.
     #[must_use]
     pub(crate) fn advance(&mut self, now: Duration, input: Input) -> Vec<Command> {
         self.now = now;
-        self.take(input);
+        self.handle_input(input);
         std::mem::take(&mut self.commands)
     }
 
@@ -177,7 +177,7 @@ impl Transfer {
         matches!(self.state, State::RecordingAttempt).then_some(self.attempt + 1)
     }
 
-    /// What the job moves now, and from where: for an object, the source changes with the reader.
+    /// What the transfer moves now, and from where: for an object, the source changes with the reader.
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
@@ -186,8 +186,8 @@ impl Transfer {
         Arc::clone(&self.spec)
     }
 
-    /// What the source said there is, once it did.
-    pub fn listing(&self) -> Option<&Listing> {
+    /// The answer to the newest Stat that succeeded.
+    pub fn listing(&self) -> Option<&SourceListing> {
         self.listing.as_ref()
     }
 
@@ -195,7 +195,7 @@ impl Transfer {
     pub fn bytes(&self) -> u64 {
         self.listing
             .as_ref()
-            .map_or(0, |listing| listing.found.bytes)
+            .map_or(0, |listing| listing.stat.bytes)
     }
 
     /// The plan of the first attempt; before that, one for all destinations, once it is known what there is.
@@ -219,8 +219,8 @@ impl Transfer {
         self.destinations.digest()
     }
 
-    /// The source's newest report; all zero before its first of this attempt.
-    pub fn source_report(&self) -> &ProgressResponse {
+    /// The source's newest progress; all zero before its first of this attempt.
+    pub fn source_progress(&self) -> &ProgressResponse {
         &self.destinations.source
     }
 
@@ -252,12 +252,12 @@ impl Transfer {
         self.destinations.received()
     }
 
-    fn take(&mut self, input: Input) {
+    fn handle_input(&mut self, input: Input) {
         match input {
             Input::Stat(result) => self.on_stat(result),
             Input::AttemptRecorded { attempt } => {
                 if self.unrecorded_attempt() == Some(attempt) {
-                    self.begin_attempt();
+                    self.send_prepares();
                 }
             }
             Input::Called {
@@ -282,10 +282,10 @@ impl Transfer {
             Input::Progress {
                 node,
                 attempt,
-                report,
+                progress,
             } => {
                 self.reached.insert(node.clone());
-                self.on_progress(&node, attempt, *report);
+                self.on_progress(&node, attempt, *progress);
             }
             Input::Woken => self.on_woken(),
             Input::Destinations(update) => self.on_destinations(*update),
@@ -297,7 +297,7 @@ impl Transfer {
     fn note_reached(&mut self, node: &str, result: &Result<(), Failure>) {
         let is_reached = match result {
             Ok(()) => true,
-            Err(failure) => failure.node == node_of(node) && !failure.is_before_contact(),
+            Err(failure) => failure.node == node_of(node) && !failure.never_connected(),
         };
         if is_reached {
             self.reached.insert(node.to_owned());
@@ -313,16 +313,16 @@ impl Transfer {
         if !matches!(self.state, State::Listing) {
             return;
         }
-        match result.and_then(|found| self.unchanged(found)) {
-            Ok(found) => {
+        match result.and_then(|stat| self.unchanged(stat)) {
+            Ok(stat) => {
                 // Once an attempt has begun, only its result resets the count of failures, not a Stat.
                 if self.attempt == self.spec.leader.attempts_before {
                     (self.failures, self.exempt_failures) = (0, 0);
                 }
                 let holder = self.other_holder.take();
-                self.listing = Some(Listing {
+                self.listing = Some(SourceListing {
                     holder: holder.unwrap_or_else(|| self.spec.source.node.clone()),
-                    found,
+                    stat,
                 });
                 self.plan_for_all();
                 self.state = State::RecordingAttempt;
@@ -350,7 +350,7 @@ impl Transfer {
         let is_given_up = self.listing.is_none()
             && self.failures > 0
             && self.spec.timing.gives_up_unreached
-            && failure.is_before_contact();
+            && failure.never_connected();
         let is_retriable = failure.retriable && !is_given_up;
         self.count_failure(self.is_exempt(failure));
         if is_another_left || is_retriable && !self.is_limit_exceeded() {
@@ -369,13 +369,13 @@ impl Transfer {
     }
 
     /// All attempts move the same bytes: what the source holds must be what it held before the first.
-    fn unchanged(&self, found: StatResponse) -> Result<StatResponse, Failure> {
+    fn unchanged(&self, stat: StatResponse) -> Result<StatResponse, Failure> {
         let before = self
             .listing
             .as_ref()
-            .map(|listing| &listing.found.fingerprint);
-        if before.is_none_or(|before| *before == found.fingerprint) {
-            return Ok(found);
+            .map(|listing| &listing.stat.fingerprint);
+        if before.is_none_or(|before| *before == stat.fingerprint) {
+            return Ok(stat);
         }
         let node = self.spec.source.node.clone();
         let (reason, what) = match &self.spec.object {
@@ -450,11 +450,13 @@ impl Transfer {
         }
     }
 
-    /// Takes out destinations that the job has no more; whether there are any. A verified copy stays one.
+    /// Takes out destinations that the transfer has no more; whether there are any. A verified copy stays one.
     fn remove_departed(&mut self, wanted: &[NodeLocation]) -> bool {
         let wanted: BTreeSet<&str> = wanted.iter().map(|location| &*location.node).collect();
-        let nodes = self.destinations().filter(|there| !there.is_verified());
-        let nodes = nodes.map(|there| there.location.node.clone());
+        let nodes = self
+            .destinations()
+            .filter(|destination| !destination.is_verified());
+        let nodes = nodes.map(|destination| destination.location.node.clone());
         let departed: Vec<String> = nodes.filter(|node| !wanted.contains(&**node)).collect();
         for node in &departed {
             tracing::info!(node, "it is no destination any more");
@@ -467,14 +469,14 @@ impl Transfer {
         !departed.is_empty()
     }
 
-    /// Goes on with what waited for destinations that the job has no more.
+    /// Goes on with what waited for destinations that the transfer has no more.
     fn go_on_without_departed(&mut self) {
         let is_done = self.destinations.remaining().is_empty();
         match &mut self.state {
             State::Preparing { waiting, .. } => {
                 waiting.retain(|node| !self.departed.contains(node));
                 if waiting.is_empty() {
-                    self.start_attempt();
+                    self.send_starts();
                 }
             }
             State::Running(_) => self.proceed(),

@@ -14,7 +14,7 @@ use crate::fault::Fault;
 use crate::files::Leftover;
 use crate::transfer::attempt::{Attempt, WorkGuard};
 use crate::transfer::buffers::{BufferReservation, MemoryBudget};
-use crate::transfer::received_blocks::ReceivedBlocks;
+use crate::transfer::destination_blocks::DestinationBlocks;
 use crate::transfer::state::{Event, Transition};
 
 /// Owned by [`AttemptRegistry`](crate::control::attempt_registry::AttemptRegistry), and shared with the commands on the attempt.
@@ -27,7 +27,7 @@ pub struct AttemptHandle {
     /// Its regions and connections in the engine.
     pub(crate) domain: DomainId,
     /// What all attempts of its job may have left.
-    left: Arc<Mutex<Leftover>>,
+    leftover: Arc<Mutex<Leftover>>,
     resources: Mutex<AttemptResources>,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct AttemptResources {
 /// A prepared destination.
 #[derive(Debug)]
 pub(crate) struct Prepared {
-    pub(crate) received: Arc<ReceivedBlocks>,
+    pub(crate) blocks: Arc<DestinationBlocks>,
     pub(crate) location: Location,
 }
 
@@ -64,12 +64,16 @@ impl AttemptResources {
 }
 
 impl AttemptHandle {
-    pub(crate) fn new(job: &AttemptRef, domain: DomainId, left: Arc<Mutex<Leftover>>) -> Arc<Self> {
+    pub(crate) fn new(
+        attempt_ref: &AttemptRef,
+        domain: DomainId,
+        leftover: Arc<Mutex<Leftover>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
-            attempt: Attempt::new(job.clone()),
+            attempt: Attempt::new(attempt_ref.clone()),
             name: OnceLock::new(),
             domain,
-            left,
+            leftover,
             resources: Mutex::default(),
         })
     }
@@ -96,17 +100,17 @@ impl AttemptHandle {
 
     /// Locked until the files are removed, so only threads that may block call this.
     pub(crate) fn leftover(&self) -> MutexGuard<'_, Leftover> {
-        fail_fast::lock(&self.left)
+        fail_fast::lock(&self.leftover)
     }
 
-    /// Whether this is the first request of its kind. A repetition must be the same request.
-    pub(crate) fn is_first(
+    /// Registers a request; returns whether it is the first of its kind. A repetition must be the same request.
+    pub(crate) fn register_request(
         &self,
         call: &'static str,
         request: &impl Message,
     ) -> Result<bool, Fault> {
         let hash = blake3::hash(&request.encode_to_vec());
-        let job = &self.attempt.attempt_ref;
+        let attempt_ref = &self.attempt.attempt_ref;
         match self.resources().requests.entry(call) {
             Entry::Vacant(first) => {
                 first.insert(hash);
@@ -115,15 +119,15 @@ impl AttemptHandle {
             Entry::Occupied(first) if *first.get() == hash => Ok(false),
             Entry::Occupied(_) => Err(Fault::Conflicting {
                 call,
-                uid: job.uid.clone(),
-                attempt: job.number,
+                uid: attempt_ref.uid.clone(),
+                attempt: attempt_ref.number,
             }),
         }
     }
 
-    /// A worker of the attempt, unless the attempt refuses workers.
-    pub(crate) fn worker(&self) -> Result<WorkGuard, Fault> {
-        let worker = self.attempt.worker();
+    /// Counts one more worker of the attempt, unless the attempt refuses workers.
+    pub(crate) fn begin_work(&self) -> Result<WorkGuard, Fault> {
+        let worker = self.attempt.begin_work();
         worker.ok_or_else(|| self.not_ready("prepare the next attempt"))
     }
 
@@ -134,12 +138,12 @@ impl AttemptHandle {
     }
 
     /// Begins to receive into the prepared destination.
-    pub(crate) fn start_destination(&self) -> Result<(WorkGuard, Arc<ReceivedBlocks>), Fault> {
+    pub(crate) fn start_destination(&self) -> Result<(WorkGuard, Arc<DestinationBlocks>), Fault> {
         // Before the state changes: a Cancel that comes now waits for this worker.
-        let worker = self.worker()?;
+        let worker = self.begin_work()?;
         let prepared = self.prepared()?;
         self.apply(Event::StartDestination)?;
-        Ok((worker, prepared.received.clone()))
+        Ok((worker, prepared.blocks.clone()))
     }
 
     /// Applies an event, or says why the attempt is in no state for it.
@@ -153,10 +157,10 @@ impl AttemptHandle {
     /// Why the attempt is in no state for a call.
     pub(crate) fn not_ready(&self, remedy: &'static str) -> Fault {
         let status = self.attempt.status();
-        let job = &self.attempt.attempt_ref;
+        let attempt_ref = &self.attempt.attempt_ref;
         status.fault.unwrap_or_else(|| Fault::NotReady {
-            uid: job.uid.clone(),
-            attempt: job.number,
+            uid: attempt_ref.uid.clone(),
+            attempt: attempt_ref.number,
             state: status.state.to_string(),
             remedy,
         })

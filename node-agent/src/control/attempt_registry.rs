@@ -81,10 +81,10 @@ pub struct AttemptRegistry {
 struct KnownJobs {
     /// The latest attempt of each job.
     latest: HashMap<String, Arc<AttemptHandle>>,
-    /// The keys of `left`, oldest first.
+    /// The keys of `leftovers`, oldest first.
     order: VecDeque<String>,
     /// What each job may have left. A job whose attempt was refused is here only.
-    left: HashMap<String, Arc<Mutex<Leftover>>>,
+    leftovers: HashMap<String, Arc<Mutex<Leftover>>>,
     stopping: bool,
 }
 
@@ -208,14 +208,14 @@ impl AttemptRegistry {
             earlier.attempt.fail(Fault::Superseded {
                 by: attempt_ref.number,
             });
-            earlier.attempt.closed().await;
+            earlier.attempt.wait_closed().await;
         }
     }
 
     fn insert(&self, known: &mut KnownJobs, attempt_ref: &AttemptRef) -> Arc<AttemptHandle> {
         let domain = DomainId(self.domains.fetch_add(1, Ordering::Relaxed));
-        let left = known.leftover_of(&attempt_ref.uid, Leftover::default);
-        let attempt = AttemptHandle::new(attempt_ref, domain, left);
+        let leftover = known.leftover_of(&attempt_ref.uid, Leftover::default);
+        let attempt = AttemptHandle::new(attempt_ref, domain, leftover);
         known
             .latest
             .insert(attempt_ref.uid.clone(), attempt.clone());
@@ -241,7 +241,7 @@ impl AttemptRegistry {
             known.attempt.fail(Fault::ShuttingDown);
         }
         for known in &attempts {
-            known.attempt.closed().await;
+            known.attempt.wait_closed().await;
         }
     }
 }
@@ -253,11 +253,11 @@ impl KnownJobs {
         uid: &str,
         unknown: impl FnOnce() -> Leftover,
     ) -> Arc<Mutex<Leftover>> {
-        if let Some(left) = self.left.get(uid) {
-            return left.clone();
+        if let Some(leftover) = self.leftovers.get(uid) {
+            return leftover.clone();
         }
-        let left = Arc::new(Mutex::new(unknown()));
-        self.left.insert(uid.to_owned(), left.clone());
+        let leftover = Arc::new(Mutex::new(unknown()));
+        self.leftovers.insert(uid.to_owned(), leftover.clone());
         self.order.push_back(uid.to_owned());
         let is_over = |latest: Option<&Arc<AttemptHandle>>| {
             latest.is_none_or(|latest| latest.attempt.status().closed)
@@ -267,10 +267,10 @@ impl KnownJobs {
                 .order
                 .pop_front_if(|uid| is_over(self.latest.get(uid.as_str())))
         {
-            self.left.remove(&uid);
+            self.leftovers.remove(&uid);
             self.latest.remove(&uid);
         }
-        left
+        leftover
     }
 }
 

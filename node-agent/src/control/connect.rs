@@ -16,10 +16,10 @@ use crate::convert;
 use crate::fault::Fault;
 use crate::transfer::attempt::WorkGuard;
 use crate::transfer::buffers::BufferReservation;
+use crate::transfer::destination_blocks::DestinationBlocks;
 use crate::transfer::dial::draw_secret;
 use crate::transfer::frame::SLOT_BYTES;
 use crate::transfer::peer::Peer;
-use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::receiver::{Receiver, ReceiverConfig};
 use crate::transfer::sender_event::ConnectionGuard;
 use crate::transfer::state::Event;
@@ -32,11 +32,11 @@ impl AttemptRegistry {
         ticket: &Ticket,
         request: &ConnectRequest,
     ) -> Result<ConnectResponse, Fault> {
-        let job = convert::attempt_ref(ticket.attempt.clone())?;
-        let handle = self.find(&job)?;
-        let worker = handle.worker()?;
+        let attempt_ref = convert::attempt_ref(ticket.attempt.clone())?;
+        let handle = self.find(&attempt_ref)?;
+        let worker = handle.begin_work()?;
         let prepared = handle.prepared()?;
-        let layout = &prepared.received.layout;
+        let layout = &prepared.blocks.layout;
         ticket::matches_destination(ticket, &handle.attempt.attempt_ref, &prepared.location)?;
         if request.wire_version != u32::from(VERSION) {
             let (theirs, ours) = (request.wire_version, u32::from(VERSION));
@@ -50,12 +50,12 @@ impl AttemptRegistry {
                 what: "hash algorithms",
             });
         }
-        let remote = convert::endpoint(
+        let remote = convert::connection_end(
             parent.as_str(),
             request.endpoint.clone(),
             self.config.engine.settings(),
         )?;
-        handle.is_first("Connect", request)?;
+        handle.register_request("Connect", request)?;
         // Locked until the end: a repetition must find what the first call has made.
         let mut resources = handle.resources();
         if let Some(response) = &resources.connected {
@@ -65,7 +65,7 @@ impl AttemptRegistry {
         let buffers = resources.take_buffers(&self.config.memory)?;
         // An attempt that has failed to receive accepts no other connection.
         let response = self
-            .receive(&handle, worker, &prepared.received, parent, remote, buffers)
+            .receive(&handle, worker, &prepared.blocks, parent, remote, buffers)
             .inspect_err(|fault| handle.attempt.fail(fault.clone()))?;
         resources.connected = Some(response.clone());
         Ok(response)
@@ -76,7 +76,7 @@ impl AttemptRegistry {
         &self,
         handle: &AttemptHandle,
         worker: WorkGuard,
-        received: &Arc<ReceivedBlocks>,
+        blocks: &Arc<DestinationBlocks>,
         parent: &NodeName,
         remote: RemoteEnd,
         mut buffers: BufferReservation,
@@ -90,7 +90,7 @@ impl AttemptRegistry {
         engine
             .connect(local.id, remote, to_receiver)
             .map_err(|error| Fault::engine(error.to_string()))?;
-        peer.opened(local.id);
+        peer.record_opened(local.id);
         handle.attempt.add_peer(peer.clone());
         buffers.grow(usize::from(self.config.slots));
         let region = || Region::share(vec![0; SLOT_BYTES]);
@@ -104,7 +104,7 @@ impl AttemptRegistry {
             connection: local.id,
             slots: slots.clone(),
             buffers,
-            received: received.clone(),
+            blocks: blocks.clone(),
             events,
         });
         let spawned = worker.spawn("weft-receiver", move || receiver.run());
@@ -114,15 +114,15 @@ impl AttemptRegistry {
             }
             return Err(fault);
         }
-        guard.keep();
+        guard.into_id();
         let slot = |key: &Key| Slot {
             key: key.0,
             bytes: SLOT_BYTES as u32,
         };
         Ok(ConnectResponse {
-            endpoint: Some(convert::endpoint_to_proto(&local, &secret)),
+            endpoint: Some(convert::connection_end_to_proto(&local, &secret)),
             slots: slots.iter().map(slot).collect(),
-            have: received.have.clone(),
+            have: blocks.present.clone(),
         })
     }
 }

@@ -31,7 +31,7 @@ impl Fence {
     }
 
     /// Waits until a later epoch than `given` is seen. For work that goes on after its command.
-    pub(crate) async fn overtaken(&self, given: u64) -> Fault {
+    pub(crate) async fn wait_for_later_epoch(&self, given: u64) -> Fault {
         let mut watch = self.0.subscribe();
         let seen = match watch.wait_for(|seen| *seen > given).await {
             Ok(seen) => *seen,
@@ -69,17 +69,17 @@ mod tests {
     async fn a_waiter_gets_a_later_epoch_only() {
         let fence = Fence::default();
         fence.pass(3).unwrap();
-        let mut overtaken = std::pin::pin!(fence.overtaken(3));
-        assert!(futures::poll!(&mut overtaken).is_pending());
+        let mut later = std::pin::pin!(fence.wait_for_later_epoch(3));
+        assert!(futures::poll!(&mut later).is_pending());
         fence.pass(3).unwrap();
-        assert!(futures::poll!(&mut overtaken).is_pending());
+        assert!(futures::poll!(&mut later).is_pending());
         fence.pass(5).unwrap();
-        let fault = overtaken.await;
+        let fault = later.await;
         assert!(
             matches!(fault, Fault::StaleEpoch { given: 3, seen: 5 }),
             "{fault}"
         );
         // Also one that came before.
-        assert_eq!(fence.overtaken(4).await.reason(), "StaleEpoch");
+        assert_eq!(fence.wait_for_later_epoch(4).await.reason(), "StaleEpoch");
     }
 }

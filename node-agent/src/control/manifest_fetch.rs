@@ -12,7 +12,7 @@ use crate::fail_fast;
 use crate::fault::Fault;
 use crate::files::{Entry, EntryKind, Manifest, ManifestBuilder, ObjectVersion, Shape};
 use crate::tls::Tls;
-use crate::transfer::agent_client::{Client, OtherAgent};
+use crate::transfer::agent_client::{Client, PeerAgent};
 
 /// The largest part that is received: agents send parts of some 64 KiB.
 const PART_BYTES_MAX: usize = 1 << 20;
@@ -28,7 +28,7 @@ pub(crate) async fn fetch(
     tls: Tls,
     retry_for: Duration,
 ) -> Result<Manifest, Fault> {
-    let agent = OtherAgent {
+    let agent = PeerAgent {
         node: &holder.node,
         address: &holder.control_address,
         field: "manifest_from.control_address",
@@ -52,7 +52,7 @@ pub(crate) async fn fetch(
 }
 
 async fn receive(
-    agent: OtherAgent<'_>,
+    agent: PeerAgent<'_>,
     client: Client,
     ticket: Option<SignedTicket>,
 ) -> Result<Manifest, Fault> {
@@ -76,7 +76,7 @@ async fn receive(
                 kind: match (sent.size, sent.link.as_str()) {
                     (Some(bytes), "") => EntryKind::File { bytes },
                     (None, "") => EntryKind::Directory,
-                    (None, target) => EntryKind::Link { target },
+                    (None, link_text) => EntryKind::Link { link_text },
                     (Some(_), _) => {
                         return Err(Fault::faulty(agent.node, "a link with a size"));
                     }
@@ -89,8 +89,8 @@ async fn receive(
                 }
                 None => building.add(entry)?,
             }
-            building.hole_bytes(sent.hole_bytes);
-            building.modified_ns(sent.modified_ns);
+            building.set_hole_bytes(sent.hole_bytes);
+            building.set_modified_ns(sent.modified_ns);
         }
     }
     let built = building.ok_or_else(|| Fault::faulty(agent.node, "no manifest"))?;

@@ -27,12 +27,12 @@ const ENTRY_BYTES: usize = 16;
 pub(crate) struct Manifests(Mutex<VecDeque<Arc<Manifest>>>);
 
 impl Manifests {
-    /// Keeps one. Listings with the same names and sizes, of other files, stay apart.
-    pub(crate) fn keep(&self, manifest: Arc<Manifest>) {
-        self.keep_within(KEPT_BYTES, manifest);
+    /// Adds one. Listings with the same names and sizes, of other files, stay apart.
+    pub(crate) fn insert(&self, manifest: Arc<Manifest>) {
+        self.insert_within(KEPT_BYTES, manifest);
     }
 
-    fn keep_within(&self, most: usize, manifest: Arc<Manifest>) {
+    fn insert_within(&self, most: usize, manifest: Arc<Manifest>) {
         let mut kept = fail_fast::lock(&self.0);
         kept.retain(|known| !is_same(known, manifest.digest(), manifest.fingerprint()));
         let bytes: usize = kept.iter().map(|known| known.memory()).sum();
@@ -93,7 +93,7 @@ pub(crate) fn parts(manifest: Arc<Manifest>) -> impl Iterator<Item = ManifestPar
             let (size, link) = match entry.kind {
                 EntryKind::File { bytes } => (Some(bytes), ""),
                 EntryKind::Directory => (None, ""),
-                EntryKind::Link { target } => (None, target),
+                EntryKind::Link { link_text } => (None, link_text),
             };
             bytes += link.len();
             let version = manifest.version(at);
@@ -137,8 +137,8 @@ mod tests {
         let (a, b) = (list("a"), list("b"));
         assert_eq!(a.digest(), b.digest());
         let manifests = Manifests::default();
-        manifests.keep(a.clone());
-        manifests.keep(b.clone());
+        manifests.insert(a.clone());
+        manifests.insert(b.clone());
         for listed in [&a, &b] {
             let found = manifests.listed(listed.digest(), &listed.fingerprint()[..]);
             assert!(Arc::ptr_eq(&found.unwrap(), listed));
@@ -157,12 +157,12 @@ mod tests {
         };
         let manifests = Manifests::default();
         let used = list("used");
-        manifests.keep_within(0, used.clone());
+        manifests.insert_within(0, used.clone());
         let unused = list("unused by anybody");
         let digest = *unused.digest();
-        manifests.keep_within(0, unused);
+        manifests.insert_within(0, unused);
         assert!(manifests.get(&digest, &[]).is_ok(), "the newest stays");
-        manifests.keep_within(0, list("a"));
+        manifests.insert_within(0, list("a"));
         assert!(manifests.get(&digest, &[]).is_err());
         assert!(manifests.get(used.digest(), &[]).is_ok());
     }

@@ -13,8 +13,8 @@ use crate::convert;
 use crate::fail_fast;
 use crate::fault::Fault;
 use crate::files::{Destination, DestinationConfig, Manifest};
+use crate::transfer::destination_blocks::DestinationBlocks;
 use crate::transfer::layout::MessageLayout;
-use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::recorder::{RecordedFiles, Recorder};
 use crate::transfer::state::{Event, State, Transition};
 
@@ -24,9 +24,9 @@ impl AttemptRegistry {
         self: &Arc<Self>,
         request: PrepareRequest,
     ) -> Result<PrepareResponse, Fault> {
-        let job = convert::attempt_ref(request.attempt.clone())?;
+        let attempt_ref = convert::attempt_ref(request.attempt.clone())?;
         // Before anything is refused: a job whose first attempt is refused has left nothing.
-        self.register_job(&job);
+        self.register_job(&attempt_ref);
         let repeatable = PrepareRequest {
             leader_epoch: 0,
             // A repetition may bring a new ticket.
@@ -39,18 +39,18 @@ impl AttemptRegistry {
         let name = request.job_name;
         let recorded_for = name
             .clone()
-            .map(|name| convert::copy_job(&job.uid, name))
+            .map(|name| convert::copy_job(&attempt_ref.uid, name))
             .transpose()?;
         let (algorithm, expect) = convert::verification(request.verification)?;
-        let handle = self.find_or_begin(&job).await?;
+        let handle = self.find_or_begin(&attempt_ref).await?;
         handle.set_name(name);
         handle.attempt.renew();
-        handle.is_first("Prepare", &repeatable)?;
+        handle.register_request("Prepare", &repeatable)?;
         // Before the state changes: a Cancel that comes now waits for this worker.
-        let worker = handle.attempt.worker();
+        let worker = handle.attempt.begin_work();
         match (handle.attempt.apply(Event::Prepare), worker) {
             (Transition::To(_), Some(worker)) => {
-                let uid = convert::uid(&job)?;
+                let uid = convert::uid(&attempt_ref)?;
                 let (digest, fingerprint) = (request.manifest_digest, request.fingerprint);
                 let holder = request.manifest_from;
                 let config = move |manifest| DestinationConfig {
@@ -72,7 +72,11 @@ impl AttemptRegistry {
                         _ = watch.wait_for(|status| status.state == State::Failed) => return,
                     };
                     let made = match manifest {
-                        Ok(manifest) => registry.make(&handle, config(manifest), location).await,
+                        Ok(manifest) => {
+                            registry
+                                .prepare_destination(&handle, config(manifest), location)
+                                .await
+                        }
                         Err(fault) => Err(fault),
                     };
                     if let Err(fault) = made {
@@ -104,11 +108,11 @@ impl AttemptRegistry {
         let tls = self.config.tls.borrow().clone();
         let fetched = manifest_fetch::fetch(digest, holder, tls, self.config.retry_for).await?;
         let manifest = Arc::new(fetched.received_as(fingerprint));
-        self.manifests.keep(manifest.clone());
+        self.manifests.insert(manifest.clone());
         Ok(manifest)
     }
 
-    async fn make(
+    async fn prepare_destination(
         &self,
         handle: &Arc<AttemptHandle>,
         config: DestinationConfig,
@@ -119,12 +123,12 @@ impl AttemptRegistry {
         let (prepared, response) = fail_fast::spawn_blocking("prepare", move || {
             of.leftover().note_attempt(&config);
             of.resources().buffers = Some(budget.reserve(usize::from(SLOTS_MIN))?);
-            make_ready(&of, config, location)
+            prepare_blocking(&of, config, location)
         })
         .await?;
         if is_recorded {
             handle.attempt.set_recorder(Recorder {
-                files: RecordedFiles::Destination(prepared.received.destination.clone()),
+                files: RecordedFiles::Destination(prepared.blocks.destination.clone()),
                 copies_changed: self.copies_changed.clone(),
             });
         }
@@ -152,7 +156,8 @@ async fn wait_until_prepared(handle: &AttemptHandle) -> Result<PrepareResponse, 
     response.ok_or_else(|| handle.not_ready("it is a source: only destinations are prepared"))
 }
 
-fn make_ready(
+/// Makes the files and hashes what is on disk. For threads that may block.
+fn prepare_blocking(
     handle: &AttemptHandle,
     config: DestinationConfig,
     location: Location,
@@ -168,22 +173,22 @@ fn make_ready(
     total.store(layout.manifest.bytes(), Ordering::Relaxed);
     let destination = Arc::new(Destination::prepare(config)?);
     handle.leftover().add(&destination);
-    let filled = ReceivedBlocks::scan_disk(destination.clone(), layout, check_stop);
-    let received = match filled {
-        Ok(received) => Arc::new(received),
+    let filled = DestinationBlocks::scan_disk(destination.clone(), layout, check_stop);
+    let blocks = match filled {
+        Ok(blocks) => Arc::new(blocks),
         Err(fault) => {
             destination.abort();
             return Err(fault);
         }
     };
     let response = PrepareResponse {
-        blocks_have: received.have_blocks,
-        blocks_total: received.layout.blocks,
-        reserved_bytes: received
+        blocks_have: blocks.present_blocks,
+        blocks_total: blocks.layout.blocks,
+        reserved_bytes: blocks
             .layout
             .manifest
             .bytes()
-            .saturating_sub(received.have_bytes),
+            .saturating_sub(blocks.present_bytes),
     };
-    Ok((Prepared { received, location }, response))
+    Ok((Prepared { blocks, location }, response))
 }

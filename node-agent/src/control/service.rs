@@ -160,24 +160,24 @@ impl Agent for Service {
                     ));
                 }
             };
-            let job = convert::attempt_ref(request.get_ref().attempt.clone())?;
-            Ok((self.registry.find(&job)?, interval))
+            let attempt_ref = convert::attempt_ref(request.get_ref().attempt.clone())?;
+            Ok((self.registry.find(&attempt_ref)?, interval))
         };
         let (handle, interval) = begin().map_err(|fault| self.status(&fault))?;
         let epoch = request.get_ref().leader_epoch;
-        let (reports, reported) = mpsc::channel(4);
+        let (progress_tx, progress_rx) = mpsc::channel(4);
         let service = self.clone();
         fail_fast::spawn("progress", async move {
-            let overtaken = tokio::select! {
+            let status = tokio::select! {
                 // First: an operator that has lost its lease renews nothing any more.
                 biased;
-                fault = service.fence.overtaken(epoch) => service.status(&fault),
-                () = follow(&service, handle, interval, &reports) => return,
+                fault = service.fence.wait_for_later_epoch(epoch) => service.status(&fault),
+                () = follow(&service, handle, interval, &progress_tx) => return,
             };
             // The observer may have gone.
-            let _ = reports.send(Err(overtaken)).await;
+            let _ = progress_tx.send(Err(status)).await;
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(reported))))
+        Ok(Response::new(Box::pin(ReceiverStream::new(progress_rx))))
     }
 
     async fn cancel(
@@ -233,7 +233,7 @@ async fn follow(
     service: &Service,
     handle: Arc<AttemptHandle>,
     interval: Duration,
-    reports: &mpsc::Sender<Result<proto::ProgressResponse, Status>>,
+    progress_tx: &mpsc::Sender<Result<proto::ProgressResponse, Status>>,
 ) {
     let mut watch = handle.attempt.watch();
     let mut ticks = tokio::time::interval(interval);
@@ -241,14 +241,15 @@ async fn follow(
         handle.attempt.renew();
         let status = watch.borrow_and_update().clone();
         let (registry, of) = (service.registry.clone(), handle.clone());
-        let report = fail_fast::spawn_blocking("progress", move || describe(&registry, &of)).await;
-        if reports.send(Ok(report)).await.is_err() || status.closed {
+        let progress =
+            fail_fast::spawn_blocking("progress", move || describe(&registry, &of)).await;
+        if progress_tx.send(Ok(progress)).await.is_err() || status.closed {
             return;
         }
         tokio::select! {
             _ = ticks.tick() => {}
             changed = watch.changed() => if changed.is_err() { return },
-            () = reports.closed() => return,
+            () = progress_tx.closed() => return,
         }
     }
 }

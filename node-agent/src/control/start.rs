@@ -18,14 +18,14 @@ use crate::fault::Fault;
 use crate::files::copies::CopyJob;
 use crate::files::{Entry, EntryKind, Source};
 use crate::transfer::attempt::WorkGuard;
-use crate::transfer::block_reader::{self, BlockReader, ReceivedBlocksReader, SourceReader};
+use crate::transfer::block_reader::{self, BlockReader, DestinationBlocksReader, SourceReader};
+use crate::transfer::destination_blocks::DestinationBlocks;
 use crate::transfer::dial::Dialer;
 use crate::transfer::fanout::SendLimits;
 use crate::transfer::layout::MessageLayout;
 use crate::transfer::local;
 use crate::transfer::object_receiver::{self, ObjectReceiver};
 use crate::transfer::peer::Peer;
-use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::recorder::{RecordedFiles, Recorder};
 use crate::transfer::sender::{Sender, SenderConfig};
 use crate::transfer::state::{Event, State};
@@ -36,7 +36,7 @@ const CHILDREN_MAX: usize = 64;
 impl AttemptRegistry {
     /// Gives this agent its task and starts it.
     pub async fn start(&self, request: StartRequest) -> Result<StartResponse, Fault> {
-        let job = convert::attempt_ref(request.attempt.clone())?;
+        let attempt_ref = convert::attempt_ref(request.attempt.clone())?;
         let repeatable = repeatable(&request);
         let name = request.job_name;
         let children = request.sends_to;
@@ -57,16 +57,16 @@ impl AttemptRegistry {
             Task::Destination(_) | Task::Local(_) => None,
         };
         let recorded_for = recorded_for
-            .map(|name| convert::copy_job(&job.uid, name))
+            .map(|name| convert::copy_job(&attempt_ref.uid, name))
             .transpose()?;
         let handle = match &task {
-            Task::Source(_) => self.find_or_begin(&job).await?,
-            Task::Destination(_) | Task::Local(_) => self.find(&job)?,
+            Task::Source(_) => self.find_or_begin(&attempt_ref).await?,
+            Task::Destination(_) | Task::Local(_) => self.find(&attempt_ref)?,
         };
         let namespace = name.as_ref().map(|name| name.namespace.clone());
         handle.set_name(name);
         handle.attempt.renew();
-        if !handle.is_first("Start", &repeatable)? {
+        if !handle.register_request("Start", &repeatable)? {
             return match handle.attempt.state() {
                 State::Failed => Err(handle.not_ready("start the next attempt")),
                 _ => Ok(StartResponse {}),
@@ -80,9 +80,9 @@ impl AttemptRegistry {
                     self.start_object(&handle, &object, &namespace, children)
                 }
                 // The parent connects; what it sends is passed on.
-                None => handle.start_destination().and_then(|(worker, received)| {
-                    self.pass_on(&handle, &worker, &received, children)
-                }),
+                None => handle
+                    .start_destination()
+                    .and_then(|(worker, blocks)| self.pass_on(&handle, &worker, &blocks, children)),
             },
             Task::Local(task) => self.start_local(&handle, task),
         };
@@ -106,7 +106,7 @@ impl AttemptRegistry {
             .manifests
             .listed(&task.manifest_digest, &task.fingerprint)?;
         // Before the state changes: a Cancel that comes now waits for this worker.
-        let worker = handle.worker()?;
+        let worker = handle.begin_work()?;
         handle.apply(Event::StartSource)?;
         let layout = Arc::new(MessageLayout::new(&manifest, algorithm));
         let total = &attempt.counters.bytes_total;
@@ -130,9 +130,9 @@ impl AttemptRegistry {
         namespace: &str,
         children: Vec<Child>,
     ) -> Result<(), Fault> {
-        let (worker, received) = handle.start_destination()?;
+        let (worker, blocks) = handle.start_destination()?;
         let store = self.store(source, namespace)?;
-        let manifest = &received.layout.manifest;
+        let manifest = &blocks.layout.manifest;
         let version = |(entry, index): (Entry<'_>, usize)| match entry.kind {
             EntryKind::Directory | EntryKind::Link { .. } => Ok(None),
             EntryKind::File { bytes } => {
@@ -148,12 +148,12 @@ impl AttemptRegistry {
         let versions = versions.collect::<Result<_, Fault>>()?;
         let mut buffers = handle.resources().take_buffers(&self.config.memory)?;
         buffers.grow(object_receiver::BUFFERS);
-        self.pass_on(handle, &worker, &received, children)?;
+        self.pass_on(handle, &worker, &blocks, children)?;
         let (attempt, runtime) = (handle.attempt.clone(), Handle::current());
         worker.spawn("weft-object", move || {
             let receiver = ObjectReceiver::new(
                 &attempt,
-                received,
+                blocks,
                 Arc::new(store),
                 versions,
                 buffers,
@@ -168,14 +168,14 @@ impl AttemptRegistry {
     fn start_local(&self, handle: &AttemptHandle, task: LocalCopyTask) -> Result<(), Fault> {
         let location = convert::required(task.source, "local.source")?;
         let (root, path) = self.resolve(&location)?;
-        let (worker, received) = handle.start_destination()?;
-        let digest = received.layout.manifest.digest();
+        let (worker, blocks) = handle.start_destination()?;
+        let digest = blocks.layout.manifest.digest();
         let manifest = self.manifests.listed(digest, &task.fingerprint)?;
         let buffers = handle.resources().take_buffers(&self.config.memory)?;
         let (source, attempt) = (Source::new(root, path, manifest), handle.attempt.clone());
         worker.spawn("weft-local", move || {
             let _buffers = buffers;
-            if let Err(fault) = local::copy(source, &received, &attempt) {
+            if let Err(fault) = local::copy(source, &blocks, &attempt) {
                 attempt.fail(fault);
             }
         })
@@ -186,24 +186,24 @@ impl AttemptRegistry {
         &self,
         handle: &AttemptHandle,
         worker: &WorkGuard,
-        received: &Arc<ReceivedBlocks>,
+        blocks: &Arc<DestinationBlocks>,
         children: Vec<Child>,
     ) -> Result<(), Fault> {
         if children.is_empty() {
             return Ok(());
         }
-        let reader = ReceivedBlocksReader(received.clone());
+        let reader = DestinationBlocksReader(blocks.clone());
         self.send(
             handle,
             worker,
             reader,
-            &received.layout,
-            Some(received),
+            &blocks.layout,
+            Some(blocks),
             children,
         )
     }
 
-    /// Makes the sender's thread, its block reader's, and a dialer for each child. `received` is what a relay
+    /// Makes the sender's thread, its block reader's, and a dialer for each child. `blocks` is what a relay
     /// receives; a source has none.
     fn send(
         &self,
@@ -211,7 +211,7 @@ impl AttemptRegistry {
         worker: &WorkGuard,
         reader: impl BlockReader + 'static,
         layout: &MessageLayout,
-        received: Option<&Arc<ReceivedBlocks>>,
+        blocks: Option<&Arc<DestinationBlocks>>,
         children: Vec<Child>,
     ) -> Result<(), Fault> {
         let config = &self.config;
@@ -221,9 +221,9 @@ impl AttemptRegistry {
         let pool = config.memory.pool(least, most)?;
         let (to_sender, sender_events) = unbounded();
         let (from_engine, engine_events) = unbounded();
-        let (wanted, asked) = unbounded();
-        let ready = received.map_or(layout.messages(), |received| {
-            received.set_sender(to_sender.clone())
+        let (build_requests_tx, build_requests_rx) = unbounded();
+        let ready = blocks.map_or(layout.messages(), |blocks| {
+            blocks.set_sender(to_sender.clone())
         });
         let peers: Vec<Arc<Peer>> = children
             .iter()
@@ -239,8 +239,8 @@ impl AttemptRegistry {
             pool,
             messages: layout.messages(),
             ready,
-            is_source: received.is_none(),
-            wanted,
+            is_source: blocks.is_none(),
+            build_requests_tx,
             sender_events,
             engine_events,
         });
@@ -248,7 +248,7 @@ impl AttemptRegistry {
         worker.clone().spawn("weft-sender", move || sender.run())?;
         let (of, sender) = (attempt.clone(), to_sender.clone());
         worker.clone().spawn("weft-reader", move || {
-            block_reader::serve(reader, &of, &asked, &sender);
+            block_reader::serve(reader, &of, &build_requests_rx, &sender);
         })?;
         for (index, (child, peer)) in children.into_iter().zip(peers).enumerate() {
             let dialer = Dialer {

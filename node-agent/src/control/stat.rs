@@ -12,7 +12,7 @@ use crate::files::{Manifest, Source, Symlinks, namespace_directory};
 use crate::object::Store;
 
 impl AttemptRegistry {
-    /// Lists what is under a root, or in a store.
+    /// Stat lists what is under a root, or in a store.
     pub async fn stat(&self, request: StatRequest) -> Result<StatResponse, Fault> {
         if let Some(source) = &request.object {
             if request.location.is_some() {
@@ -21,7 +21,7 @@ impl AttemptRegistry {
             let namespace = request.job_name.as_ref();
             let namespace = namespace.map_or("", |name| name.namespace.as_str());
             let listed = self.store(source, namespace)?.list().await?;
-            return Ok(self.keep_listed(listed));
+            return Ok(self.insert_listed(listed));
         }
         let location = convert::required(request.location.clone(), "location")?;
         let (root, path) = self.resolve(&location)?;
@@ -31,7 +31,7 @@ impl AttemptRegistry {
             .transpose()?;
         let symlinks = match request.symlinks() {
             SentSymlinks::Follow => Symlinks::Follow {
-                within: namespace_directory::within(&path, job_name.as_ref()),
+                boundary: namespace_directory::link_boundary(&path, job_name.as_ref()),
             },
             SentSymlinks::Refuse | SentSymlinks::Unspecified => Symlinks::Refuse,
         };
@@ -49,17 +49,17 @@ impl AttemptRegistry {
                 None => Manifest::scan(&root, &path, &symlinks),
             }
         };
-        Ok(self.keep_listed(fail_fast::spawn_blocking("stat", list).await?))
+        Ok(self.insert_listed(fail_fast::spawn_blocking("stat", list).await?))
     }
 
-    fn keep_listed(&self, manifest: Manifest) -> StatResponse {
+    fn insert_listed(&self, manifest: Manifest) -> StatResponse {
         let response = StatResponse {
             manifest_digest: manifest.digest().to_vec(),
             files: manifest.file_count().into(),
             bytes: manifest.bytes(),
             fingerprint: manifest.fingerprint().to_vec(),
         };
-        self.manifests.keep(Arc::new(manifest));
+        self.manifests.insert(Arc::new(manifest));
         response
     }
 

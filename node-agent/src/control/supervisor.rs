@@ -14,8 +14,8 @@ pub(crate) async fn supervise(handle: Arc<AttemptHandle>, lease: Duration) {
     let mut watch = attempt.watch();
     loop {
         let over = watch.wait_for(|status| status.state.is_terminal() && status.workers == 0);
-        let left = lease.saturating_sub(attempt.idle());
-        let over = tokio::time::timeout(left, over).await.map(drop);
+        let remaining = lease.saturating_sub(attempt.idle());
+        let over = tokio::time::timeout(remaining, over).await.map(drop);
         match over {
             Ok(()) if attempt.try_refuse_workers() => break,
             // Another worker has begun since.
@@ -40,8 +40,8 @@ pub(crate) async fn supervise(handle: Arc<AttemptHandle>, lease: Duration) {
         let failed = attempt.state() == State::Failed;
         let of = handle.clone();
         fail_fast::spawn_blocking("abort", move || {
-            prepared.received.close_files();
-            let destination = &prepared.received.destination;
+            prepared.blocks.close_files();
+            let destination = &prepared.blocks.destination;
             if failed {
                 destination.abort();
             } else {

@@ -19,7 +19,7 @@ use x509_parser::time::ASN1Time;
 use crate::agent::{Agent, AgentError, Environment};
 use crate::config::Config;
 use crate::control::fence::Fence;
-use crate::copy_watcher::{CopyWatcher, Listing};
+use crate::copy_watcher::{CopyReport, CopyWatcher};
 use crate::enroll::error::{EnrollError, OperatorError};
 use crate::enroll::interface::{self, Nic, finding};
 use crate::enroll::keys::{Keys, Validity};
@@ -78,25 +78,25 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         validity,
         error: None,
     });
-    let ordered = watch::Sender::new(config);
+    let assigned_config = watch::Sender::new(config);
     let report = watch::Sender::new(NodeReport {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         certificate_expires_unix_s: validity.ends,
         ..NodeReport::default()
     });
-    let doubted = watch::Sender::default();
+    let rejected_certificate_expiry = watch::Sender::default();
     let reporter = Reporter {
         settings: settings.clone(),
         keys: keys.clone(),
         report: report.subscribe(),
-        ordered: ordered.clone(),
-        doubted: doubted.clone(),
+        assigned_config: assigned_config.clone(),
+        rejected_certificate_expiry: rejected_certificate_expiry.clone(),
         fence: fence.clone(),
     };
     let member = Member {
         settings: settings.clone(),
         keys: keys.clone(),
-        ordered: ordered.subscribe(),
+        assigned_config: assigned_config.subscribe(),
         enrollment: enrollment.subscribe(),
         copies: CopyWatcher::new(settings.timing.report),
         ticks: tokio::time::interval(settings.timing.report),
@@ -104,7 +104,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         environment,
     };
     let ended = tokio::select! {
-        never = renew((&settings, &keys, &fence), &enrollment, &ordered, doubted.subscribe()) => match never {},
+        never = renew((&settings, &keys, &fence), &enrollment, &assigned_config, rejected_certificate_expiry.subscribe()) => match never {},
         never = reporter.run() => match never {},
         ended = member.work(stop) => ended,
     };
@@ -167,17 +167,17 @@ async fn enroll_once(
 async fn renew(
     node: Node<'_>,
     enrollment: &watch::Sender<Enrollment>,
-    ordered: &watch::Sender<NodeConfig>,
-    mut doubted: watch::Receiver<u64>,
+    assigned_config: &watch::Sender<NodeConfig>,
+    mut rejected_certificate_expiry: watch::Receiver<u64>,
 ) -> Infallible {
     loop {
         let held = enrollment.borrow().validity;
-        let left = Duration::from_secs(held.renew_at().saturating_sub(unix_s()));
+        let remaining = Duration::from_secs(held.renew_at().saturating_sub(unix_s()));
         let soonest = Instant::now() + node.0.timing.renew_least;
         tokio::select! {
-            () = tokio::time::sleep(left) => {}
+            () = tokio::time::sleep(remaining) => {}
             // The sender lives as long as the reporter.
-            _ = doubted.wait_for(|ends| *ends == held.ends) => {}
+            _ = rejected_certificate_expiry.wait_for(|ends| *ends == held.ends) => {}
         }
         tokio::time::sleep_until(soonest).await;
         let (config, validity) = enroll("renew", node, |error| {
@@ -185,7 +185,7 @@ async fn renew(
         })
         .await;
         tracing::info!(expires_unix_s = validity.ends, "certificate renewed");
-        replace_if_different(ordered, config);
+        replace_if_different(assigned_config, config);
         enrollment.send_replace(Enrollment {
             validity,
             error: None,
@@ -198,7 +198,7 @@ async fn renew(
 struct Member {
     settings: Arc<Settings>,
     keys: Arc<Keys>,
-    ordered: watch::Receiver<NodeConfig>,
+    assigned_config: watch::Receiver<NodeConfig>,
     copies: CopyWatcher,
     enrollment: watch::Receiver<Enrollment>,
     ticks: Interval,
@@ -234,7 +234,7 @@ impl Member {
             EnrollError::to_string,
         );
         let stopping = finding("Stopping", why);
-        self.send_report(None, vec![stopping], Listing::default());
+        self.send_report(None, vec![stopping], CopyReport::default());
         agent.stop().await;
         ended
     }
@@ -253,15 +253,15 @@ impl Member {
                 }
                 Err(finding) => findings.push(finding),
             }
-            self.send_report(None, findings, Listing::default());
+            self.send_report(None, findings, CopyReport::default());
             self.changed().await;
         }
     }
 
     /// Applies changes while the agent runs. Returns why it cannot go on.
     async fn run_agent(&mut self, agent: &Agent, start: &StartConfig) -> EnrollError {
-        let jobs = agent.jobs();
-        let mut copies_changed = jobs.copies_changed.subscribe();
+        let registry = agent.registry();
+        let mut copies_changed = registry.copies_changed.subscribe();
         let mut applied = start.node_config.agent.clone();
         let mut nic = start.nic.clone();
         let mut changed_since = None;
@@ -285,13 +285,13 @@ impl Member {
                 }
                 Err(finding) => findings.push(finding),
             }
-            let ordered = self.ordered.borrow_and_update().clone();
-            if ordered.pod_configuration == self.settings.pod_configuration
-                && ordered.engine != start.node_config.engine
+            let assigned_config = self.assigned_config.borrow_and_update().clone();
+            if assigned_config.pod_configuration == self.settings.pod_configuration
+                && assigned_config.engine != start.node_config.engine
             {
                 return EnrollError::ConfigurationChanged;
             }
-            let wanted = ordered.agent;
+            let wanted = assigned_config.agent;
             if wanted != applied || self.copies.has_replaced_root() {
                 match self.apply(agent, start, wanted.clone()).await {
                     Ok(()) => {
@@ -306,17 +306,18 @@ impl Member {
                     Err(finding) => findings.push(finding),
                 }
             }
-            let misuse = jobs.misuses.report(Instant::now().into_std());
+            let misuse = registry.misuses.report(Instant::now().into_std());
             findings.extend(misuse.map(|message| finding(MISUSED, message)));
-            self.copies.begin(jobs, *copies_changed.borrow_and_update());
-            let listing = self.copies.listing();
-            if listing.is_full {
+            self.copies
+                .begin(registry, *copies_changed.borrow_and_update());
+            let copy_report = self.copies.report();
+            if copy_report.is_full {
                 findings.push(finding(
                     COPIES_FULL,
                     "the node has more copies than a report can list (48 KiB): the others get no labels; delete jobs with deletionPolicy Delete, or copies",
                 ));
             }
-            self.send_report(Some((agent, start, &nic)), findings, listing);
+            self.send_report(Some((agent, start, &nic)), findings, copy_report);
             tokio::select! {
                 () = self.changed() => {}
                 // The sender lives as long as the agent.
@@ -346,14 +347,14 @@ impl Member {
         tokio::select! {
             () = self.copies.ended() => {}
             _ = self.ticks.tick() => {}
-            _ = self.ordered.changed() => {}
+            _ = self.assigned_config.changed() => {}
             _ = self.enrollment.changed() => {}
         }
     }
 
     /// The configuration in force, with the node's data interface.
     async fn start_config(&mut self) -> Result<StartConfig, Finding> {
-        let node_config = self.ordered.borrow_and_update().clone();
+        let node_config = self.assigned_config.borrow_and_update().clone();
         let nic = self.nic(&node_config).await?;
         let config = self.config(&node_config, &nic)?;
         Ok(StartConfig {
@@ -399,14 +400,14 @@ impl Member {
             // Nothing that changes from second to second: each other text is another write and Event.
             let problem = format!(
                 "this node's clock is behind the operator's, whose certificate for it holds from {}: synchronise the clocks",
-                moment(begins)
+                format_utc(begins)
             );
             findings.push(finding("ClockBehind", problem));
         }
         if now >= ends {
             let problem = format!(
                 "the node's certificate ended at {}: peers and operator refuse it; see why it is not renewed, and whether the clocks agree",
-                moment(ends)
+                format_utc(ends)
             );
             findings.push(finding("CertificateExpired", problem));
         }
@@ -422,7 +423,7 @@ impl Member {
         &self,
         running: Option<(&Agent, &StartConfig, &Nic)>,
         findings: Vec<Finding>,
-        listing: Listing,
+        copy_report: CopyReport,
     ) {
         let enrollment = self.enrollment.borrow();
         let mut report = NodeReport {
@@ -434,8 +435,8 @@ impl Member {
                     .iter()
                     .all(|f| HARMLESS.contains(&f.reason.as_str())),
             findings,
-            copies: listing.copies,
-            copies_listed: listing.is_complete && !listing.is_full,
+            copies: copy_report.copies,
+            copies_listed: copy_report.is_complete && !copy_report.is_full,
             ..NodeReport::default()
         };
         if let Some((agent, start, nic)) = running {
@@ -475,7 +476,7 @@ fn unusable(error: &AgentError) -> Finding {
 }
 
 /// For people, in UTC.
-fn moment(unix_s: u64) -> String {
+fn format_utc(unix_s: u64) -> String {
     i64::try_from(unix_s)
         .ok()
         .and_then(|seconds| ASN1Time::from_timestamp(seconds).ok())

@@ -30,7 +30,7 @@ pub(crate) async fn enroll(
         token: token.trim().to_owned(),
     };
     let mut client = connect(settings, None).await?;
-    within(settings, client.enroll(request)).await
+    with_timeout(settings, client.enroll(request)).await
 }
 
 /// A connection that shows who the agent is, if it has a certificate to show.
@@ -68,7 +68,7 @@ pub(crate) async fn connect(
 }
 
 /// The answer to a call, if it comes in time.
-pub(crate) async fn within<T>(
+pub(crate) async fn with_timeout<T>(
     settings: &Settings,
     call: impl Future<Output = Result<tonic::Response<T>, Status>>,
 ) -> Result<T, OperatorError> {

@@ -1,4 +1,4 @@
-//! The stream of reports to the operator, and of its orders.
+//! The stream of reports to the operator, and of its configuration updates.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::enroll::retry::Retry;
 use crate::enroll::settings::Settings;
 
 /// Reports on their way. While the operator has not taken one, the next waits for a tick.
-const UNDER_WAY: usize = 2;
+const REPORT_CHANNEL_SIZE: usize = 2;
 
 /// Reports the node to the operator, as long as the agent runs.
 #[derive(Debug)]
@@ -25,35 +25,36 @@ pub(crate) struct Reporter {
     pub(crate) keys: Arc<Keys>,
     /// The newest report.
     pub(crate) report: watch::Receiver<NodeReport>,
-    /// Where the operator's orders go.
-    pub(crate) ordered: watch::Sender<NodeConfig>,
-    /// When the certificate ends that the operator seems not to know: its authority may have been replaced.
-    pub(crate) doubted: watch::Sender<u64>,
+    /// The configuration that the operator has assigned.
+    pub(crate) assigned_config: watch::Sender<NodeConfig>,
+    /// When the certificate ends that the operator does not accept: its authority may have been replaced.
+    pub(crate) rejected_certificate_expiry: watch::Sender<u64>,
     /// Learns the epochs of later leaders.
     pub(crate) fence: Arc<Fence>,
 }
 
-/// How far a stream got.
+/// How far a stream got with the operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reached {
-    NoOne,
+enum StreamStage {
+    NotConnected,
     /// A server answers whose certificate the operator's authorities have signed.
     Connected,
     /// The operator has answered a report.
-    Heard,
+    Answered,
 }
 
 impl Reporter {
     pub(crate) async fn run(mut self) -> Infallible {
         let mut retry = Retry::new("report", self.settings.timing);
         loop {
-            let mut reached = Reached::NoOne;
-            let shown = self.report.borrow().certificate_expires_unix_s;
-            if let Err(error) = self.stream(shown, &mut retry, &mut reached).await {
-                if reached != Reached::Heard
-                    && error.is_doubt_of_certificate(reached == Reached::Connected)
+            let mut stage = StreamStage::NotConnected;
+            let presented_expiry = self.report.borrow().certificate_expires_unix_s;
+            if let Err(error) = self.stream(presented_expiry, &mut retry, &mut stage).await {
+                if stage != StreamStage::Answered
+                    && error.is_doubt_of_certificate(stage == StreamStage::Connected)
                 {
-                    self.doubted.send_replace(shown);
+                    self.rejected_certificate_expiry
+                        .send_replace(presented_expiry);
                 }
                 tokio::time::sleep(retry.failed(&error)).await;
             }
@@ -63,27 +64,27 @@ impl Reporter {
     /// One stream. It ends without an error when there is a new certificate to show.
     async fn stream(
         &mut self,
-        shown: u64,
+        presented_expiry: u64,
         retry: &mut Retry,
-        reached: &mut Reached,
+        stage: &mut StreamStage,
     ) -> Result<(), OperatorError> {
         let identity = self.keys.identity()?;
         let mut client = operator::connect(&self.settings, Some(identity)).await?;
-        *reached = Reached::Connected;
-        let (send, sent) = mpsc::channel(UNDER_WAY);
+        *stage = StreamStage::Connected;
+        let (send, sent) = mpsc::channel(REPORT_CHANNEL_SIZE);
         let _ = send.try_send(self.report.borrow_and_update().clone());
         let call = client.report(ReceiverStream::new(sent));
-        let mut orders = operator::within(&self.settings, call).await?;
+        let mut config_updates = operator::with_timeout(&self.settings, call).await?;
         let mut ticks = tokio::time::interval(self.settings.timing.report);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.reset();
         loop {
             tokio::select! {
-                order = orders.message() => match order {
-                    Ok(Some(order)) => {
+                update = config_updates.message() => match update {
+                    Ok(Some(update)) => {
                         retry.succeeded();
-                        *reached = Reached::Heard;
-                        self.take(order);
+                        *stage = StreamStage::Answered;
+                        self.handle_update(update);
                         continue;
                     }
                     Ok(None) => return Err(OperatorError::Ended),
@@ -96,18 +97,18 @@ impl Reporter {
                 _ = ticks.tick() => {}
             }
             let report = self.report.borrow_and_update().clone();
-            if report.certificate_expires_unix_s != shown {
+            if report.certificate_expires_unix_s != presented_expiry {
                 return Ok(());
             }
-            // A full channel takes the next report; a closed one ends the orders, too.
+            // A full channel takes the next report; a closed one ends the updates, too.
             let _ = send.try_send(report);
         }
     }
 
-    fn take(&self, order: NodeConfigUpdate) {
-        self.fence.observe(order.leader_epoch);
-        if let Some(config) = order.config {
-            replace_if_different(&self.ordered, config);
+    fn handle_update(&self, update: NodeConfigUpdate) {
+        self.fence.observe(update.leader_epoch);
+        if let Some(config) = update.config {
+            replace_if_different(&self.assigned_config, config);
         }
     }
 }

@@ -92,7 +92,8 @@ pub(super) fn add(
             written.map(drop)
         }
     };
-    // Files without a record are kept. If the record lacks this job, the files are removed when the other jobs are released.
+    // On error the record is deleted: without this job in it, releasing the other jobs would remove files that this
+    // job needs.
     if recorded.is_err() {
         let _ = fs::unlinkat(&records.directory, &name, AtFlags::empty());
     }
@@ -257,8 +258,8 @@ impl<'r> Records<'r> {
     fn names(&self) -> Result<Vec<String>, FileError> {
         let failed = |cause| FileError::reading(self.root.own_location(COPIES), cause);
         let mut names = Vec::new();
-        let mut listing = Dir::read_from(&self.directory).map_err(failed)?;
-        while let Some(found) = listing.read() {
+        let mut entries = Dir::read_from(&self.directory).map_err(failed)?;
+        while let Some(found) = entries.read() {
             let found = found.map_err(failed)?;
             let name = found.file_name().to_str().unwrap_or_default();
             if name.len() == HEX_DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -463,8 +464,8 @@ impl<'r> Records<'r> {
     /// that the new one has, too.
     fn shares_files(&self, before: &CopyRecord, copy: &CopyHeader, manifest: &Manifest) -> bool {
         let mut jobs = before.copy.jobs.iter();
-        let is_anothers = jobs.any(|job| !has(&copy.jobs, &job.uid));
-        if !is_anothers || !matches!(self.difference(before), Ok(None)) {
+        let has_other_job = jobs.any(|job| !has(&copy.jobs, &job.uid));
+        if !has_other_job || !matches!(self.difference(before), Ok(None)) {
             return false;
         }
         let is_shared = |(_, entry): (RootPath, RecordedEntry)| {

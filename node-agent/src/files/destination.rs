@@ -11,22 +11,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::copies::{self, NewCopy};
 use super::destination_config::DestinationConfig;
+use super::destination_file::{DestinationFile, PublishAction};
 use super::digest::{BlockLayout, Digest, directory_digest};
 use super::error::FileError;
+use super::file_target::InitialContent;
 use super::gate::{Gate, WriteLocks};
 use super::lock::JobLock;
 use super::manifest::{Manifest, Shape};
 use super::namespace_directory;
 use super::object_read_log::ObjectReadLog;
 use super::occupancy::PathGuard;
-use super::partial::{DestinationFile, PublishAction};
 use super::path::RootPath;
 use super::placement::Placement;
 use super::progress::{Progress, Stage};
 use super::reservation;
 use super::reserved_space::ReservedSpace;
 use super::root::{Access, Root};
-use super::target::InitialContent;
 
 /// A job's files at this node. Holds the job's lock until it is completed, aborted or dropped;
 /// dropping it leaves the partial files for the next attempt.
@@ -38,7 +38,7 @@ pub struct Destination {
     progress: Mutex<Progress>,
     pub(super) gate: Arc<Gate>,
     /// While this is `Some`, no copy is removed at this path. `None` once nobody needs the files.
-    path_use: Mutex<Option<PathGuard>>,
+    path_guard: Mutex<Option<PathGuard>>,
 }
 
 impl Destination {
@@ -65,7 +65,7 @@ impl Destination {
             namespace_directory::write(&root, &base, job)?;
         }
         let lock = JobLock::take(&root, &config.job)?;
-        let path_use = root.occupancy().begin_use(&base);
+        let path_guard = root.occupancy().begin_access(&base);
         let writing = root
             .occupancy()
             .begin_write(&config.job, &base, || root.location(&base))?;
@@ -89,7 +89,7 @@ impl Destination {
             made,
             progress: Mutex::new(progress),
             gate: Arc::new(Gate::new(locks, space)),
-            path_use: Mutex::new(Some(path_use)),
+            path_guard: Mutex::new(Some(path_guard)),
         })
     }
 
@@ -112,7 +112,7 @@ impl Destination {
         };
         let recorded = copies::add(self.root(), new, |index| {
             let progress = self.progress();
-            (progress.stages[index] == Stage::Published).then(|| progress.states[index])
+            (progress.stages[index] == Stage::Published).then(|| progress.fingerprints[index])
         });
         // From now on the record is counted.
         self.gate.space.release();
@@ -150,7 +150,7 @@ impl Destination {
             Stage::Incomplete(initial_content) => initial_content,
             Stage::Finished(PublishAction::Rename) => InitialContent::Finished,
             // No directory or link: it has been looked up as a file.
-            Stage::Finished(PublishAction::Keep)
+            Stage::Finished(PublishAction::KeepExisting)
             | Stage::Published
             | Stage::Directory
             | Stage::Link => InitialContent::Existing,
@@ -228,7 +228,7 @@ impl Destination {
     /// [`Destination::publish`] that may be much later, for what is complete is still passed on.
     pub fn release_path(&self) {
         self.gate.space.release();
-        drop(lock(&self.path_use).take());
+        drop(lock(&self.path_guard).take());
     }
 
     pub(super) fn progress(&self) -> MutexGuard<'_, Progress> {

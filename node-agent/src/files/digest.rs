@@ -222,7 +222,7 @@ impl BlockLayout {
         &self,
         index: u32,
         data: &'d [u8],
-        claimed: &BlockDigest,
+        expected: &BlockDigest,
     ) -> Result<VerifiedBlock<'d>, BlockFault> {
         if index >= self.count() || data.len() != self.len(index) {
             return Err(BlockFault::Length {
@@ -231,14 +231,14 @@ impl BlockLayout {
                 expected: self.len(index),
             });
         }
-        if self.digest(index, data) != *claimed {
+        if self.digest(index, data) != *expected {
             return Err(BlockFault::Corrupt { index });
         }
         Ok(VerifiedBlock {
             blocks: *self,
             index,
             data,
-            digest: *claimed,
+            digest: *expected,
         })
     }
 }

@@ -49,7 +49,7 @@ pub enum FileError {
     },
     /// A symbolic link on the way, or at the end of it.
     #[error(
-        "{location}: {link:?} is a symbolic link to {target:?}, which is not followed: put the file itself there or name its real path"
+        "{location}: {link:?} is a symbolic link to {link_text:?}, which is not followed: put the file itself there or name its real path"
     )]
     SymlinkRefused {
         /// What was asked for.
@@ -57,15 +57,15 @@ pub enum FileError {
         /// Path of the link, below the root.
         link: String,
         /// Where it points.
-        target: String,
+        link_text: String,
     },
     /// A symbolic link in a source that is neither kept nor followed.
-    #[error("{location} is a symbolic link to {target:?}, {fault}: {remedy}")]
+    #[error("{location} is a symbolic link to {link_text:?}, {fault}: {remedy}")]
     LinkRefused {
         /// The link.
         location: Location,
         /// Where it points.
-        target: String,
+        link_text: String,
         /// Why it is refused.
         fault: &'static str,
         /// What to do.

@@ -24,7 +24,8 @@ pub struct Leftover {
 #[derive(Debug)]
 struct InRoot {
     root: Arc<Root>,
-    /// Where its attempts put their files; nothing: anywhere, for some may have been before this agent's time.
+    /// Where its attempts put their files; `None`: unknown; an earlier agent process may have run
+    /// attempts.
     bases: Option<Vec<RootPath>>,
     /// Directories that any attempt has made: a later one finds them and does not know that.
     made: Vec<RootPath>,

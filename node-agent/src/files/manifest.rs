@@ -28,7 +28,7 @@ pub enum EntryKind<'m> {
     /// A symbolic link that stays in the source directory.
     Link {
         /// Its text.
-        target: &'m str,
+        link_text: &'m str,
     },
 }
 
@@ -114,8 +114,8 @@ impl List {
             DIRECTORY => (EntryKind::Directory, entry.mode),
             LINK => {
                 let text = &self.paths[entry.start as usize + usize::from(entry.len)..];
-                let target = &text[..usize::from(entry.mode)];
-                (EntryKind::Link { target }, 0)
+                let link_text = &text[..usize::from(entry.mode)];
+                (EntryKind::Link { link_text }, 0)
             }
             bytes => (EntryKind::File { bytes }, entry.mode),
         };
@@ -159,7 +159,7 @@ impl ManifestBuilder {
         let list = &mut self.list;
         let start = list.paths.len();
         let text = match entry.kind {
-            EntryKind::Link { target } => target,
+            EntryKind::Link { link_text } => link_text,
             _ => "",
         };
         let bytes = start + entry.path.len() + text.len();
@@ -195,12 +195,12 @@ impl ManifestBuilder {
     }
 
     /// Says of the entry that was added last how many bytes of its blocks lie wholly in holes.
-    pub fn hole_bytes(&mut self, bytes: u64) {
+    pub fn set_hole_bytes(&mut self, bytes: u64) {
         set_last(&mut self.list.holes, self.list.entries.len(), bytes);
     }
 
     /// Says of the entry that was added last when it was written to, ns since 1970; 0 says nothing.
-    pub fn modified_ns(&mut self, modified_ns: i64) {
+    pub fn set_modified_ns(&mut self, modified_ns: i64) {
         set_last(
             &mut self.list.modified_ns,
             self.list.entries.len(),
@@ -209,7 +209,7 @@ impl ManifestBuilder {
     }
 
     /// The same for an entry that was found on this node; all of them are then.
-    pub(super) fn found(
+    pub(super) fn add_listed(
         &mut self,
         entry: Entry<'_>,
         fingerprint: Fingerprint,
@@ -360,7 +360,7 @@ fn check(list: &List) -> Result<(), FileError> {
             // No overflow: a file has at most MAX_FILE_BYTES.
             EntryKind::File { bytes } => blocks += bytes.div_ceil(BLOCK_BYTES as u64),
             EntryKind::Directory => {}
-            EntryKind::Link { target } if stays_within(path, target) => {}
+            EntryKind::Link { link_text } if stays_within(path, link_text) => {}
             EntryKind::Link { .. } => return Err(bad(path, "is a link out of the copy")),
         }
         if blocks > MAX_BLOCKS {
@@ -385,8 +385,8 @@ fn digest(list: &List) -> [u8; 32] {
         hasher.update(&packed.mode.to_le_bytes());
         hasher.update(&packed.bytes.to_le_bytes());
         // Of a known length: the mode was that.
-        if let EntryKind::Link { target } = list.unpack(packed).kind {
-            hasher.update(target.as_bytes());
+        if let EntryKind::Link { link_text } = list.unpack(packed).kind {
+            hasher.update(link_text.as_bytes());
         }
     }
     // Every list without holes has the digest that agents gave it which knew of none.
@@ -415,8 +415,8 @@ impl Manifest {
         listed
     }
 
-    /// The same under the fingerprint of the listing that another agent sent. Times are in no digest: by this, those
-    /// of another listing are not taken for them.
+    /// The same under the fingerprint of the listing that another agent sent. The digest has no times; the
+    /// fingerprint tells two listings with equal digests apart.
     #[must_use]
     pub fn received_as(mut self, fingerprint: &[u8]) -> Self {
         self.fingerprint = fingerprint.try_into().unwrap_or(self.fingerprint);
@@ -530,7 +530,7 @@ impl Manifest {
         self.entries()
             .zip(0..)
             .filter_map(|(entry, index)| match entry.kind {
-                EntryKind::Link { target } => Some((index, entry, target)),
+                EntryKind::Link { link_text } => Some((index, entry, link_text)),
                 EntryKind::File { .. } | EntryKind::Directory => None,
             })
     }

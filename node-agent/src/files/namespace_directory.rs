@@ -1,8 +1,8 @@
 //! Which namespace the directory of a namespace belongs to.
 //!
 //! Below a root, the jobs of a namespace have the directory of its name. The first job that uses it has the
-//! namespace's UID written down beside the records of copies. A namespace that is made again by the same name has
-//! another UID: it opens nothing of the old one. The directory is the new one's once it is empty or gone.
+//! namespace's UID written down beside the records of copies. A recreated namespace has
+//! another UID and may not use the directory until it is empty or gone.
 //! Nothing is written down in a ReadOnly root.
 
 use std::io::{Read as _, Write as _};
@@ -47,7 +47,7 @@ pub fn read(root: &Root, path: &RootPath, job: &CopyJob) -> Result<(), FileError
 
 /// The directory that no link of a source at `path` leads out of: that of the job's namespace, if the source is in
 /// it, and the root otherwise.
-pub fn within(path: &RootPath, job: Option<&CopyJob>) -> RootPath {
+pub fn link_boundary(path: &RootPath, job: Option<&CopyJob>) -> RootPath {
     let namespace = job.and_then(|job| RootPath::parse(&job.namespace).ok());
     namespace
         .filter(|namespace| path.is_within(namespace))
@@ -56,8 +56,8 @@ pub fn within(path: &RootPath, job: Option<&CopyJob>) -> RootPath {
 
 /// Whether the rule holds for a path: in a root that is written to, below the directory of the job's namespace.
 fn is_checked(root: &Root, path: &RootPath, job: &CopyJob) -> bool {
-    let is_its_own = path.as_str().split('/').next() == Some(&*job.namespace);
-    !job.namespace_uid.is_empty() && is_its_own && root.access() == Access::ReadWrite
+    let is_in_namespace = path.as_str().split('/').next() == Some(&*job.namespace);
+    !job.namespace_uid.is_empty() && is_in_namespace && root.access() == Access::ReadWrite
 }
 
 fn file_name(job: &CopyJob) -> String {

@@ -18,22 +18,22 @@ pub(super) struct Occupancy {
     /// file system that hangs: on threads that may block only.
     begin: Mutex<()>,
     /// Never locked during a system call.
-    uses: Mutex<Uses>,
+    uses: Mutex<PathUses>,
 }
 
 #[derive(Debug, Default)]
-struct Uses {
-    paths: BTreeMap<u64, (RootPath, Use)>,
+struct PathUses {
+    paths: BTreeMap<u64, (RootPath, PathUse)>,
     /// Names the next of these.
     next: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Use {
+enum PathUse {
     /// This job writes there: from before its first directory until its end.
-    Write(JobUid),
+    Writer(JobUid),
     /// An attempt writes or reads there.
-    Open,
+    Attempt,
     /// A verified copy is being removed there.
     Removal,
 }
@@ -54,7 +54,7 @@ impl Occupancy {
         path: &RootPath,
         location: impl FnOnce() -> Location,
     ) -> Result<PathGuard, FileError> {
-        if self.uses().overlaps(path, &Use::Removal) {
+        if self.uses().overlaps(path, &PathUse::Removal) {
             return Err(FileError::BeingRemoved {
                 location: location(),
             });
@@ -68,21 +68,21 @@ impl Occupancy {
                 job,
             });
         }
-        Ok(self.add(&mut uses, path, Use::Write(job.clone())))
+        Ok(self.add(&mut uses, path, PathUse::Writer(job.clone())))
     }
 
-    /// Says that an attempt writes or reads at `path`. When a removal has begun there, a reader notices that
-    /// its files are others, or none.
-    pub(super) fn begin_use(self: &Arc<Self>, path: &RootPath) -> PathGuard {
-        self.add(&mut self.uses(), path, Use::Open)
+    /// Says that an attempt writes or reads at `path`. When a removal has begun there, a reader then
+    /// finds other files, or none.
+    pub(super) fn begin_access(self: &Arc<Self>, path: &RootPath) -> PathGuard {
+        self.add(&mut self.uses(), path, PathUse::Attempt)
     }
 
     /// Keeps jobs out of `path` while a copy is removed there; nothing where an attempt has it open, or
     /// something within it or around it.
     pub(super) fn begin_removal(self: &Arc<Self>, path: &RootPath) -> Option<PathGuard> {
         let mut uses = self.uses();
-        let is_free = !uses.overlaps(path, &Use::Open);
-        is_free.then(|| self.add(&mut uses, path, Use::Removal))
+        let is_free = !uses.overlaps(path, &PathUse::Attempt);
+        is_free.then(|| self.add(&mut uses, path, PathUse::Removal))
     }
 
     /// Runs `remove` on a directory that `job` has made, unless another job writes there.
@@ -92,13 +92,13 @@ impl Occupancy {
         directory: &RootPath,
         remove: impl FnOnce() -> T,
     ) -> Option<T> {
-        // The next writer finds the directory gone, or finds it there for good.
+        // The next writer finds the directory gone, or keeps it: it is not removed later.
         let _begin = lock(&self.begin);
         let is_free = self.uses().other_writer(job, directory).is_none();
         is_free.then(remove)
     }
 
-    fn add(self: &Arc<Self>, uses: &mut Uses, path: &RootPath, kind: Use) -> PathGuard {
+    fn add(self: &Arc<Self>, uses: &mut PathUses, path: &RootPath, kind: PathUse) -> PathGuard {
         uses.next += 1;
         let number = uses.next;
         uses.paths.insert(number, (path.clone(), kind));
@@ -108,7 +108,7 @@ impl Occupancy {
         }
     }
 
-    fn uses(&self) -> MutexGuard<'_, Uses> {
+    fn uses(&self) -> MutexGuard<'_, PathUses> {
         lock(&self.uses)
     }
 }
@@ -118,8 +118,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Uses {
-    fn overlaps(&self, path: &RootPath, kind: &Use) -> bool {
+impl PathUses {
+    fn overlaps(&self, path: &RootPath, kind: &PathUse) -> bool {
         let mut paths = self.paths.values();
         paths.any(|(other, known)| known == kind && other.overlaps(path))
     }
@@ -127,7 +127,7 @@ impl Uses {
     /// Another job that writes at `path`, within it or around it.
     fn other_writer(&self, job: &JobUid, path: &RootPath) -> Option<&JobUid> {
         self.paths.values().find_map(|(at, kind)| match kind {
-            Use::Write(other) if other != job && at.overlaps(path) => Some(other),
+            PathUse::Writer(other) if other != job && at.overlaps(path) => Some(other),
             _ => None,
         })
     }
@@ -162,7 +162,7 @@ mod tests {
         });
         begun.recv().unwrap();
         let model = RootPath::parse("model").unwrap();
-        let open = occupancy.begin_use(&model);
+        let open = occupancy.begin_access(&model);
         assert!(occupancy.begin_removal(&model).is_none());
         drop(open);
         assert!(occupancy.begin_removal(&model).is_some());

@@ -5,11 +5,11 @@ use rustix::io::Errno;
 
 use super::destination_config::DestinationConfig;
 use super::error::{FileError, Location};
+use super::file_target::FileTarget;
 use super::manifest::{Entry, EntryKind, Shape};
 use super::names;
 use super::path::RootPath;
 use super::staging;
-use super::target::Target;
 
 /// Where a destination puts its manifest. Paths are worked out one at a time, for there may be a million.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl Placement {
     }
 
     /// Where the file with that index in the manifest goes, and its size.
-    pub(super) fn file(&self, index: u32) -> Result<(Target, Entry<'_>, u64), FileError> {
+    pub(super) fn file(&self, index: u32) -> Result<(FileTarget, Entry<'_>, u64), FileError> {
         let entry = self.config.manifest.require_entry(index)?;
         match entry.kind {
             EntryKind::File { bytes } => Ok((self.target(index, entry)?, entry, bytes)),
@@ -80,13 +80,13 @@ impl Placement {
     }
 
     /// Where each of the files goes, with its size.
-    pub(super) fn targets(&self) -> impl Iterator<Item = Result<(Target, u64), FileError>> {
+    pub(super) fn targets(&self) -> impl Iterator<Item = Result<(FileTarget, u64), FileError>> {
         let files = self.config.manifest.files();
         files.map(|(index, entry, bytes)| Ok((self.target(index, entry)?, bytes)))
     }
 
     /// Where each of the links goes, with its index in the manifest and its text.
-    pub(super) fn links(&self) -> impl Iterator<Item = Result<(u32, Target, &str), FileError>> {
+    pub(super) fn links(&self) -> impl Iterator<Item = Result<(u32, FileTarget, &str), FileError>> {
         let links = self.config.manifest.links();
         links.map(|(index, entry, text)| Ok((index, self.target(index, entry)?, text)))
     }
@@ -108,13 +108,13 @@ impl Placement {
         std::iter::once(Ok(top)).chain(below)
     }
 
-    fn target(&self, index: u32, entry: Entry<'_>) -> Result<Target, FileError> {
+    fn target(&self, index: u32, entry: Entry<'_>) -> Result<FileTarget, FileError> {
         let config = &self.config;
         let path = config.manifest.path_of(&self.base, entry)?;
         let now = config.manifest.path_of(self.assembled(), entry)?;
         let (parent, name) = now.split().expect("an entry of a manifest has a name");
         let name = name.to_owned();
-        Ok(Target {
+        Ok(FileTarget {
             root: config.root.clone(),
             path,
             parent,

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
+use super::destination_file::{DestinationFile, PublishAction};
 use super::digest::{Algorithm, Digest};
 use super::file_state::Fingerprint;
+use super::file_target::InitialContent;
 use super::manifest::{EntryKind, Manifest};
-use super::partial::{DestinationFile, PublishAction};
-use super::target::InitialContent;
 
 /// Files that are not open any more are dropped from the list when it has so many.
 const OPEN_MAX: usize = 1024;
@@ -35,7 +35,7 @@ pub(super) struct Progress {
     /// Of files that are finished or published.
     digests: Vec<[u8; 32]>,
     /// Of files that are finished and kept, or published, and of links that are made.
-    pub(super) states: Vec<Fingerprint>,
+    pub(super) fingerprints: Vec<Fingerprint>,
     /// Files of a directory that was there have got their names one after the other.
     pub(super) file_by_file: bool,
     /// Files that somebody has open: two users of a file share its state.
@@ -62,7 +62,7 @@ impl Progress {
             algorithm,
             stages: stages.collect(),
             digests: vec![[0; 32]; manifest.len()],
-            states: vec![Fingerprint::default(); manifest.len()],
+            fingerprints: vec![Fingerprint::default(); manifest.len()],
             file_by_file: false,
             open: HashMap::new(),
         }
@@ -92,7 +92,7 @@ impl Progress {
         let index = index as usize;
         let bytes = digest.as_bytes();
         self.digests[index][..bytes.len()].copy_from_slice(bytes);
-        self.states[index] = state;
+        self.fingerprints[index] = state;
         self.stages[index] = Stage::Finished(action);
     }
 

@@ -13,17 +13,17 @@ use rustix::io::Errno;
 
 use super::destination::Destination;
 use super::destination_config::Overwrite;
+use super::destination_file::PublishAction;
 use super::digest::Digest;
 use super::directory::OpenDirectory;
 use super::error::FileError;
 use super::file_state::{FileState, Fingerprint};
+use super::file_target::FileTarget;
 use super::manifest::{Entry, EntryKind, Shape};
 use super::object_read_log::ObjectReadLog;
-use super::partial::PublishAction;
 use super::path::RootPath;
 use super::progress::Stage;
 use super::staging;
-use super::target::Target;
 
 /// From how many files or directories on one `syncfs` is cheaper than an `fsync` each.
 const SYNCFS_MIN_FILES: usize = 33;
@@ -73,7 +73,7 @@ impl Destination {
             let (target, ..) = self.placement.file(index)?;
             let opened = match action {
                 PublishAction::Rename => target.open_partial(OFlags::RDONLY)?,
-                PublishAction::Keep => target.open_final()?.0,
+                PublishAction::KeepExisting => target.open_final()?.0,
             };
             fs::fsync(&opened).map_err(|cause| target.failed("fsync", cause, 0))?;
         }
@@ -98,7 +98,8 @@ impl Destination {
             if is_in_place && action == PublishAction::Rename {
                 progress.file_by_file = true;
             }
-            progress.states[at] = rename(&target, &parent, action, progress.states[at])?;
+            progress.fingerprints[at] =
+                rename(&target, &parent, action, progress.fingerprints[at])?;
             if !is_staged {
                 progress.stages[at] = Stage::Published;
             }
@@ -119,12 +120,17 @@ impl Destination {
             }
             if !target.has_link(&parent, text)? {
                 target.make_link(&parent, text)?;
-                rename(&target, &parent, PublishAction::Rename, progress.states[at])?;
+                rename(
+                    &target,
+                    &parent,
+                    PublishAction::Rename,
+                    progress.fingerprints[at],
+                )?;
                 progress.file_by_file |= self.placement.staging.is_none();
             }
             let made = fs::statat(&*parent, &target.name, AtFlags::SYMLINK_NOFOLLOW)
                 .map_err(|cause| target.failed("fstatat", cause, 0))?;
-            progress.states[at] = FileState::of(&made).fingerprint();
+            progress.fingerprints[at] = FileState::of(&made).fingerprint();
             progress.stages[at] = Stage::Published;
         }
         Ok(())
@@ -233,16 +239,16 @@ impl Destination {
     }
 }
 
-/// Renames a finished file to its final name. For [`PublishAction::Keep`], removes the unused partial file, after a
+/// Renames a finished file to its final name. For [`PublishAction::KeepExisting`], removes the unused partial file, after a
 /// check that the existing file has not changed since it was verified. Returns the file's state afterwards:
 /// renaming is itself a change of attributes.
 fn rename(
-    target: &Target,
+    target: &FileTarget,
     parent: &OwnedFd,
     action: PublishAction,
     checked: Fingerprint,
 ) -> Result<Fingerprint, FileError> {
-    if action == PublishAction::Keep {
+    if action == PublishAction::KeepExisting {
         let named = fs::statat(parent, &target.name, AtFlags::SYMLINK_NOFOLLOW);
         if !named.is_ok_and(|stat| FileState::of(&stat).fingerprint() == checked) {
             return Err(target.changed());
@@ -250,7 +256,7 @@ fn rename(
         target.remove_partial(parent)?;
         return Ok(checked);
     }
-    // Not before: the age of what an ended attempt left is that of its last write.
+    // Set last: the sweep uses mtime as the age of an unfinished file.
     target.set_modified(parent);
     let replace = target.overwrite != Overwrite::Never;
     let answer = match target.is_staged() {

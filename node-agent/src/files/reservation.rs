@@ -5,19 +5,19 @@ use rustix::io::Errno;
 
 use super::directory::{OpenDirectory, remove_empty};
 use super::error::FileError;
+use super::file_target::InitialContent;
 use super::names::JobUid;
 use super::path::RootPath;
 use super::placement::Placement;
 use super::reserved_space::{Demand, ReservedSpace};
 use super::root::Root;
-use super::target::InitialContent;
 
 /// Mode of directories while a job fills them; the manifest's is set at the end.
 pub(super) const WORKING_DIRECTORY: Mode = Mode::from_raw_mode(0o755);
 
-/// What an attempt has made.
+/// What an attempt has reservation.
 #[derive(Debug, Default)]
-pub(super) struct Made {
+pub(super) struct Reservation {
     /// Directories that were not there, parents first.
     pub(super) directories: Vec<RootPath>,
     /// Where the bytes of each file were before; of as many files as were inspected.
@@ -27,28 +27,28 @@ pub(super) struct Made {
 }
 
 /// Makes directories and partial files for a whole manifest and reserves space for all of it, or fails, says
-/// why, and leaves nothing of it. Gives the directories that it made, but those in a staging directory, and
+/// why, and leaves nothing of it. Gives the directories that it made, except those in a staging directory, and
 /// where the bytes of each file are.
 pub(super) fn reserve(
     placement: &Placement,
     space: &ReservedSpace,
 ) -> Result<(Vec<RootPath>, Vec<InitialContent>), FileError> {
-    let mut made = Made::default();
-    match made.reserve(placement, space) {
+    let mut reservation = Reservation::default();
+    match reservation.reserve(placement, space) {
         Ok(()) => {
             let staging = placement.staging.as_ref();
             let is_staged = |path: &RootPath| staging.is_some_and(|at| path.is_within(at));
-            made.directories.retain(|path| !is_staged(path));
-            Ok((made.directories, made.initial_contents))
+            reservation.directories.retain(|path| !is_staged(path));
+            Ok((reservation.directories, reservation.initial_contents))
         }
         Err(error) => {
-            made.undo(placement);
+            reservation.undo(placement);
             Err(error)
         }
     }
 }
 
-impl Made {
+impl Reservation {
     fn reserve(&mut self, placement: &Placement, space: &ReservedSpace) -> Result<(), FileError> {
         for path in placement.directories() {
             self.directory(placement, &path?)?;

@@ -232,11 +232,11 @@ impl Root {
             let parent = self.open_directory(&parent).ok()?;
             let found = fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
             if FileType::from_raw_mode(found.st_mode) == FileType::Symlink {
-                let target = fs::readlinkat(&parent, name, Vec::new()).unwrap_or_default();
+                let link_text = fs::readlinkat(&parent, name, Vec::new()).unwrap_or_default();
                 return Some(FileError::SymlinkRefused {
                     location: self.location(path),
                     link: link.as_str().into(),
-                    target: target.as_bytes().escape_ascii().to_string(),
+                    link_text: link_text.as_bytes().escape_ascii().to_string(),
                 });
             }
         }

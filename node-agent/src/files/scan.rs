@@ -31,7 +31,7 @@ impl Manifest {
             Symlinks::Refuse => root
                 .open_at(path, OFlags::PATH)
                 .and_then(|opened| Ok((path.clone(), fs::fstat(&opened)?))),
-            Symlinks::Follow { within } => root.resolve(within, path),
+            Symlinks::Follow { boundary } => root.resolve(boundary, path),
         };
         let (real, stat) = found.map_err(|cause| {
             if cause == Errno::NOENT && root.link_text(path).is_err() {
@@ -71,9 +71,9 @@ impl Manifest {
             mode: stat.st_mode & MODE_BITS,
         };
         let mut only = ManifestBuilder::new(Shape::File);
-        only.found(entry, state.fingerprint())?;
-        only.hole_bytes(holes);
-        only.modified_ns(state.mtime_ns);
+        only.add_listed(entry, state.fingerprint())?;
+        only.set_hole_bytes(holes);
+        only.set_modified_ns(state.mtime_ns);
         only.finish()
     }
 }
@@ -93,8 +93,8 @@ fn scan_directory(
                 .unwrap_or_else(|| FileError::reading(root.location(&path), cause))
         };
         let opened = root.open_directory(&path).map_err(failed)?;
-        let mut listing = Dir::read_from(&opened).map_err(failed)?;
-        while let Some(next) = listing.read() {
+        let mut entries = Dir::read_from(&opened).map_err(failed)?;
+        while let Some(next) = entries.read() {
             let next = next.map_err(failed)?;
             let bytes = next.file_name().to_bytes();
             if matches!(bytes, b"." | b"..") {
@@ -140,9 +140,9 @@ fn scan_directory(
                 _ => None,
             };
             let (kind, mode, fingerprint, of_file) = match &link {
-                Some(Link::Kept { target }) => {
+                Some(Link::Kept { link_text }) => {
                     let fingerprint = FileState::of(&stat).fingerprint();
-                    (EntryKind::Link { target }, 0, fingerprint, None)
+                    (EntryKind::Link { link_text }, 0, fingerprint, None)
                 }
                 Some(Link::File { path, stat }) => {
                     let (kind, state, holes) = file_at(root, path, stat, || location(name))?;
@@ -172,13 +172,13 @@ fn scan_directory(
                 kind,
                 mode: mode & MODE_BITS,
             };
-            let added = found.found(entry, fingerprint);
+            let added = found.add_listed(entry, fingerprint);
             added.map_err(|_| FileError::TooManyFiles {
                 location: root.location(top),
             })?;
             if let Some((holes, modified_ns)) = of_file {
-                found.hole_bytes(holes);
-                found.modified_ns(modified_ns);
+                found.set_hole_bytes(holes);
+                found.set_modified_ns(modified_ns);
             }
             if is_directory {
                 waiting.push((relative, depth + 1));

@@ -29,8 +29,8 @@ use super::root::{Access, Root};
 /// What is done with a link on the way to an entry.
 #[derive(Clone, Copy)]
 enum Links {
-    /// It is followed, as the scan followed it: whoever opens a file so compares the fingerprint, by which it is
-    /// the file that the scan found within the scan's limits.
+    /// It is followed, as the scan followed it. The caller compares the fingerprint, which proves that it is the
+    /// file that the scan found.
     Followed,
     /// There is none.
     Refused,
@@ -50,14 +50,14 @@ pub struct Source {
     root: Arc<Root>,
     path: RootPath,
     manifest: Arc<Manifest>,
-    _path_use: Arc<PathGuard>,
+    _path_guard: Arc<PathGuard>,
 }
 
 impl Source {
     /// The file or directory `path` that `manifest` is a scan of.
     pub fn new(root: Arc<Root>, path: RootPath, manifest: Arc<Manifest>) -> Self {
         Source {
-            _path_use: Arc::new(root.occupancy().begin_use(&path)),
+            _path_guard: Arc::new(root.occupancy().begin_access(&path)),
             root,
             path,
             manifest,
@@ -174,10 +174,10 @@ impl Source {
                 fingerprint: now.fingerprint(),
                 modified_ns: now.mtime_ns,
             }),
-            (EntryKind::Link { target }, FileType::Symlink) => {
+            (EntryKind::Link { link_text }, FileType::Symlink) => {
                 let text = fs::readlinkat(&opened, "", Vec::new());
                 let text = text.map_err(|cause| self.failed(path, cause))?;
-                match text.as_bytes() == target.as_bytes() {
+                match text.as_bytes() == link_text.as_bytes() {
                     true => Ok(Found {
                         opened,
                         fingerprint: now.fingerprint(),

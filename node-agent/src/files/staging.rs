@@ -69,9 +69,9 @@ fn remove_below(
         return Ok(());
     };
     fs::fchmod(&*opened, WRITABLE).map_err(|cause| failed("fchmod", cause))?;
-    let mut listing = Dir::read_from(&*opened).map_err(|cause| failed("getdents", cause))?;
+    let mut entries = Dir::read_from(&*opened).map_err(|cause| failed("getdents", cause))?;
     while let Some((path, stat)) =
-        next(&mut listing, &opened, directory).map_err(|cause| failed("getdents", cause))?
+        next_entry(&mut entries, &opened, directory).map_err(|cause| failed("getdents", cause))?
     {
         let is_directory = is_directory(&stat);
         let is_kept = keeps(&path, FileType::from_raw_mode(stat.st_mode));
@@ -97,8 +97,8 @@ fn remove_below(
 pub(super) fn written_ns(root: &Root, directory: &RootPath) -> Result<i64, Errno> {
     let opened = root.open_directory(directory)?;
     let mut last = FileState::of(&fs::fstat(&opened)?).mtime_ns;
-    let mut listing = Dir::read_from(&opened)?;
-    while let Some((path, stat)) = next(&mut listing, &opened, directory)? {
+    let mut entries = Dir::read_from(&opened)?;
+    while let Some((path, stat)) = next_entry(&mut entries, &opened, directory)? {
         let written = match is_directory(&stat) {
             true => written_ns(root, &path)?,
             false => FileState::of(&stat).mtime_ns,
@@ -109,12 +109,12 @@ pub(super) fn written_ns(root: &Root, directory: &RootPath) -> Result<i64, Errno
 }
 
 /// The next that is in a directory. A name that no agent makes is passed over.
-fn next(
-    listing: &mut Dir,
+fn next_entry(
+    entries: &mut Dir,
     opened: &OwnedFd,
     directory: &RootPath,
 ) -> Result<Option<(RootPath, Stat)>, Errno> {
-    while let Some(found) = listing.read() {
+    while let Some(found) = entries.read() {
         let found = found?;
         let name = found.file_name().to_str().unwrap_or_default();
         if matches!(name, "" | "." | "..") {

@@ -55,11 +55,11 @@ pub(super) fn remove_job(
     lock: &mut Option<JobLock>,
 ) -> Result<(), FileError> {
     let removed = remove(root, directories, |own, _| {
-        let is_its = matches!(own, OwnName::Partial { job: its, .. } if its == job);
-        if is_its && lock.is_none() {
+        let is_of_job = matches!(own, OwnName::Partial { job: its, .. } if its == job);
+        if is_of_job && lock.is_none() {
             *lock = Some(JobLock::take(root, job)?);
         }
-        Ok(is_its)
+        Ok(is_of_job)
     })?;
     removed.fault.map_or(Ok(()), Err)
 }
@@ -84,11 +84,11 @@ impl Removed {
     }
 }
 
-/// Removes what `is_to_go` names of what is Weft's own in these directories, and below those that are marked so.
+/// Removes what `should_remove` names of what is Weft's own in these directories, and below those that are marked so.
 fn remove(
     root: &Root,
     mut waiting: Vec<(RootPath, bool)>,
-    mut is_to_go: impl FnMut(&OwnName, &dyn Fn() -> Duration) -> Result<bool, FileError>,
+    mut should_remove: impl FnMut(&OwnName, &dyn Fn() -> Duration) -> Result<bool, FileError>,
 ) -> Result<Removed, FileError> {
     let mut removed = Removed::default();
     while let Some((path, and_below)) = waiting.pop() {
@@ -99,14 +99,14 @@ fn remove(
                 continue;
             }
         };
-        let mut listing = match Dir::read_from(&directory) {
-            Ok(listing) => listing,
+        let mut entries = match Dir::read_from(&directory) {
+            Ok(entries) => entries,
             Err(cause) => {
                 removed.failed(root, &path, "open", cause);
                 continue;
             }
         };
-        while let Some(found) = listing.read() {
+        while let Some(found) = entries.read() {
             let found = match found {
                 Ok(found) => found,
                 Err(cause) => {
@@ -141,7 +141,7 @@ fn remove(
                     };
                     // What cannot be examined is another's.
                     let age = || staging::written_ns(root, &staging).map_or(Duration::ZERO, age);
-                    if is_to_go(&own, &age)? {
+                    if should_remove(&own, &age)? {
                         match staging::remove(root, &staging) {
                             Ok(()) => removed.files += 1,
                             Err(fault) => drop(removed.fault.get_or_insert(fault)),
@@ -152,7 +152,7 @@ fn remove(
                     waiting.extend(path.join(name).map(|path| (path, true)));
                 }
                 (FileType::RegularFile | FileType::Symlink, Some(own))
-                    if is_to_go(&own, &|| age(FileState::of(&stat).mtime_ns))? =>
+                    if should_remove(&own, &|| age(FileState::of(&stat).mtime_ns))? =>
                 {
                     match fs::unlinkat(&directory, name, AtFlags::empty()) {
                         Ok(()) => removed.files += 1,

@@ -21,7 +21,7 @@ pub enum Symlinks {
     /// Keeps those that stay in the copied directory, and copies the files that the others lead to.
     Follow {
         /// No link is followed out of this directory.
-        within: RootPath,
+        boundary: RootPath,
     },
     /// Refuses every one.
     Refuse,
@@ -32,7 +32,7 @@ pub(super) enum Link {
     /// It stays a link.
     Kept {
         /// Its text.
-        target: String,
+        link_text: String,
     },
     /// It is copied as a file.
     File {
@@ -46,8 +46,8 @@ pub(super) enum Link {
 /// Whether a link with this text, at `path` in a directory, leads to no place outside of that directory: it is
 /// relative, goes up at its beginning only, and no further than to the directory. Other links on its way go by the
 /// same rule.
-pub(super) fn stays_within(path: &str, target: &str) -> bool {
-    let (mut rest, mut up) = (target, 0);
+pub(super) fn stays_within(path: &str, link_text: &str) -> bool {
+    let (mut rest, mut up) = (link_text, 0);
     loop {
         if let Some(below) = rest.strip_prefix("./") {
             rest = below;
@@ -60,7 +60,7 @@ pub(super) fn stays_within(path: &str, target: &str) -> bool {
     if rest == ".." {
         (rest, up) = ("", up + 1);
     }
-    !target.is_empty()
+    !link_text.is_empty()
         && up <= path.matches('/').count()
         && RootPath::parse(rest).is_ok_and(|rest| !names::is_within_reserved(rest.as_str()))
 }
@@ -76,17 +76,17 @@ pub(super) fn read(
     let text = root.link_text(path).map_err(failed)?;
     let refused = |fault, remedy| FileError::LinkRefused {
         location: root.location(path),
-        target: text.escape_ascii().to_string(),
+        link_text: text.escape_ascii().to_string(),
         fault,
         remedy,
     };
-    let Symlinks::Follow { within } = symlinks else {
+    let Symlinks::Follow { boundary } = symlinks else {
         return Err(refused(
             "and symlinks is Refuse",
             "remove the link, or set symlinks to Follow",
         ));
     };
-    let (real, stat) = root.resolve(within, path).map_err(|cause| match cause {
+    let (real, stat) = root.resolve(boundary, path).map_err(|cause| match cause {
         Errno::NOENT | Errno::NOTDIR => refused("which is not there", REMEDY),
         Errno::LOOP => refused("which leads back to itself, or over too many links", REMEDY),
         Errno::XDEV if text.starts_with(b"/") => refused(
@@ -100,11 +100,11 @@ pub(super) fn read(
     if names::is_within_reserved(real.as_str()) {
         return Err(refused("a file of Weft's own", REMEDY));
     }
-    if let Ok(target) = str::from_utf8(&text)
-        && stays_within(relative, target)
+    if let Ok(link_text) = str::from_utf8(&text)
+        && stays_within(relative, link_text)
     {
         return Ok(Link::Kept {
-            target: target.to_owned(),
+            link_text: link_text.to_owned(),
         });
     }
     if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_link_stays_within_its_directory_by_its_text_alone() {
-        for (path, target) in [
+        for (path, link_text) in [
             ("l", "a"),
             ("l", "./a/b"),
             ("l", "."),
@@ -131,9 +131,9 @@ mod tests {
             ("a/l", "./.././b"),
             ("a/l", "b//c/"),
         ] {
-            assert!(stays_within(path, target), "{path} -> {target}");
+            assert!(stays_within(path, link_text), "{path} -> {link_text}");
         }
-        for (path, target) in [
+        for (path, link_text) in [
             ("l", ""),
             ("l", "/etc/passwd"),
             ("l", ".."),
@@ -148,7 +148,7 @@ mod tests {
             ("l", ".weft-copies/a"),
             ("l", ".weft-j-17762fddd969a453925d65717ac3eea2"),
         ] {
-            assert!(!stays_within(path, target), "{path} -> {target}");
+            assert!(!stays_within(path, link_text), "{path} -> {link_text}");
         }
         assert!(!stays_within("l", &"x/".repeat(2100)));
     }

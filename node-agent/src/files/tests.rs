@@ -131,13 +131,13 @@ fn send_file(
     let to = destination.open(index)?;
     let blocks = to.blocks();
     let mut buffer = vec![0; BLOCK_BYTES];
-    let claims = to.rehash(&mut buffer)?;
+    let unconfirmed = to.rehash(&mut buffer)?;
     let mut tree = HashTree::new(blocks);
     for block in 0..blocks.count() {
         let len = from.read_block(block, &mut buffer)?;
         let digest = blocks.digest(block, &buffer[..len]);
         tree.set(block, digest);
-        if claims.contains(&(block, digest)) && to.confirm(block, &digest)? {
+        if unconfirmed.contains(&(block, digest)) && to.confirm(block, &digest)? {
             counts.confirmed += 1;
             continue;
         }

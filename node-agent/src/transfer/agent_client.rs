@@ -1,4 +1,4 @@
-//! `OtherAgent`: calls of another agent's control API, with retries.
+//! `PeerAgent`: calls of another agent's control API, with retries.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub(crate) type Client = AgentClient<Channel>;
 
 /// Another agent's control API.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct OtherAgent<'a> {
+pub(crate) struct PeerAgent<'a> {
     /// Its node.
     pub node: &'a str,
     /// HOST:PORT.
@@ -42,7 +42,7 @@ pub(crate) struct OtherAgent<'a> {
     pub field: &'static str,
 }
 
-impl OtherAgent<'_> {
+impl PeerAgent<'_> {
     /// Connects with the first call.
     pub(crate) fn client(&self, tls: &Tls) -> Result<Client, Fault> {
         let address = self.address;

@@ -118,7 +118,7 @@ impl Attempt {
     }
 
     /// Everything is checked and published. Records the copy first, so only threads that may block call this.
-    pub fn published(&self, digest: Option<Digest>) {
+    pub fn set_published(&self, digest: Option<Digest>) {
         let recorder = fail_fast::lock(&self.recorder).take();
         if let (Some(recorder), Some(digest)) = (recorder, digest.or(self.status().digest)) {
             recorder.record(&self.attempt_ref.uid, &digest);
@@ -177,7 +177,7 @@ impl Attempt {
 
     /// A channel that is disconnected once the threads must stop.
     #[must_use]
-    pub fn stopped(&self) -> Receiver<Infallible> {
+    pub fn stop_channel(&self) -> Receiver<Infallible> {
         self.stopped.clone()
     }
 
@@ -190,7 +190,7 @@ impl Attempt {
     /// Counts a thread, task or command as working for this attempt until the result is dropped. None once the
     /// attempt refuses workers. Taken before the state is changed, so that the end waits for the worker.
     #[must_use]
-    pub fn worker(self: &Arc<Self>) -> Option<WorkGuard> {
+    pub fn begin_work(self: &Arc<Self>) -> Option<WorkGuard> {
         let mut taken = false;
         self.status.send_if_modified(|status| {
             taken = !status.refuses_workers;
@@ -219,7 +219,7 @@ impl Attempt {
     }
 
     /// Waits until everything is over and cleaned up.
-    pub async fn closed(&self) {
+    pub async fn wait_closed(&self) {
         // The sender lives as long as `self`.
         let _ = self.watch().wait_for(|status| status.closed).await;
     }
@@ -302,16 +302,16 @@ mod tests {
     #[test]
     fn an_attempt_that_is_over_refuses_workers_once_it_has_none() {
         let attempt = attempt();
-        let first = attempt.worker().unwrap();
+        let first = attempt.begin_work().unwrap();
         assert!(!attempt.try_refuse_workers(), "the attempt goes on");
         attempt.fail(Fault::Cancelled);
         assert!(!attempt.try_refuse_workers(), "there is a worker");
         let second = first.clone();
         drop(first);
-        assert!(!attempt.try_refuse_workers() && attempt.worker().is_some());
+        assert!(!attempt.try_refuse_workers() && attempt.begin_work().is_some());
         drop(second);
         assert!(attempt.try_refuse_workers());
-        assert!(attempt.worker().is_none());
+        assert!(attempt.begin_work().is_none());
         assert_eq!(attempt.status().workers, 0);
     }
 
@@ -351,7 +351,7 @@ mod tests {
         for event in events {
             assert!(matches!(attempt.apply(event), Transition::To(_)));
         }
-        let serving = attempt.worker();
+        let serving = attempt.begin_work();
         let text = logged(|| attempt.fail(Fault::LeaseExpired { seconds: 900 }));
         assert!(
             text.contains("WARN") && text.contains("LeaseExpired"),

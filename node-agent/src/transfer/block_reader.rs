@@ -13,10 +13,10 @@ use crate::fault::Fault;
 use crate::files::{Digest, HashTree, Shape, Source, SourceFile, directory_digest};
 use crate::transfer::attempt::Attempt;
 use crate::transfer::buffers::Buffer;
+use crate::transfer::destination_blocks::DestinationBlocks;
 use crate::transfer::frame::Frame;
 use crate::transfer::layout::{Item, MessageLayout};
 use crate::transfer::message::Builder;
-use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::sender_event::SenderEvent;
 
 /// Something that messages can be read from.
@@ -29,15 +29,15 @@ pub(crate) trait BlockReader: Send {
 pub(crate) fn serve(
     mut reader: impl BlockReader,
     attempt: &Attempt,
-    wanted: &Receiver<(u32, Buffer)>,
+    build_requests_rx: &Receiver<(u32, Buffer)>,
     sender: &Sender<SenderEvent>,
 ) {
-    let stopped = attempt.stopped();
+    let stopped = attempt.stop_channel();
     loop {
         let (number, mut buffer) = select_biased! {
             recv(stopped) -> _ => return,
-            recv(wanted) -> wanted => match wanted {
-                Ok(wanted) => wanted,
+            recv(build_requests_rx) -> request => match request {
+                Ok(request) => request,
                 Err(_) => return,
             },
         };
@@ -119,13 +119,13 @@ impl SourceReader {
         let blocks = file.blocks(algorithm);
         let room = builder.room(bytes);
         file.read_block(block, room)?;
-        let value = blocks.digest(block, room);
-        builder.block(index, block, value.0, bytes);
+        let digest = blocks.digest(block, room);
+        builder.block(index, block, digest.0, bytes);
         if self.digests[index as usize].is_none() {
             self.trees
                 .entry(index)
                 .or_insert_with(|| HashTree::new(blocks))
-                .set(block, value);
+                .set(block, digest);
         }
         Ok(())
     }
@@ -179,8 +179,8 @@ impl BlockReader for SourceReader {
                     read += bytes as u64;
                 }
                 Item::FileDigest { file } => {
-                    let value = padded_digest(&self.digest(file)?);
-                    builder.frame(&Frame::FileDigest { file, value });
+                    let digest = padded_digest(&self.digest(file)?);
+                    builder.frame(&Frame::FileDigest { file, digest });
                 }
                 Item::End => {
                     self.end()?;
@@ -198,11 +198,11 @@ impl BlockReader for SourceReader {
     }
 }
 
-/// Reads blocks that this node has received back from its files. They are in the page cache unless a child is
+/// Reads the blocks of a destination back from its files. They are in the page cache unless a child is
 /// far behind.
-pub(crate) struct ReceivedBlocksReader(pub Arc<ReceivedBlocks>);
+pub(crate) struct DestinationBlocksReader(pub Arc<DestinationBlocks>);
 
-impl BlockReader for ReceivedBlocksReader {
+impl BlockReader for DestinationBlocksReader {
     fn build(&mut self, number: u32, buffer: &mut [u8]) -> Result<usize, Fault> {
         let missing = |what: String| Fault::engine(format!("{what} is not here yet"));
         let mut builder = Builder::new(buffer);
@@ -210,16 +210,16 @@ impl BlockReader for ReceivedBlocksReader {
             match item {
                 Item::Block { file, block, bytes } => {
                     let open = self.0.file(file)?;
-                    let value = open
+                    let digest = open
                         .read_block(block, builder.room(bytes))?
                         .ok_or_else(|| missing(format!("block {block} of file {file}")))?;
-                    builder.block(file, block, value.0, bytes);
+                    builder.block(file, block, digest.0, bytes);
                 }
                 Item::FileDigest { file } => {
                     let digest = self.0.digest(file);
                     let digest = digest.ok_or_else(|| missing(format!("digest of file {file}")))?;
-                    let value = padded_digest(&digest);
-                    builder.frame(&Frame::FileDigest { file, value });
+                    let digest = padded_digest(&digest);
+                    builder.frame(&Frame::FileDigest { file, digest });
                 }
                 Item::End => builder.frame(&Frame::End),
             }
@@ -230,8 +230,8 @@ impl BlockReader for ReceivedBlocksReader {
 
 /// A digest as frames carry it.
 pub(crate) fn padded_digest(digest: &Digest) -> [u8; 32] {
-    let mut value = [0; 32];
+    let mut padded = [0; 32];
     let bytes = digest.as_bytes();
-    value[..bytes.len()].copy_from_slice(bytes);
-    value
+    padded[..bytes.len()].copy_from_slice(bytes);
+    padded
 }

@@ -10,17 +10,17 @@ use std::sync::atomic::Ordering;
 use crate::fault::Fault;
 use crate::files::{BlockDigest, DestinationFile, Digest};
 use crate::transfer::attempt::Attempt;
+use crate::transfer::destination_blocks::DestinationBlocks;
 use crate::transfer::frame::{Frame, Frames};
 use crate::transfer::layout::Item;
 use crate::transfer::receive_window::ReceiveWindow;
-use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::state::State;
 
-/// Places one attempt's messages.
+/// Writes one attempt's messages.
 #[derive(Debug)]
 pub(crate) struct BlockWriter {
     attempt: Arc<Attempt>,
-    received: Arc<ReceivedBlocks>,
+    blocks: Arc<DestinationBlocks>,
     /// Where the messages come from, for error messages: a node or a store.
     from: String,
     /// Files of which something is missing: few, because messages come at most so far ahead.
@@ -41,10 +41,10 @@ pub(crate) struct Contents {
 
 impl BlockWriter {
     /// Nothing has come yet.
-    pub(crate) fn new(attempt: Arc<Attempt>, received: Arc<ReceivedBlocks>, from: String) -> Self {
+    pub(crate) fn new(attempt: Arc<Attempt>, blocks: Arc<DestinationBlocks>, from: String) -> Self {
         Self {
             attempt,
-            received,
+            blocks,
             from,
             open: HashMap::new(),
             receive_window: ReceiveWindow::default(),
@@ -52,16 +52,16 @@ impl BlockWriter {
     }
 
     /// Checks and writes a message's blocks. They must be those that the layout says.
-    pub(crate) fn place(&mut self, buffer: &[u8]) -> Result<Contents, Fault> {
-        let received = self.received.clone();
+    pub(crate) fn write_message(&mut self, buffer: &[u8]) -> Result<Contents, Fault> {
+        let blocks = self.blocks.clone();
         let first = Frames::new(buffer).next();
         let first = first.ok_or_else(|| self.faulty("an empty message".to_owned()))?;
         let first = first.map_err(|error| self.faulty(error.to_string()))?;
-        let number = received.layout.message_of(self.item(&first)?);
+        let number = blocks.layout.message_of(self.item(&first)?);
         let number = number.ok_or_else(|| self.faulty("an unknown block".to_owned()))?;
         let checked = self.receive_window.check(number);
         checked.map_err(|wrong| self.faulty(wrong))?;
-        let mut items = received.layout.items(number);
+        let mut items = blocks.layout.items(number);
         let mut contents = Contents {
             number,
             data: 0,
@@ -76,23 +76,27 @@ impl BlockWriter {
                 Frame::Block {
                     file,
                     block,
-                    value,
+                    digest,
                     data,
                 } => {
                     contents.data += data.len() as u64;
-                    self.block(file, block, value, data)?;
+                    self.block(file, block, digest, data)?;
                 }
-                Frame::Present { file, block, value } => self.present(file, block, value)?,
-                Frame::FileDigest { file, value } => self.digest(file, &value)?,
+                Frame::Present {
+                    file,
+                    block,
+                    digest,
+                } => self.present(file, block, digest)?,
+                Frame::FileDigest { file, digest } => self.digest(file, &digest)?,
                 Frame::End => {}
             }
         }
         if items.next().is_some() {
             return Err(self.faulty("a message that is not whole".to_owned()));
         }
-        self.receive_window.take(number);
-        received.set_ready(self.receive_window.ready());
-        contents.is_all = self.receive_window.ready() == received.layout.messages();
+        self.receive_window.mark_received(number);
+        blocks.set_ready(self.receive_window.ready());
+        contents.is_all = self.receive_window.ready() == blocks.layout.messages();
         Ok(contents)
     }
 
@@ -107,7 +111,7 @@ impl BlockWriter {
                 bytes: data.len(),
             },
             Frame::Present { file, block, .. } => {
-                let blocks = self.received.layout.file(file);
+                let blocks = self.blocks.layout.file(file);
                 let blocks = blocks.filter(|blocks| block < blocks.count());
                 let bytes = blocks
                     .map(|blocks| blocks.len(block))
@@ -119,11 +123,17 @@ impl BlockWriter {
         })
     }
 
-    fn block(&mut self, index: u32, block: u32, value: [u8; 32], data: &[u8]) -> Result<(), Fault> {
+    fn block(
+        &mut self,
+        index: u32,
+        block: u32,
+        digest: [u8; 32],
+        data: &[u8],
+    ) -> Result<(), Fault> {
         let file = self.file(index)?;
         let verified = file
             .blocks()
-            .verify(block, data, &BlockDigest(value))
+            .verify(block, data, &BlockDigest(digest))
             .map_err(|cause| Fault::BlockRefused {
                 node: self.from.clone(),
                 path: self.path(index),
@@ -138,9 +148,9 @@ impl BlockWriter {
         self.finish(index, &file)
     }
 
-    fn present(&mut self, index: u32, block: u32, value: [u8; 32]) -> Result<(), Fault> {
+    fn present(&mut self, index: u32, block: u32, digest: [u8; 32]) -> Result<(), Fault> {
         let file = self.file(index)?;
-        let digest = BlockDigest(value);
+        let digest = BlockDigest(digest);
         let missing_before = file.missing();
         let mut confirmed = file.confirm(block, &digest)?;
         if !confirmed {
@@ -165,13 +175,13 @@ impl BlockWriter {
         self.finish(index, &file)
     }
 
-    fn digest(&mut self, index: u32, value: &[u8; 32]) -> Result<(), Fault> {
-        let algorithm = self.received.layout.algorithm;
-        let (sent, zeros) = value.split_at(algorithm.digest_bytes());
+    fn digest(&mut self, index: u32, digest: &[u8; 32]) -> Result<(), Fault> {
+        let algorithm = self.blocks.layout.algorithm;
+        let (sent, zeros) = digest.split_at(algorithm.digest_bytes());
         let digest = Digest::from_bytes(algorithm, sent)
             .filter(|_| zeros.iter().all(|byte| *byte == 0))
             .ok_or_else(|| self.faulty("a digest of another length".to_owned()))?;
-        self.received.set_digest(index, digest);
+        self.blocks.set_digest(index, digest);
         let file = self.file(index)?;
         self.finish(index, &file)
     }
@@ -181,8 +191,8 @@ impl BlockWriter {
         if file.missing() > 0 {
             return Ok(());
         }
-        if let Some(digest) = self.received.digest(index) {
-            self.received.finish(file, &digest)?;
+        if let Some(digest) = self.blocks.digest(index) {
+            self.blocks.finish(file, &digest)?;
             self.open.remove(&index);
         }
         Ok(())
@@ -192,19 +202,19 @@ impl BlockWriter {
         if let Some(file) = self.open.get(&index) {
             return Ok(file.clone());
         }
-        let file = self.received.file(index)?;
+        let file = self.blocks.file(index)?;
         self.open.insert(index, file.clone());
         Ok(file)
     }
 
     fn path(&self, index: u32) -> String {
-        let entry = self.received.destination.manifest().entry(index as usize);
+        let entry = self.blocks.destination.manifest().entry(index as usize);
         entry.map_or_else(String::new, |entry| entry.path.to_owned())
     }
 
     /// All blocks are here: gives the files their names. False when the attempt was stopped before.
     pub(crate) fn publish(&self) -> Result<bool, Fault> {
-        let (attempt, destination) = (&self.attempt, &self.received.destination);
+        let (attempt, destination) = (&self.attempt, &self.blocks.destination);
         attempt.all_blocks(destination.digest());
         // A cancel that came before this line wins; a later one finds the files published.
         if attempt.state() != State::Verifying {
@@ -214,7 +224,7 @@ impl BlockWriter {
         let file_by_file = destination.is_file_by_file();
         let counters = &attempt.counters;
         counters.file_by_file.store(file_by_file, Ordering::Relaxed);
-        attempt.published(Some(digest));
+        attempt.set_published(Some(digest));
         Ok(true)
     }
 

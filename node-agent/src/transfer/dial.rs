@@ -12,7 +12,7 @@ use weft_proto::agent::v1::{Algorithm, Child, ConnectRequest, ConnectResponse};
 use crate::convert;
 use crate::fault::Fault;
 use crate::tls::Tls;
-use crate::transfer::agent_client::{CONTROL_BYTES_MAX, OtherAgent};
+use crate::transfer::agent_client::{CONTROL_BYTES_MAX, PeerAgent};
 use crate::transfer::attempt::Attempt;
 use crate::transfer::fanout::ChildIndex;
 use crate::transfer::frame::SLOT_BYTES;
@@ -79,13 +79,13 @@ impl Dialer {
         let request = ConnectRequest {
             ticket: self.child.ticket.clone(),
             wire_version: VERSION.into(),
-            endpoint: Some(convert::endpoint_to_proto(&local, &secret)),
+            endpoint: Some(convert::connection_end_to_proto(&local, &secret)),
             manifest_digest: self.manifest_digest.to_vec(),
             algorithm: self.algorithm.into(),
         };
         let response = self.call(request).await?;
         let remote =
-            convert::endpoint(&self.child.node, response.endpoint, self.engine.settings())?;
+            convert::connection_end(&self.child.node, response.endpoint, self.engine.settings())?;
         let faulty = |problem: &str| Fault::faulty(&self.child.node, problem);
         let fits = |slots: &[weft_proto::agent::v1::Slot]| {
             (1..=SLOTS_MAX).contains(&slots.len())
@@ -98,7 +98,7 @@ impl Dialer {
         self.engine
             .connect(local.id, remote, self.events.clone())
             .map_err(|error| Fault::engine(error.to_string()))?;
-        self.peer.opened(local.id);
+        self.peer.record_opened(local.id);
         let slots = response
             .slots
             .iter()
@@ -113,7 +113,7 @@ impl Dialer {
     }
 
     async fn call(&self, request: ConnectRequest) -> Result<ConnectResponse, Fault> {
-        let agent = OtherAgent {
+        let agent = PeerAgent {
             node: &self.child.node,
             address: &self.child.control_address,
             field: "sends_to.control_address",

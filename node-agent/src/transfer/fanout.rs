@@ -44,17 +44,17 @@ impl SendLimits {
 
     /// The limits for so many buffers.
     pub(crate) fn of(buffers: usize, children: usize) -> Self {
-        let beside = buffers.saturating_sub(children);
-        let cache = beside.min(buffers / 2).clamp(1, CACHE_MESSAGES);
-        let left = buffers.saturating_sub(cache);
+        let spare = buffers.saturating_sub(children);
+        let cache = spare.min(buffers / 2).clamp(1, CACHE_MESSAGES);
+        let remaining = buffers.saturating_sub(cache);
         Self {
             cache,
-            in_flight: (left / children.max(1)).max(1),
+            in_flight: (remaining / children.max(1)).max(1),
         }
     }
 }
 
-/// Index of a child in its parent's part of the plan.
+/// Index of a child in the task of this agent.
 pub(crate) type ChildIndex = usize;
 
 /// What the sender must do.
@@ -128,7 +128,7 @@ pub(crate) struct Fanout {
     /// Messages of the transfer.
     messages: u32,
     /// Messages below this number can be read.
-    ready: u32,
+    readable_until: u32,
     children: Vec<ChildState>,
     cache: BTreeMap<u32, Message>,
     building: BTreeSet<u32>,
@@ -138,10 +138,15 @@ pub(crate) struct Fanout {
 
 impl Fanout {
     /// For a transfer of `messages`, to so many children. At a source everything is ready.
-    pub(crate) fn new(messages: u32, children: usize, ready: u32, limits: SendLimits) -> Self {
+    pub(crate) fn new(
+        messages: u32,
+        children: usize,
+        readable_until: u32,
+        limits: SendLimits,
+    ) -> Self {
         Self {
             messages,
-            ready,
+            readable_until,
             children: (0..children).map(|_| ChildState::Awaited).collect(),
             cache: BTreeMap::new(),
             building: BTreeSet::new(),
@@ -169,9 +174,9 @@ impl Fanout {
         self.advance();
     }
 
-    /// Messages below `ready` can be read from now on.
-    pub(crate) fn ready(&mut self, ready: u32) {
-        self.ready = self.ready.max(ready);
+    /// Messages below `readable_until` can be read from now on.
+    pub(crate) fn set_readable_until(&mut self, readable_until: u32) {
+        self.readable_until = self.readable_until.max(readable_until);
         self.advance();
     }
 
@@ -243,7 +248,7 @@ impl Fanout {
         let children = &self.children;
         self.cache.retain(|number, _| is_needed(children, *number));
         self.trim();
-        self.ask();
+        self.request_messages();
     }
 
     fn send(&mut self, index: ChildIndex) {
@@ -277,7 +282,7 @@ impl Fanout {
     }
 
     /// Asks for the message each child needs next, and ahead of the fastest while there is room.
-    fn ask(&mut self) {
+    fn request_messages(&mut self) {
         let mut wanted: Vec<u32> = Vec::new();
         for child in &self.children {
             if let ChildState::Open(open) = child
@@ -293,7 +298,7 @@ impl Fanout {
         }
         for number in wanted {
             let here = self.cache.contains_key(&number) || self.building.contains(&number);
-            if number >= self.ready.min(self.messages) || here {
+            if number >= self.readable_until.min(self.messages) || here {
                 continue;
             }
             if self.cache.len() + self.building.len() >= self.limits.cache + self.children.len() {

@@ -10,7 +10,7 @@
 //! | 4…7 | file: index of the manifest's entry, u32 |
 //! | 8…11 | block: index in the file, u32 |
 //! | 12…15 | bytes of data that follow, u32 |
-//! | 16…47 | block: its hash; file digest: the digest; both padded with zeros |
+//! | 16…47 | block: its digest; file digest: that of the file; both padded with zeros |
 //! | 48…63 | 0 |
 //!
 //! Decoding never panics and never allocates.
@@ -33,26 +33,26 @@ pub enum Frame<'a> {
         file: u32,
         /// Which block.
         block: u32,
-        /// Its hash.
-        value: [u8; 32],
+        /// Its digest.
+        digest: [u8; 32],
         /// Its bytes.
         data: &'a [u8],
     },
-    /// A block that the receiver said it holds, and that the source has with this hash.
+    /// A block that the receiver said it holds, and that the source has with this digest.
     Present {
         /// Entry.
         file: u32,
         /// Which block.
         block: u32,
-        /// Its hash.
-        value: [u8; 32],
+        /// Its digest.
+        digest: [u8; 32],
     },
     /// The source has read a whole file, found it unchanged, and this is its digest.
     FileDigest {
         /// Entry.
         file: u32,
         /// The digest, padded with zeros.
-        value: [u8; 32],
+        digest: [u8; 32],
     },
     /// Everything was sent and the source as a whole is unchanged.
     End,
@@ -80,16 +80,20 @@ const RESERVED: FrameError = FrameError("a frame whose reserved bytes are not ze
 
 /// Writes a header; `data` is the number of bytes that follow it.
 pub fn write_header(out: &mut [u8; HEADER_BYTES], frame: &Frame<'_>) {
-    let (kind, file, block, bytes, value) = match *frame {
+    let (kind, file, block, bytes, digest) = match *frame {
         // A block is at most 1 MiB.
         Frame::Block {
             file,
             block,
-            value,
+            digest,
             data,
-        } => (1, file, block, data.len() as u32, value),
-        Frame::Present { file, block, value } => (2, file, block, 0, value),
-        Frame::FileDigest { file, value } => (3, file, 0, 0, value),
+        } => (1, file, block, data.len() as u32, digest),
+        Frame::Present {
+            file,
+            block,
+            digest,
+        } => (2, file, block, 0, digest),
+        Frame::FileDigest { file, digest } => (3, file, 0, 0, digest),
         Frame::End => (4, 0, 0, 0, [0; 32]),
     };
     out.fill(0);
@@ -97,7 +101,7 @@ pub fn write_header(out: &mut [u8; HEADER_BYTES], frame: &Frame<'_>) {
     out[4..8].copy_from_slice(&file.to_le_bytes());
     out[8..12].copy_from_slice(&block.to_le_bytes());
     out[12..16].copy_from_slice(&bytes.to_le_bytes());
-    out[16..48].copy_from_slice(&value);
+    out[16..48].copy_from_slice(&digest);
 }
 
 /// Bytes that `data` bytes take up after a header.
@@ -148,8 +152,8 @@ fn take<'a>(rest: &mut &'a [u8]) -> Result<Frame<'a>, FrameError> {
     }
     let (kind, file, block) = (header[0], word(4), word(8));
     let bytes = word(12) as usize;
-    let mut value = [0; 32];
-    value.copy_from_slice(&header[16..48]);
+    let mut digest = [0; 32];
+    digest.copy_from_slice(&header[16..48]);
     if kind != 1 && bytes != 0 {
         return Err(RESERVED);
     }
@@ -159,12 +163,16 @@ fn take<'a>(rest: &mut &'a [u8]) -> Result<Frame<'a>, FrameError> {
             Frame::Block {
                 file,
                 block,
-                value,
+                digest,
                 data,
             }
         }
-        2 => Frame::Present { file, block, value },
-        3 => Frame::FileDigest { file, value },
+        2 => Frame::Present {
+            file,
+            block,
+            digest,
+        },
+        3 => Frame::FileDigest { file, digest },
         4 => Frame::End,
         _ => return Err(UNKNOWN_KIND),
     };

@@ -1,4 +1,4 @@
-//! A copy within this node: reads the source's files and places their blocks.
+//! A copy within this node: reads the source's files and writes their blocks.
 //!
 //! It works as a source and its destination do, without a connection between them: the same reader compares
 //! the files with the manifest, and the same block writer writes, syncs and renames.
@@ -10,21 +10,21 @@ use crate::files::Source;
 use crate::transfer::attempt::Attempt;
 use crate::transfer::block_reader::{BlockReader as _, SourceReader};
 use crate::transfer::block_writer::BlockWriter;
+use crate::transfer::destination_blocks::DestinationBlocks;
 use crate::transfer::frame::SLOT_BYTES;
 use crate::transfer::message::PresentBlocks;
-use crate::transfer::received_blocks::ReceivedBlocks;
 
 /// Copies until everything is published or the attempt is stopped. For threads that may block.
 pub(crate) fn copy(
     source: Source,
-    received: &Arc<ReceivedBlocks>,
+    blocks: &Arc<DestinationBlocks>,
     attempt: &Arc<Attempt>,
 ) -> Result<(), Fault> {
-    let layout = &received.layout;
+    let layout = &blocks.layout;
     let mut reader = SourceReader::new(source, layout.clone(), None);
     let mut block_writer =
-        BlockWriter::new(attempt.clone(), received.clone(), "this node".to_owned());
-    let present = PresentBlocks::new(received.have.clone()).map_err(Fault::engine)?;
+        BlockWriter::new(attempt.clone(), blocks.clone(), "this node".to_owned());
+    let present = PresentBlocks::new(blocks.present.clone()).map_err(Fault::engine)?;
     let mut buffer = vec![0; SLOT_BYTES];
     for number in 0..layout.messages() {
         if attempt.is_stopping() {
@@ -33,8 +33,8 @@ pub(crate) fn copy(
         let bytes = reader.build(number, &mut buffer)?;
         let message = &buffer[..bytes];
         match present.shorten(message) {
-            Some(short) => block_writer.place(&short)?,
-            None => block_writer.place(message)?,
+            Some(short) => block_writer.write_message(&short)?,
+            None => block_writer.write_message(message)?,
         };
     }
     block_writer.publish().map(drop)

@@ -36,12 +36,12 @@ impl<'a> Builder<'a> {
     }
 
     /// Closes a block whose data was put into [`Builder::room`].
-    pub(crate) fn block(&mut self, file: u32, block: u32, value: [u8; 32], bytes: usize) {
+    pub(crate) fn block(&mut self, file: u32, block: u32, digest: [u8; 32], bytes: usize) {
         let (header, data) = self.buffer[self.used..].split_at_mut(HEADER_BYTES);
         let frame = Frame::Block {
             file,
             block,
-            value,
+            digest,
             data: &data[..bytes],
         };
         let mut written = [0; HEADER_BYTES];
@@ -56,12 +56,12 @@ impl<'a> Builder<'a> {
         if let Frame::Block {
             file,
             block,
-            value,
+            digest,
             data,
         } = *frame
         {
             self.room(data.len()).copy_from_slice(data);
-            self.block(file, block, value, data.len());
+            self.block(file, block, digest, data.len());
             return;
         }
         let mut header = [0; HEADER_BYTES];
@@ -84,13 +84,13 @@ impl<'a> Builder<'a> {
 }
 
 /// Puts a file's digest into the frame at that place, which was written without.
-pub(crate) fn set_digest(buffer: &mut [u8], at: usize, file: u32, value: [u8; 32]) {
+pub(crate) fn set_digest(buffer: &mut [u8], at: usize, file: u32, digest: [u8; 32]) {
     let mut header = [0; HEADER_BYTES];
-    write_header(&mut header, &Frame::FileDigest { file, value });
+    write_header(&mut header, &Frame::FileDigest { file, digest });
     buffer[at..at + HEADER_BYTES].copy_from_slice(&header);
 }
 
-/// The hashes of the blocks that a destination holds already.
+/// The digests of the blocks that a destination has already.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PresentBlocks {
     /// Sorted by file and first block, not overlapping.
@@ -117,7 +117,7 @@ impl PresentBlocks {
         Ok(Self { runs })
     }
 
-    /// The hash of a block that the child holds.
+    /// The digest of a block that the child has.
     pub(crate) fn get(&self, file: u32, block: u32) -> Option<[u8; 32]> {
         let behind = self
             .runs
@@ -131,8 +131,11 @@ impl PresentBlocks {
     fn holds(&self, frame: &Frame<'_>) -> bool {
         match *frame {
             Frame::Block {
-                file, block, value, ..
-            } => self.get(file, block) == Some(value),
+                file,
+                block,
+                digest,
+                ..
+            } => self.get(file, block) == Some(digest),
             _ => false,
         }
     }
@@ -159,8 +162,15 @@ impl PresentBlocks {
         for frame in frames.flatten() {
             match frame {
                 Frame::Block {
-                    file, block, value, ..
-                } if self.holds(&frame) => builder.frame(&Frame::Present { file, block, value }),
+                    file,
+                    block,
+                    digest,
+                    ..
+                } if self.holds(&frame) => builder.frame(&Frame::Present {
+                    file,
+                    block,
+                    digest,
+                }),
                 other => builder.frame(&other),
             }
         }
@@ -186,17 +196,17 @@ mod tests {
         builder.frame(&Frame::Block {
             file: 1,
             block: 0,
-            value: [1; 32],
+            digest: [1; 32],
             data: b"hello",
         });
         builder.frame(&Frame::FileDigest {
             file: 1,
-            value: [9; 32],
+            digest: [9; 32],
         });
         builder.frame(&Frame::Block {
             file: 2,
             block: 7,
-            value: [2; 32],
+            digest: [2; 32],
             data: &[3; 1000],
         });
         builder.frame(&Frame::End);
@@ -226,17 +236,17 @@ mod tests {
                 Frame::Block {
                     file: 1,
                     block: 0,
-                    value: [1; 32],
+                    digest: [1; 32],
                     data: b"hello"
                 },
                 Frame::FileDigest {
                     file: 1,
-                    value: [9; 32]
+                    digest: [9; 32]
                 },
                 Frame::Block {
                     file: 2,
                     block: 7,
-                    value: [2; 32],
+                    digest: [2; 32],
                     data: &[3; 1000]
                 },
                 Frame::End,
@@ -254,21 +264,21 @@ mod tests {
         assert_eq!(
             read.unwrap(),
             [
-                // Held with another hash: sent.
+                // Present with another digest: sent.
                 Frame::Block {
                     file: 1,
                     block: 0,
-                    value: [1; 32],
+                    digest: [1; 32],
                     data: b"hello"
                 },
                 Frame::FileDigest {
                     file: 1,
-                    value: [9; 32]
+                    digest: [9; 32]
                 },
                 Frame::Present {
                     file: 2,
                     block: 7,
-                    value: [2; 32]
+                    digest: [2; 32]
                 },
                 Frame::End,
             ]

@@ -1,6 +1,6 @@
 //! The object receiver: a thread that receives one attempt's messages from a store, in place of a parent.
 //!
-//! It reads several messages at a time, each by ranges ([`crate::object`]), and places them in
+//! It reads several messages at a time, each by ranges ([`crate::object`]), and writes them in
 //! their order, like those of a parent. A block that an earlier attempt has
 //! read and that is still on disk is not read again ([`ObjectReadLog`]).
 
@@ -23,10 +23,10 @@ use crate::transfer::attempt::Attempt;
 use crate::transfer::block_reader::padded_digest;
 use crate::transfer::block_writer::BlockWriter;
 use crate::transfer::buffers::{Buffer, BufferReservation};
+use crate::transfer::destination_blocks::DestinationBlocks;
 use crate::transfer::frame::{Frame, Frames, SLOT_BYTES};
 use crate::transfer::layout::{Item, MessageLayout};
 use crate::transfer::message::{Builder, set_digest};
-use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::state::State;
 
 /// Buffers: one that is being written, and one for each message of 1 MiB that is read at a time. A store far
@@ -79,15 +79,13 @@ impl ObjectReceiver {
     /// disk already. `buffers` has two to [`BUFFERS`] buffers; requests run on `runtime`.
     pub(crate) fn new(
         attempt: &Arc<Attempt>,
-        received: Arc<ReceivedBlocks>,
+        blocks: Arc<DestinationBlocks>,
         store: Arc<Store>,
         versions: Vec<Option<Version>>,
         buffers: BufferReservation,
         runtime: Handle,
     ) -> Result<Self, Fault> {
-        let mut read_log = received
-            .destination
-            .object_read_log(received.layout.blocks)?;
+        let mut read_log = blocks.destination.object_read_log(blocks.layout.blocks)?;
         let url = store.url().to_owned();
         let ids: Vec<Option<VersionId>> = versions
             .iter()
@@ -96,14 +94,14 @@ impl ObjectReceiver {
         let object = ObjectBlocks {
             attempt: attempt.clone(),
             runtime,
-            layout: received.layout.clone(),
-            present: present(&received, &ids, &mut read_log)?,
+            layout: blocks.layout.clone(),
+            present: present(&blocks, &ids, &mut read_log)?,
             store,
             versions,
             ids,
         };
         Ok(Self {
-            block_writer: BlockWriter::new(attempt.clone(), received, url),
+            block_writer: BlockWriter::new(attempt.clone(), blocks, url),
             object: Arc::new(object),
             read_log,
             buffers,
@@ -144,7 +142,7 @@ impl ObjectReceiver {
         let mut number = 0;
         while let Some(read) = object.wait(reads.next()) {
             match read? {
-                Some(message) => self.place(message)?,
+                Some(message) => self.write_message(message)?,
                 None => return Ok(Some(number)),
             }
             number += 1;
@@ -159,14 +157,14 @@ impl ObjectReceiver {
         for number in first..object.layout.messages() {
             let read = async { Some(object.read(number, Some(&mut whole)).await) };
             match object.wait(read).transpose()?.flatten() {
-                Some(message) => self.place(message)?,
+                Some(message) => self.write_message(message)?,
                 None => return Ok(()),
             }
         }
         Ok(())
     }
 
-    fn place(&mut self, message: ReadMessage) -> Result<(), Fault> {
+    fn write_message(&mut self, message: ReadMessage) -> Result<(), Fault> {
         let ReadMessage {
             mut buffer,
             digests,
@@ -175,13 +173,20 @@ impl ObjectReceiver {
         for frame in Frames::new(&buffer).flatten() {
             match frame {
                 Frame::Block {
-                    file, block, value, ..
+                    file,
+                    block,
+                    digest,
+                    ..
                 } => {
-                    fresh.push((file, block, BlockDigest(value)));
-                    self.tree(file)?.set(block, BlockDigest(value));
+                    fresh.push((file, block, BlockDigest(digest)));
+                    self.tree(file)?.set(block, BlockDigest(digest));
                 }
-                Frame::Present { file, block, value } => {
-                    self.tree(file)?.set(block, BlockDigest(value));
+                Frame::Present {
+                    file,
+                    block,
+                    digest,
+                } => {
+                    self.tree(file)?.set(block, BlockDigest(digest));
                 }
                 Frame::FileDigest { .. } | Frame::End => {}
             }
@@ -193,7 +198,7 @@ impl ObjectReceiver {
             self.trees.remove(&file);
             set_digest(&mut buffer, at, file, padded_digest(&digest));
         }
-        let contents = self.block_writer.place(&buffer)?;
+        let contents = self.block_writer.write_message(&buffer)?;
         for (file, block, digest) in fresh {
             if let Some(Some(id)) = self.object.ids.get(file as usize) {
                 self.read_log.add(id, block, &digest)?;
@@ -214,7 +219,7 @@ impl ObjectReceiver {
 }
 
 impl ObjectBlocks {
-    /// Reads a message in a task of its own: its request goes on while this thread places another message.
+    /// Reads a message in a task of its own: its request goes on while this thread writes another message.
     async fn spawn_read(self: Arc<Self>, number: u32) -> Result<Option<ReadMessage>, Fault> {
         let runtime = self.runtime.clone();
         let task = runtime.spawn(async move { self.read(number, None).await });
@@ -248,8 +253,12 @@ impl ObjectBlocks {
             match item {
                 Item::Block { file, block, bytes } => {
                     if let Some(digest) = self.present.get(&(file, block)) {
-                        let value = digest.0;
-                        builder.frame(&Frame::Present { file, block, value });
+                        let digest = digest.0;
+                        builder.frame(&Frame::Present {
+                            file,
+                            block,
+                            digest,
+                        });
                         continue;
                     }
                     let version = self.versions.get(file as usize).and_then(Option::as_ref);
@@ -267,8 +276,8 @@ impl ObjectBlocks {
                 }
                 Item::FileDigest { file } => {
                     digests.push((file, builder.used()));
-                    let value = [0; 32];
-                    builder.frame(&Frame::FileDigest { file, value });
+                    let digest = [0; 32];
+                    builder.frame(&Frame::FileDigest { file, digest });
                 }
                 Item::End => builder.frame(&Frame::End),
             }
@@ -281,18 +290,18 @@ impl ObjectBlocks {
 /// The blocks on disk that are as they were read. All blocks, where they make up the digest that the job
 /// expects.
 fn present(
-    received: &ReceivedBlocks,
+    blocks: &DestinationBlocks,
     ids: &[Option<VersionId>],
     read_log: &mut ObjectReadLog,
 ) -> Result<HashMap<(u32, u32), BlockDigest>, Fault> {
     let mut all = HashMap::new();
-    for run in &received.have {
-        for (block, value) in (run.first_block..).zip(run.values.as_chunks::<32>().0) {
-            all.insert((run.file, block), BlockDigest(*value));
+    for run in &blocks.present {
+        for (block, digest) in (run.first_block..).zip(run.values.as_chunks::<32>().0) {
+            all.insert((run.file, block), BlockDigest(*digest));
         }
     }
-    let expected = received.destination.expected_digest();
-    if expected.is_some() && expected == whole(received, &all) {
+    let expected = blocks.destination.expected_digest();
+    if expected.is_some() && expected == whole(blocks, &all) {
         return Ok(all);
     }
     let files: HashMap<VersionId, u32> = ids
@@ -315,22 +324,19 @@ fn present(
 }
 
 /// The digest of all that is on disk, if that is everything.
-fn whole(received: &ReceivedBlocks, blocks: &HashMap<(u32, u32), BlockDigest>) -> Option<Digest> {
-    let manifest = &received.layout.manifest;
-    let mut digests = Vec::new();
+fn whole(blocks: &DestinationBlocks, digests: &HashMap<(u32, u32), BlockDigest>) -> Option<Digest> {
+    let manifest = &blocks.layout.manifest;
+    let mut files = Vec::new();
     for (file, entry, _) in manifest.files() {
-        let layout = received.layout.file(file)?;
+        let layout = blocks.layout.file(file)?;
         let mut tree = HashTree::new(layout);
         for block in 0..layout.count() {
-            tree.set(block, *blocks.get(&(file, block))?);
+            tree.set(block, *digests.get(&(file, block))?);
         }
-        digests.push((entry.path, tree.root()?));
+        files.push((entry.path, tree.root()?));
     }
-    match (manifest.shape(), digests.as_slice()) {
+    match (manifest.shape(), files.as_slice()) {
         (Shape::File, [(_, digest)]) => Some(*digest),
-        _ => Some(directory_digest(
-            received.layout.algorithm,
-            digests.into_iter(),
-        )),
+        _ => Some(directory_digest(blocks.layout.algorithm, files.into_iter())),
     }
 }

@@ -45,18 +45,18 @@ impl Peer {
     }
 
     /// It is in the engine.
-    pub fn opened(&self, id: ConnectionId) {
+    pub fn record_opened(&self, id: ConnectionId) {
         fail_fast::lock(&self.state).connection = Some(id);
     }
 
     /// It is about to leave the engine.
-    pub fn closed(&self, snapshot: &Snapshot) {
+    pub fn record_closed(&self, snapshot: &Snapshot) {
         let last = self.stats(snapshot);
         fail_fast::lock(&self.state).last = Some(last);
     }
 
     /// It failed; the first reason stays.
-    pub fn failed(&self, fault: Fault) {
+    pub fn record_failed(&self, fault: Fault) {
         fail_fast::lock(&self.state).fault.get_or_insert(fault);
     }
 

@@ -40,8 +40,8 @@ impl ReceiveWindow {
         Ok(())
     }
 
-    /// It has come, and was checked before.
-    pub(crate) fn take(&mut self, number: u32) {
+    /// The message has come, and was checked before.
+    pub(crate) fn mark_received(&mut self, number: u32) {
         self.beyond.insert(number);
         while self.beyond.remove(&self.ready) {
             self.ready += 1;
@@ -58,14 +58,14 @@ mod tests {
         let mut receive_window = ReceiveWindow::default();
         for number in [1, 2, WINDOW_MESSAGES - 1] {
             assert_eq!(receive_window.check(number), Ok(()));
-            receive_window.take(number);
+            receive_window.mark_received(number);
         }
         assert_eq!(receive_window.ready(), 0);
         assert_eq!(receive_window.check(2), Err("message 2 twice".to_owned()));
         let number = WINDOW_MESSAGES;
         let ahead = receive_window.check(number).unwrap_err();
         assert!(ahead.contains("before message 0"), "{ahead}");
-        receive_window.take(0);
+        receive_window.mark_received(0);
         assert_eq!(receive_window.ready(), 3);
         assert_eq!(receive_window.check(0), Err("message 0 twice".to_owned()));
         assert_eq!(receive_window.check(number), Ok(()));

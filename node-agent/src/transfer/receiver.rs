@@ -1,6 +1,7 @@
 //! The receiver: a thread that receives one attempt's messages from this node's parent.
 //!
-//! It places each message, and only then returns the slot's credit. It owns the connection to the parent and the regions of that connection.
+//! It writes each message, and only then returns the slot's credit. It owns the connection to the parent and the
+//! regions of that connection.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,8 +14,8 @@ use crate::fault::Fault;
 use crate::transfer::attempt::Attempt;
 use crate::transfer::block_writer::BlockWriter;
 use crate::transfer::buffers::{Buffer, BufferReservation};
+use crate::transfer::destination_blocks::DestinationBlocks;
 use crate::transfer::peer::Peer;
-use crate::transfer::received_blocks::ReceivedBlocks;
 use crate::transfer::signal::{self, ABORT_NOTICE_TIMEOUT, ABORTED, PING, PING_INTERVAL};
 
 /// What a receiver works with.
@@ -33,7 +34,7 @@ pub(crate) struct ReceiverConfig {
     /// The slots' part of the memory budget.
     pub buffers: BufferReservation,
     /// What it fills.
-    pub received: Arc<ReceivedBlocks>,
+    pub blocks: Arc<DestinationBlocks>,
     /// From the engine.
     pub events: crossbeam_channel::Receiver<Event>,
 }
@@ -44,9 +45,9 @@ pub(crate) struct Receiver {
     config: ReceiverConfig,
     block_writer: BlockWriter,
     /// The slot of the last message. Its credit says that all is published here.
-    end: Option<u32>,
+    last_slot: Option<u32>,
     /// Writes whose end was not reported.
-    under_way: usize,
+    in_flight: usize,
     over: bool,
 }
 
@@ -55,21 +56,21 @@ impl Receiver {
     pub(crate) fn new(config: ReceiverConfig) -> Self {
         let block_writer = BlockWriter::new(
             config.attempt.clone(),
-            config.received.clone(),
+            config.blocks.clone(),
             config.peer.node.clone(),
         );
         Self {
             config,
             block_writer,
-            end: None,
-            under_way: 0,
+            last_slot: None,
+            in_flight: 0,
             over: false,
         }
     }
 
     /// Receives until everything is published, or until the attempt fails or is stopped.
     pub(crate) fn run(mut self) {
-        let stopped = self.config.attempt.stopped();
+        let stopped = self.config.attempt.stop_channel();
         let idle = tick(PING_INTERVAL);
         let events = self.config.events.clone();
         let ended = loop {
@@ -93,7 +94,7 @@ impl Receiver {
             Ok(()) => self.give_up(),
             Err(fault) => {
                 let lost = matches!(fault, Fault::PeerLost { .. } | Fault::PeerGaveUp { .. });
-                self.config.peer.failed(fault.clone());
+                self.config.peer.record_failed(fault.clone());
                 self.config.attempt.fail(fault);
                 if !lost {
                     self.give_up();
@@ -121,7 +122,7 @@ impl Receiver {
             }),
             Event::Signal { immediate, .. } => Err(self.faulty(format!("signal {immediate}"))),
             Event::Written { .. } => {
-                self.under_way -= 1;
+                self.in_flight -= 1;
                 Ok(())
             }
             Event::Failed { failure, .. } => {
@@ -136,11 +137,11 @@ impl Receiver {
             return Err(self.faulty(format!("a message for slot {slot} in another")));
         }
         let buffer = self.take(key)?;
-        let contents = self.block_writer.place(&buffer)?;
+        let contents = self.block_writer.write_message(&buffer)?;
         self.config.peer.moved(contents.data);
         self.config.engine.arm(key, Region::share(buffer));
-        if contents.number + 1 == self.config.received.layout.messages() {
-            self.end = Some(slot);
+        if contents.number + 1 == self.config.blocks.layout.messages() {
+            self.last_slot = Some(slot);
         } else {
             self.send_signal(slot);
         }
@@ -161,12 +162,12 @@ impl Receiver {
     fn send_signal(&mut self, signal: u32) {
         // A connection that is over refuses the write, and its own event says why.
         if signal::send(&self.config.engine, self.config.connection, signal) {
-            self.under_way += 1;
+            self.in_flight += 1;
         }
     }
 
     fn ping(&mut self) {
-        if self.under_way == 0 {
+        if self.in_flight == 0 {
             self.send_signal(PING);
         }
     }
@@ -177,7 +178,7 @@ impl Receiver {
 
     /// Tells the parent that all is published.
     fn last_credit(&mut self) {
-        if let Some(slot) = self.end.take() {
+        if let Some(slot) = self.last_slot.take() {
             self.send_signal(slot);
         }
         self.wait_for_writes(None);
@@ -192,13 +193,13 @@ impl Receiver {
     /// Waits until all writes have ended, or the connection has failed.
     fn wait_for_writes(&mut self, deadline: Option<Instant>) {
         let events = &self.config.events;
-        while self.under_way > 0 {
+        while self.in_flight > 0 {
             let event = match deadline {
                 Some(deadline) => events.recv_deadline(deadline).ok(),
                 None => events.recv().ok(),
             };
             match event {
-                Some(Event::Written { .. }) => self.under_way -= 1,
+                Some(Event::Written { .. }) => self.in_flight -= 1,
                 Some(Event::Failed { .. }) | None => return,
                 Some(_) => {}
             }
@@ -210,7 +211,7 @@ impl Receiver {
         let ReceiverConfig {
             engine, connection, ..
         } = &self.config;
-        self.config.peer.closed(&engine.snapshot());
+        self.config.peer.record_closed(&engine.snapshot());
         engine.close(*connection);
         while let Ok(event) = self.config.events.recv() {
             if matches!(event, Event::Closed { .. }) {

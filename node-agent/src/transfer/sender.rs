@@ -41,7 +41,7 @@ pub(crate) struct SenderConfig {
     /// Whether this node is the source: the sender then decides the attempt's end.
     pub is_source: bool,
     /// To the block reader: which message it builds in which buffer.
-    pub wanted: crossbeam_channel::Sender<(u32, Buffer)>,
+    pub build_requests_tx: crossbeam_channel::Sender<(u32, Buffer)>,
     /// From the block reader, the receiver and the dialers.
     pub sender_events: Receiver<SenderEvent>,
     /// From the engine.
@@ -55,7 +55,7 @@ struct OpenConnection {
     connection: ConnectionId,
     slots: Vec<Key>,
     /// Writes whose end was not reported.
-    under_way: usize,
+    in_flight: usize,
     failed: bool,
 }
 
@@ -85,7 +85,7 @@ impl Sender {
 
     /// Sends until every child has everything or has failed, or until the attempt is stopped.
     pub(crate) fn run(mut self) {
-        let stopped = self.config.attempt.stopped();
+        let stopped = self.config.attempt.stop_channel();
         let idle = tick(PING_INTERVAL);
         let sender_events = self.config.sender_events.clone();
         let mut engine_events = self.config.engine_events.clone();
@@ -130,7 +130,7 @@ impl Sender {
         let attempt = &self.config.attempt;
         match self.config.peers.iter().find_map(|peer| peer.fault()) {
             Some(fault) => attempt.fail(fault),
-            None => attempt.published(None),
+            None => attempt.set_published(None),
         }
     }
 
@@ -140,15 +140,15 @@ impl Sender {
                 let buffer = self.config.pool.share(buffer);
                 self.fanout.built(number, Message { buffer, bytes });
             }
-            SenderEvent::Ready(ready) => self.fanout.ready(ready),
+            SenderEvent::Ready(ready) => self.fanout.set_readable_until(ready),
             SenderEvent::Connected(child, agreed) => {
                 // The child's answer was checked to have at most 64 slots.
                 let slots = agreed.slots.len() as u16;
                 self.open.push(OpenConnection {
                     child,
-                    connection: agreed.guard.keep(),
+                    connection: agreed.guard.into_id(),
                     slots: agreed.slots,
-                    under_way: 0,
+                    in_flight: 0,
                     failed: false,
                 });
                 self.fanout.connected(child, slots, agreed.present);
@@ -161,7 +161,7 @@ impl Sender {
         match *event {
             Event::Written { connection, .. } => {
                 if let Some(open) = self.open_connection(connection) {
-                    open.under_way -= 1;
+                    open.in_flight -= 1;
                 }
             }
             Event::Signal {
@@ -228,7 +228,7 @@ impl Sender {
         {
             self.unbuilt.pop_front();
             // A block reader that has ended has failed the attempt.
-            let _ = self.config.wanted.send((number, buffer));
+            let _ = self.config.build_requests_tx.send((number, buffer));
         }
     }
 
@@ -251,7 +251,7 @@ impl Sender {
             context: slot.into(),
         };
         match self.config.engine.write(request) {
-            Ok(()) => open.under_way += 1,
+            Ok(()) => open.in_flight += 1,
             Err(error) => self.fail(child, Fault::engine(error.to_string())),
         }
     }
@@ -259,9 +259,9 @@ impl Sender {
     /// Pings the connections on which nothing is under way.
     fn ping(&mut self) {
         for open in &mut self.open {
-            let idle = open.under_way == 0 && !open.failed && !self.fanout.is_done(open.child);
+            let idle = open.in_flight == 0 && !open.failed && !self.fanout.is_done(open.child);
             if idle && signal::send(&self.config.engine, open.connection, PING) {
-                open.under_way += 1;
+                open.in_flight += 1;
             }
         }
     }
@@ -278,7 +278,7 @@ impl Sender {
             reason = fault.reason(),
             "{fault}"
         );
-        peer.failed(fault);
+        peer.record_failed(fault);
         self.fanout.failed(child);
     }
 
@@ -316,7 +316,7 @@ impl Sender {
     fn close(&mut self) {
         let snapshot = self.config.engine.snapshot();
         for open in &self.open {
-            self.config.peers[open.child].closed(&snapshot);
+            self.config.peers[open.child].record_closed(&snapshot);
             self.config.engine.close(open.connection);
         }
         // A connection that is agreed on meanwhile closes with its event, which is not read.
@@ -376,7 +376,7 @@ mod tests {
             messages: 1,
             ready: 0,
             is_source: true,
-            wanted: unbounded().0,
+            build_requests_tx: unbounded().0,
             sender_events,
             engine_events,
         })

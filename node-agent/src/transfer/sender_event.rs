@@ -34,7 +34,7 @@ pub(crate) struct ChildConnection {
     pub present: PresentBlocks,
 }
 
-/// Closes an allocated connection when it is dropped, unless [`keep`](Self::keep) was called: also where a call
+/// Closes an allocated connection when it is dropped, unless [`into_id`](Self::into_id) was called: also where a call
 /// is given up half way, or an event is not read.
 #[derive(Debug)]
 pub(crate) struct ConnectionGuard {
@@ -51,8 +51,8 @@ impl ConnectionGuard {
         }
     }
 
-    /// The caller closes the connection.
-    pub(crate) fn keep(mut self) -> ConnectionId {
+    /// The id. The caller closes the connection.
+    pub(crate) fn into_id(mut self) -> ConnectionId {
         self.id.take().unwrap_or_default()
     }
 }

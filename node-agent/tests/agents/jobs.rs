@@ -76,7 +76,7 @@ fn spec(nodes: usize, object: StoreObject) -> Spec {
             backoff: Duration::from_millis(50),
             backoff_max: Duration::from_millis(100),
             gives_up_unreached: false,
-            report: Duration::from_millis(50),
+            progress_interval: Duration::from_millis(50),
         },
         leader: LeaderContext::ONLY,
     }

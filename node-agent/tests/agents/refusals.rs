@@ -300,7 +300,7 @@ async fn an_operator_that_vanishes_without_a_word_renews_nothing_any_more() {
     let mut stream = operator.progress(request).await.unwrap().into_inner();
     stream.message().await.unwrap().unwrap();
     wire.cut();
-    let run = agents[1].jobs().find(job).unwrap();
+    let run = agents[1].registry().find(job).unwrap();
     eventually("nobody renews the lease", || async {
         (run.attempt.idle() > Duration::from_secs(3)).then_some(())
     })

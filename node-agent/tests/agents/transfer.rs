@@ -334,7 +334,7 @@ async fn an_attempt_that_nobody_asks_about_ends_by_itself() {
         .prepare(lab.prepare(&first, 1, &manifest))
         .await
         .unwrap();
-    let run = agents[1].jobs().find(&first).unwrap();
+    let run = agents[1].registry().find(&first).unwrap();
     let status = eventually("the lease ends", || async {
         Some(run.attempt.status()).filter(|status| status.closed)
     })

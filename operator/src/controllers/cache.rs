@@ -446,7 +446,7 @@ mod tests {
         let annotations = names("example.org/").chain(names("weft.dev/"));
         metadata.annotations = Some(annotations.collect());
         let mut store = Store::default();
-        store.learn(job);
+        store.update(job);
         let (_, kept) = store.iter().next().unwrap();
         let expected = ObjectMeta {
             name: Some("a".to_owned()),

@@ -266,7 +266,7 @@ fn remote(end: &LocalEnd, secret: &Secret) -> RemoteEnd {
         address: end.address,
         send_secret: secret.clone(),
         settings: end.settings,
-        generation: end.generation,
+        incarnation: end.incarnation,
         reset_key: end.reset_key,
         others: end.others.clone(),
     }

@@ -347,7 +347,7 @@ impl Play<'_> {
                     .transfer()
                     .listing()
                     .unwrap()
-                    .found
+                    .stat
                     .manifest_digest
                     .clone();
                 self.rival(manifest, node).await;
@@ -472,11 +472,11 @@ async fn drive(runner: &mut Runner, until: impl Fn(&Transfer) -> bool) {
 /// Bytes that are known to be at a node; at the source, bytes that it has read.
 fn bytes_at(job: &Transfer, node: usize) -> u64 {
     if node == 0 {
-        return job.source_report().bytes;
+        return job.source_progress().bytes;
     }
     let at = name(node);
     let mut views = job.destinations().filter(|view| view.location.node == at);
-    views.next().map_or(0, |view| view.report.bytes)
+    views.next().map_or(0, |view| view.progress.bytes)
 }
 
 fn standings(job: &Transfer) -> String {
@@ -487,7 +487,7 @@ fn standings(job: &Transfer) -> String {
         )
     };
     let all: Vec<String> = job.destinations().map(text).collect();
-    let source = job.source_report();
+    let source = job.source_progress();
     format!(
         "attempt {}; {}; source: {} {}",
         job.attempt(),

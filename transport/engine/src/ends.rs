@@ -30,7 +30,7 @@ pub struct LocalEnd {
     /// Where the peer sends to: the worker that holds this end.
     pub address: LinkAddress,
     /// Tells this life of the engine from others.
-    pub generation: u64,
+    pub incarnation: u64,
     /// What the peer makes the token from by which it believes a Reset. Told to nobody else.
     pub reset_key: u64,
     /// The parts after the first, in order. A peer that is not told of them uses the first alone.
@@ -52,7 +52,7 @@ pub struct RemoteEnd {
     /// The peer's settings, compared with ours.
     pub settings: Settings,
     /// The peer engine's life.
-    pub generation: u64,
+    pub incarnation: u64,
     /// What the tokens of its Resets are made from.
     pub reset_key: u64,
     /// The peer's parts after the first, in order.

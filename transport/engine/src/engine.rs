@@ -212,7 +212,7 @@ impl Engine {
             id: first.id,
             settings: self.settings,
             address: first.address,
-            generation: self.names.generation,
+            incarnation: self.names.incarnation,
             reset_key: first.reset_key,
             others: parts.collect(),
         }
@@ -608,7 +608,7 @@ mod tests {
             address: end.address,
             send_secret: node_key,
             settings: end.settings,
-            generation: end.generation,
+            incarnation: end.incarnation,
             reset_key: end.reset_key,
             others: end.others,
         };

@@ -56,7 +56,7 @@ pub(crate) struct Names {
     keys: AtomicU64,
     ids: AtomicU64,
     /// Tells this life of the engine from the node's others.
-    pub(crate) generation: u64,
+    pub(crate) incarnation: u64,
     /// Of this life's draws of paths, unless the configuration names one.
     pub(crate) seed: u64,
 }
@@ -77,7 +77,7 @@ impl Names {
             keys: AtomicU64::new(0),
             // A random start: a packet for a connection of the last life should meet none of this.
             ids: AtomicU64::new(word(32)),
-            generation: word(40),
+            incarnation: word(40),
             seed: word(48),
         })
     }

@@ -334,7 +334,7 @@ impl Worker {
         };
         let here = self.link.address().host();
         let remote = Remote {
-            generation: remote.generation,
+            generation: remote.incarnation,
             id: remote.id,
             send_secret: remote.send_secret,
             reset_token: reset_token(remote.reset_key, here),

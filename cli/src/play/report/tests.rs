@@ -80,7 +80,7 @@ fn report(transfer: Transfer, at_ms: u64, i: u32, report: ProgressResponse) -> T
     let answer = Input::Progress {
         node: node(i),
         attempt: 1,
-        report: Box::new(report),
+        progress: Box::new(report),
     };
     transfer.step(Duration::from_millis(at_ms), answer).0
 }

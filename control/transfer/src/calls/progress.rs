@@ -1,4 +1,4 @@
-//! The streams by which nodes report. An agent that reports too fast keeps its reports to itself: HTTP/2
+//! The progress streams of the nodes. An agent that sends too fast has to wait: HTTP/2
 //! lets it send no more than a window ahead of what is read.
 
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use tokio::time::{MissedTickBehavior, interval};
 use weft_proto::agent::v1::{ProgressRequest, ProgressResponse, State};
 
-use super::Calling;
+use super::CallContext;
 use crate::{command::Input, failure::Failure};
 
-/// Within one report interval, the newest report is forwarded at most this many times. A report has the whole
+/// Within one progress interval, the newest message is forwarded at most this many times. A message has the whole
 /// state, so an older one that was not forwarded is not needed.
 const FORWARDS_PER_INTERVAL: u32 = 4;
-/// Between two forwards, at most this many reports are read: an agent reports every thread that ends, and has
+/// Between two forwards, at most this many messages are read: an agent reports every thread that ends, and has
 /// four for each of 64 children.
 const READS_PER_FORWARD: u32 = 64;
 
@@ -25,14 +25,14 @@ const DIGEST_BYTES_MAX: usize = 128;
 /// Connections of one attempt: a plan gives a node a handful of children, and at most this many.
 const PEERS_MAX: usize = 64;
 
-impl Calling {
+impl CallContext {
     /// Passes on what a node reports, until the stream ends.
     pub(super) async fn watch_progress(&self, node: &str, attempt: u32) -> Result<(), Failure> {
-        let report = self.spec.timing.report;
+        let period = self.spec.timing.progress_interval;
         let request = ProgressRequest {
-            attempt: self.job(node, attempt),
+            attempt: self.attempt_ref(node, attempt),
             leader_epoch: self.spec.leader.leader_epoch,
-            interval_ms: u32::try_from(report.as_millis()).unwrap_or(u32::MAX),
+            interval_ms: u32::try_from(period.as_millis()).unwrap_or(u32::MAX),
         };
         let agent = self.agent(node)?;
         let begun = agent.open(&request, |mut client, request| async move {
@@ -40,7 +40,7 @@ impl Calling {
         });
         // Boxed: the state of the call is freed once the stream has begun.
         let (mut stream, connection) = Box::pin(begun).await?;
-        let mut ticks = interval((report / FORWARDS_PER_INTERVAL).max(Duration::from_millis(1)));
+        let mut ticks = interval((period / FORWARDS_PER_INTERVAL).max(Duration::from_millis(1)));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut newest: Option<ProgressResponse> = None;
         let (mut read, mut has_ended) = (0, false);
@@ -56,16 +56,16 @@ impl Calling {
                 }
                 message = stream.message(), if read < READS_PER_FORWARD => message,
             };
-            let mut report = match message {
-                Ok(Some(report)) => report,
+            let mut progress = match message {
+                Ok(Some(progress)) => progress,
                 Ok(None) => break Ok(()),
                 Err(status) => break Err(agent.failed(&connection, &status)),
             };
-            limit(&mut report);
+            limit(&mut progress);
             read += 1;
-            let is_end = matches!(report.state(), State::Verified | State::Failed);
-            newest = Some(report);
-            // The first report that the node has finished does not wait.
+            let is_end = matches!(progress.state(), State::Verified | State::Failed);
+            newest = Some(progress);
+            // The first message that the node has finished does not wait.
             if is_end && !has_ended {
                 has_ended = true;
                 self.pass_on(node, attempt, newest.take());
@@ -76,37 +76,37 @@ impl Calling {
     }
 
     /// Whether the runner is there to take it.
-    fn pass_on(&self, node: &str, attempt: u32, report: Option<ProgressResponse>) -> bool {
-        let Some(report) = report else {
+    fn pass_on(&self, node: &str, attempt: u32, progress: Option<ProgressResponse>) -> bool {
+        let Some(progress) = progress else {
             return true;
         };
         self.send(Input::Progress {
             node: node.to_owned(),
             attempt,
-            report: Box::new(report),
+            progress: Box::new(progress),
         })
     }
 }
 
-/// Cuts what is too long: reports are kept for each destination, and end in objects.
-fn limit(report: &mut ProgressResponse) {
-    cut(&mut report.node, NAME_BYTES_MAX);
-    cut(&mut report.reason, NAME_BYTES_MAX);
-    cut(&mut report.message, MESSAGE_BYTES_MAX);
-    cut(&mut report.digest, DIGEST_BYTES_MAX);
-    cut(&mut report.link, NAME_BYTES_MAX);
-    cut(&mut report.link_reason, MESSAGE_BYTES_MAX);
+/// Truncates texts that are too long: progress is kept for each destination, and is copied into objects.
+fn limit(progress: &mut ProgressResponse) {
+    truncate(&mut progress.node, NAME_BYTES_MAX);
+    truncate(&mut progress.reason, NAME_BYTES_MAX);
+    truncate(&mut progress.message, MESSAGE_BYTES_MAX);
+    truncate(&mut progress.digest, DIGEST_BYTES_MAX);
+    truncate(&mut progress.link, NAME_BYTES_MAX);
+    truncate(&mut progress.link_reason, MESSAGE_BYTES_MAX);
     // The call says which job it is.
-    report.attempt = None;
-    report.peers.truncate(PEERS_MAX);
-    for peer in &mut report.peers {
-        cut(&mut peer.node, NAME_BYTES_MAX);
-        cut(&mut peer.reason, NAME_BYTES_MAX);
-        cut(&mut peer.message, MESSAGE_BYTES_MAX);
+    progress.attempt = None;
+    progress.peers.truncate(PEERS_MAX);
+    for peer in &mut progress.peers {
+        truncate(&mut peer.node, NAME_BYTES_MAX);
+        truncate(&mut peer.reason, NAME_BYTES_MAX);
+        truncate(&mut peer.message, MESSAGE_BYTES_MAX);
     }
 }
 
-fn cut(text: &mut String, bytes_max: usize) {
+fn truncate(text: &mut String, bytes_max: usize) {
     if text.len() > bytes_max {
         text.truncate(text.floor_char_boundary(bytes_max));
         text.shrink_to_fit();
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn texts_that_are_too_long_are_cut() {
         let long = "é".repeat(5000);
-        let mut report = ProgressResponse {
+        let mut progress = ProgressResponse {
             node: long.clone(),
             reason: long.clone(),
             message: long.clone(),
@@ -132,10 +132,10 @@ mod tests {
             peers: vec![PeerProgress::default(); 1000],
             ..ProgressResponse::default()
         };
-        limit(&mut report);
-        assert_eq!(report.node.len(), 252);
-        assert_eq!(report.message.len(), MESSAGE_BYTES_MAX);
-        assert_eq!(report.digest.len(), DIGEST_BYTES_MAX);
-        assert_eq!(report.peers.len(), PEERS_MAX);
+        limit(&mut progress);
+        assert_eq!(progress.node.len(), 252);
+        assert_eq!(progress.message.len(), MESSAGE_BYTES_MAX);
+        assert_eq!(progress.digest.len(), DIGEST_BYTES_MAX);
+        assert_eq!(progress.peers.len(), PEERS_MAX);
     }
 }

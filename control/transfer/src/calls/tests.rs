@@ -16,22 +16,22 @@ use crate::{
     tests::stand_in::{self, StandIn},
 };
 
-fn spec(report: Duration) -> Spec {
+fn spec(progress_interval: Duration) -> Spec {
     let timing = Timing {
-        report,
+        progress_interval,
         ..Timing::INTERACTIVE
     };
     stand_in::spec(Topology::default(), timing)
 }
 
-fn calling(
+fn context(
     authority: Arc<Authority>,
     endpoints: &[AgentEndpoint],
     inputs: InputSender,
     spec: Spec,
-) -> Calling {
+) -> CallContext {
     let pool = ConnectionPool::new(authority);
-    Calling {
+    CallContext {
         agents: Arc::new(pool.agents(endpoints)),
         pool,
         inputs,
@@ -41,13 +41,13 @@ fn calling(
 }
 
 /// What the runner gets of a node that has so many reports at once.
-async fn following(node: &StandIn, authority: Arc<Authority>, report: Duration) -> Heard {
+async fn following(node: &StandIn, authority: Arc<Authority>, interval: Duration) -> Heard {
     let (inputs, heard) = unbounded_channel();
     let endpoints = std::slice::from_ref(&node.endpoint);
-    let calling = calling(authority, endpoints, inputs, spec(report));
+    let context = context(authority, endpoints, inputs, spec(interval));
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
-        let _ = calling.watch_progress("n1", 1).await;
+        let _ = context.watch_progress("n1", 1).await;
     });
     Heard { heard, tasks }
 }
@@ -59,11 +59,11 @@ struct Heard {
 }
 
 impl Heard {
-    /// The number of the next report.
+    /// The number of the next message.
     async fn next(&mut self) -> u64 {
         assert!(!self.tasks.is_empty());
         match *self.heard.recv().await.unwrap() {
-            Input::Progress { report, .. } => report.bytes,
+            Input::Progress { progress, .. } => progress.bytes,
             other => panic!("{other:?}"),
         }
     }
@@ -75,18 +75,18 @@ async fn of_an_agent_that_floods_four_reports_are_passed_on_in_an_interval_and_t
     let authority = Arc::new(Authority::new("lab").unwrap());
     let node = StandIn::start(&authority, "n1").await;
     node.flood(u64::MAX);
-    let report = Duration::from_millis(200);
+    let interval = Duration::from_millis(200);
     let began = Instant::now();
-    let mut heard = following(&node, authority, report).await;
+    let mut heard = following(&node, authority, interval).await;
     let mut last = heard.next().await;
     for _ in 1..16 {
         let next = heard.next().await;
         assert!(next > last && next <= last + 64, "{next} after {last}");
         last = next;
     }
-    assert!(began.elapsed() >= 3 * report, "{:?}", began.elapsed());
+    assert!(began.elapsed() >= 3 * interval, "{:?}", began.elapsed());
     // Beside what was read: what is in the window, and in what libraries hold at the other end.
-    let intervals = began.elapsed().as_millis() / report.as_millis() + 1;
+    let intervals = began.elapsed().as_millis() / interval.as_millis() + 1;
     let read = 4 * 64 * usize::try_from(intervals).unwrap();
     assert!(node.told() < read + 1000, "{} in {intervals}", node.told());
 }
@@ -97,8 +97,8 @@ async fn a_report_that_comes_in_time_is_passed_on_at_once() {
     let authority = Arc::new(Authority::new("lab").unwrap());
     let node = StandIn::start(&authority, "n1").await;
     // A quarter of it is more than the test may take.
-    let report = Duration::from_secs(600);
-    let mut heard = following(&node, authority, report).await;
+    let interval = Duration::from_secs(600);
+    let mut heard = following(&node, authority, interval).await;
     assert_eq!(heard.next().await, 0);
 }
 
@@ -107,8 +107,8 @@ async fn the_first_report_that_a_node_has_finished_is_passed_on_at_once() {
     let authority = Arc::new(Authority::new("lab").unwrap());
     let node = StandIn::start(&authority, "n1").await;
     node.flood_and_finish(20);
-    let report = Duration::from_secs(600);
-    let mut heard = following(&node, authority, report).await;
+    let interval = Duration::from_secs(600);
+    let mut heard = following(&node, authority, interval).await;
     // The first of all, and the one that says so.
     let mut last = 0;
     while last < 20 {
@@ -124,22 +124,22 @@ async fn a_cancel_that_ends_a_job_is_repeated_until_its_node_confirms_or_is_give
     let endpoints = std::slice::from_ref(&node.endpoint);
     let mut spec = spec(Duration::from_secs(1));
     spec.timing.backoff = Duration::from_millis(1);
-    let calling = calling(authority, endpoints, inputs, spec);
+    let context = context(authority, endpoints, inputs, spec);
     let cancel = |is_repeated| Call::Cancel {
         cleanup: Cleanup::Partials,
         is_repeated,
     };
     node.fail_cancels(2);
-    calling.call("n1", 1, &cancel(true)).await.unwrap();
+    context.call("n1", 1, &cancel(true)).await.unwrap();
     assert_eq!(node.cancels(), 3);
 
     node.fail_cancels(10);
-    calling.call("n1", 1, &cancel(true)).await.unwrap_err();
+    context.call("n1", 1, &cancel(true)).await.unwrap_err();
     assert_eq!(node.cancels(), 1 + CANCEL_REPEATS);
-    calling.call("n1", 1, &cancel(false)).await.unwrap_err();
+    context.call("n1", 1, &cancel(false)).await.unwrap_err();
     assert_eq!(node.cancels(), 1);
     // There is no agent to confirm it.
-    calling.call("n2", 1, &cancel(true)).await.unwrap_err();
+    context.call("n2", 1, &cancel(true)).await.unwrap_err();
 }
 
 #[tokio::test]
@@ -148,8 +148,8 @@ async fn the_last_of_a_bunch_of_reports_is_heard_though_nothing_comes_after_it()
     let node = StandIn::start(&authority, "n1").await;
     node.flood(200);
     // In the time that the test takes there is room for a tenth of them.
-    let report = Duration::from_millis(500);
-    let mut heard = following(&node, authority, report).await;
+    let interval = Duration::from_millis(500);
+    let mut heard = following(&node, authority, interval).await;
     let mut count = 1;
     while heard.next().await < 199 {
         count += 1;
@@ -167,17 +167,17 @@ async fn a_destination_is_told_who_has_the_manifest_with_a_ticket_for_that_one_o
     };
     let (inputs, _heard) = unbounded_channel();
     let endpoints = [node.endpoint.clone(), source];
-    let mut calling = calling(authority, &endpoints, inputs, spec(Duration::from_secs(1)));
+    let mut context = context(authority, &endpoints, inputs, spec(Duration::from_secs(1)));
     // The second time it has listed the files itself.
     for holder in ["n0", "n1"] {
-        calling.listing = Some(Listing {
+        context.listing = Some(SourceListing {
             holder: holder.to_owned(),
-            found: StatResponse {
+            stat: StatResponse {
                 manifest_digest: vec![7; 32],
                 ..StatResponse::default()
             },
         });
-        calling.call("n1", 1, &Call::Prepare).await.unwrap();
+        context.call("n1", 1, &Call::Prepare).await.unwrap();
     }
     let prepared = node.prepared();
     assert!(prepared.iter().all(|it| it.manifest_digest == [7; 32]));

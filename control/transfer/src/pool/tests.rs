@@ -25,7 +25,7 @@ fn authority() -> Arc<Authority> {
     Arc::new(Authority::new("lab").unwrap())
 }
 
-async fn cancel(agent: &Agent) -> Result<(), Failure> {
+async fn cancel(agent: &AgentHandle) -> Result<(), Failure> {
     let request = CancelRequest::default();
     let call = agent.call(&request, |mut client, request| async move {
         client.cancel(request).await
@@ -35,7 +35,7 @@ async fn cancel(agent: &Agent) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn follow(agent: &Agent) -> Streaming<ProgressResponse> {
+async fn follow(agent: &AgentHandle) -> Streaming<ProgressResponse> {
     let request = ProgressRequest::default();
     let call = agent.call(&request, |mut client, request| async move {
         client.progress(request).await
@@ -55,7 +55,7 @@ async fn all_calls_of_all_jobs_go_over_one_connection_and_each_is_given_up_alone
     let mut node = StandIn::start(&authority, "n1").await;
     let pool = ConnectionPool::new(Arc::clone(&authority));
     // Each job has its own.
-    let jobs: Vec<Agent> = (0..100).map(|_| pool.agent(&node.endpoint)).collect();
+    let jobs: Vec<AgentHandle> = (0..100).map(|_| pool.agent(&node.endpoint)).collect();
     for called in join_all(jobs.iter().map(cancel)).await {
         called.unwrap();
     }
@@ -151,7 +151,7 @@ async fn silent() -> (AgentEndpoint, Arc<AtomicUsize>) {
 async fn all_who_wait_for_an_agent_that_does_not_answer_share_one_try() {
     let (endpoint, tries) = silent().await;
     let pool = ConnectionPool::new(authority());
-    let jobs: Vec<Agent> = (0..100).map(|_| pool.agent(&endpoint)).collect();
+    let jobs: Vec<AgentHandle> = (0..100).map(|_| pool.agent(&endpoint)).collect();
     let began = Instant::now();
     for called in join_all(jobs.iter().map(cancel)).await {
         assert_eq!(called.unwrap_err().reason, "NodeNeverReached");
@@ -180,7 +180,7 @@ async fn an_agent_that_a_caller_has_reached_is_unreachable_for_all_callers() {
     for _ in 0..2 {
         let failure = cancel(&later).await.unwrap_err();
         assert_eq!(failure.reason, "NodeUnreachable");
-        assert!(failure.retriable && !failure.is_before_contact());
+        assert!(failure.retriable && !failure.never_connected());
     }
     node.restart(&authority).await;
     cancel(&later).await.unwrap();
@@ -214,7 +214,7 @@ async fn an_address_that_is_none_is_a_refusal_of_its_node() {
             (&*failure.node, &*failure.reason),
             ("n1", "AddressUnusable")
         );
-        assert!(failure.message.contains(address) && failure.is_before_contact());
+        assert!(failure.message.contains(address) && failure.never_connected());
     }
 }
 

@@ -1,4 +1,4 @@
-//! A job's attempts: destinations are made ready, assignments are started, reports come in.
+//! A transfer's attempts: destinations are prepared, assignments are started, progress comes in.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -14,8 +14,16 @@ use crate::{
     spec::is_local,
 };
 
-/// How long the last reports may take once everything is Verified: they only complete the counts.
+/// How long the last progress messages may take once everything is Verified: they only complete the counts.
 const FINAL_REPORTS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Whether an attempt without progress counts towards the backoff limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FailureCount {
+    Count,
+    /// Another node can send in the next attempt.
+    Skip,
+}
 
 impl Transfer {
     /// Queues a call of a node for the present attempt.
@@ -27,7 +35,7 @@ impl Transfer {
         });
     }
 
-    pub(super) fn begin_attempt(&mut self) {
+    pub(super) fn send_prepares(&mut self) {
         self.attempt += 1;
         self.progress_before = self.destinations.progress_mark();
         let waiting = self.destinations.remaining();
@@ -53,15 +61,15 @@ impl Transfer {
             Err(failure) => self.on_not_ready(node, failure),
         }
         if all_answered {
-            self.start_attempt();
+            self.send_starts();
         }
     }
 
     fn on_not_ready(&mut self, node: &str, mut failure: Failure) {
         let before = self.destinations.retrying(node);
         if self.spec.timing.gives_up_unreached
-            && failure.is_before_contact()
-            && before.is_some_and(Failure::is_before_contact)
+            && failure.never_connected()
+            && before.is_some_and(Failure::never_connected)
         {
             failure.retriable = false;
         }
@@ -70,7 +78,7 @@ impl Transfer {
         self.destinations.record_failure(node, failure);
     }
 
-    pub(super) fn start_attempt(&mut self) {
+    pub(super) fn send_starts(&mut self) {
         let State::Preparing { ready, .. } = &mut self.state else {
             return;
         };
@@ -78,17 +86,19 @@ impl Transfer {
         ready.retain(|node| !self.departed.contains(node));
         self.choose_other_holder(&ready);
         if ready.is_empty() {
-            return self.wait_or_finish(false);
+            return self.wait_or_finish(FailureCount::Count);
         }
         self.choose_reader(&ready);
-        let is_alone = |node: &String| is_local(node) || self.is_reader(node);
-        let (here, others): (Vec<String>, Vec<String>) = ready.iter().cloned().partition(is_alone);
+        let needs_no_sender = |node: &String| is_local(node) || self.is_reader(node);
+        let (without_sender, others): (Vec<String>, Vec<String>) =
+            ready.iter().cloned().partition(needs_no_sender);
         // The copy that the source's node makes itself uses no link, so it has no assignment in the plan; nor has a
         // reader that sends to no other node.
         let has_others = !others.is_empty();
-        let here = here.into_iter();
-        let here = here.filter(|node| is_local(node) || !has_others);
-        let mut assignments: Vec<Assignment> = here.map(assignment_without_links).collect();
+        let without_sender = without_sender.into_iter();
+        let without_sender = without_sender.filter(|node| is_local(node) || !has_others);
+        let mut assignments: Vec<Assignment> =
+            without_sender.map(assignment_without_links).collect();
         if has_others {
             match self.assignments_for(others) {
                 Ok(planned) => assignments.extend(planned),
@@ -135,19 +145,19 @@ impl Transfer {
         };
         match result {
             Ok(()) => {
-                attempt.started(node);
+                attempt.on_started(node);
                 self.push_call(node, Call::WatchProgress);
             }
             Err(failure) => {
-                attempt.stopped(node, failure);
-                attempt.stream_ended(node, true);
+                attempt.on_stopped(node, failure);
+                attempt.on_stream_ended(node, true);
             }
         }
         self.proceed();
     }
 
-    pub(super) fn on_progress(&mut self, node: &str, number: u32, report: ProgressResponse) {
-        self.destinations.count(node, number, &report);
+    pub(super) fn on_progress(&mut self, node: &str, number: u32, progress: ProgressResponse) {
+        self.destinations.count(node, number, &progress);
         if number != self.attempt {
             return;
         }
@@ -155,34 +165,34 @@ impl Transfer {
         | State::Cancelling { attempt, .. }
         | State::AwaitingFinalReports { attempt, .. } = &mut self.state
         {
-            let (reason, message) = (&report.reason, &report.message);
-            let failure = Failure::reported(node, reason, message, report.retriable);
-            match report.state() {
-                AgentState::Verified => attempt.verified(node),
-                AgentState::Failed if !failure.is_cancelled() => attempt.stopped(node, failure),
+            let (reason, message) = (&progress.reason, &progress.message);
+            let failure = Failure::reported(node, reason, message, progress.retriable);
+            match progress.state() {
+                AgentState::Verified => attempt.on_verified(node),
+                AgentState::Failed if !failure.is_cancelled() => attempt.on_stopped(node, failure),
                 _ => {}
             }
-            for peer in &report.peers {
+            for peer in &progress.peers {
                 if peer.failed && peer.role() == Role::Child {
                     let (reason, message) = (&peer.reason, &peer.message);
                     let lost = Failure::reported(&peer.node, reason, message, peer.retriable);
-                    attempt.cut_off(&peer.node, lost);
+                    attempt.on_cut_off(&peer.node, lost);
                 }
             }
         }
         let is_source = node == self.spec.source.node;
         if is_source {
-            self.destinations.source = report.clone();
+            self.destinations.source = progress.clone();
         }
         if !is_source || self.spec.object.is_some() {
-            let after = self.now.saturating_sub(self.started.unwrap_or(self.now));
-            self.destinations.record(node, report, after);
+            let since_start = self.now.saturating_sub(self.started.unwrap_or(self.now));
+            self.destinations.record(node, progress, since_start);
         }
         self.proceed();
     }
 
     pub(super) fn on_progress_ended(&mut self, node: &str, result: Result<(), Failure>) {
-        // An agent that is told to end its part ends its stream, and is healthy.
+        // An agent that is told to end its task ends its stream, and is healthy.
         let is_told_to_end = matches!(self.state, State::Cancelling { .. }) && result.is_ok();
         let (State::Running(attempt)
         | State::Cancelling { attempt, .. }
@@ -190,13 +200,13 @@ impl Transfer {
         else {
             return;
         };
-        attempt.stream_ended(node, result.is_err());
+        attempt.on_stream_ended(node, result.is_err());
         if !is_told_to_end
             && matches!(
                 attempt.state(node),
                 Some(
                     ParticipantState::Starting
-                        | ParticipantState::Moving
+                        | ParticipantState::Transferring
                         | ParticipantState::CutOff(_)
                 )
             )
@@ -205,7 +215,7 @@ impl Transfer {
                 let message = format!("node {node}: its agent was stopped; start it again");
                 Failure::reported(node, "AgentStopped", &message, true)
             };
-            attempt.stopped(node, result.err().unwrap_or_else(stopped));
+            attempt.on_stopped(node, result.err().unwrap_or_else(stopped));
         }
         self.proceed();
     }
@@ -245,15 +255,15 @@ impl Transfer {
         if self.destinations.remaining().is_empty() {
             self.finish();
         } else {
-            self.wait_or_finish(false);
+            self.wait_or_finish(FailureCount::Count);
         }
     }
 
-    /// An attempt has ended everywhere: waits for the next one, or ends the job.
-    pub(super) fn wait_or_finish(&mut self, skips_count: bool) {
+    /// An attempt has ended everywhere: waits for the next one, or ends the transfer.
+    pub(super) fn wait_or_finish(&mut self, failure_count: FailureCount) {
         if self.destinations.progress_mark() > self.progress_before {
             (self.failures, self.exempt_failures) = (0, 0);
-        } else if !skips_count {
+        } else if failure_count == FailureCount::Count {
             let remaining = self.destinations.remaining();
             let failures = remaining
                 .iter()

@@ -1,10 +1,10 @@
-//! How an attempt and a job come to their end: agents are told, and partial files are removed.
+//! How an attempt and a transfer come to their end: agents are told, and partial files are removed.
 
 use std::collections::BTreeSet;
 
 use weft_proto::agent::v1::State as AgentState;
 
-use super::{State, Transfer};
+use super::{State, Transfer, attempts::FailureCount};
 use crate::{
     attempt::{Attempt, ParticipantState},
     command::{Call, Cleanup},
@@ -54,20 +54,22 @@ impl Transfer {
         if has_gained {
             self.failed_senders.clear();
         }
-        let mut skips_count = false;
+        let mut failure_count = FailureCount::Count;
         if has_failed_to_send && (self.paused_object.is_some() || !has_gained) {
             self.failed_senders.insert(self.spec.source.node.clone());
             let remaining = self.destinations.remaining();
             let takes_part = |node: &str| remaining.contains(node) && attempt.state(node).is_some();
-            skips_count = self.paused_object.is_some() || self.is_reader_left(takes_part);
+            if self.paused_object.is_some() || self.is_reader_left(takes_part) {
+                failure_count = FailureCount::Skip;
+            }
             self.use_next_reader();
         }
-        self.wait_or_finish(skips_count);
+        self.wait_or_finish(failure_count);
     }
 
     /// Records what the attempt left at its nodes; whether another node should send in the next one.
     fn record_outcomes(&mut self, attempt: &Attempt) -> bool {
-        let mut is_the_senders = self.has_failed_to_send(attempt);
+        let mut is_sender_fault = self.has_failed_to_send(attempt);
         let source = match attempt.state(attempt.source()) {
             Some(ParticipantState::Stopped(failure)) => Some(failure),
             _ => None,
@@ -77,7 +79,7 @@ impl Transfer {
                 Some(ParticipantState::Stopped(failure) | ParticipantState::CutOff(failure)) => {
                     let mut failure = failure.clone();
                     if self.is_sender_error(&node, &failure) {
-                        is_the_senders = true;
+                        is_sender_fault = true;
                         failure.retriable = true;
                     }
                     self.destinations.record_failure(&node, failure);
@@ -103,7 +105,7 @@ impl Transfer {
         {
             self.destinations.fail_remaining(&failure.clone());
         }
-        is_the_senders
+        is_sender_fault
     }
 
     /// The source's own failure, where no receiver of it explains it.
@@ -127,7 +129,7 @@ impl Transfer {
         }
     }
 
-    /// All nodes that may know of the job are told. A job that is already ending ignores the cancel.
+    /// All nodes that may know of the transfer are told. A transfer that is already ending ignores the cancel.
     pub(super) fn on_cancel(&mut self, cleanup: Cleanup) {
         let ends_by_itself = matches!(
             self.state,
@@ -146,7 +148,7 @@ impl Transfer {
         self.end_as(End::Cancelled(cleanup), nodes);
     }
 
-    /// Ends the job; destinations that failed keep no partial files.
+    /// Ends the transfer; destinations that failed keep no partial files.
     pub(super) fn finish(&mut self) {
         self.destinations.compare_digests();
         let mut nodes = BTreeSet::new();

@@ -8,7 +8,7 @@ use crate::{
     attempt::{Attempt, ParticipantState},
     failure::Failure,
     object::{StoreObject, is_access_error, is_store_error},
-    spec::{Listing, NodeLocation},
+    spec::{NodeLocation, SourceListing},
 };
 
 /// Most destinations that read, one after the other, before the store is taken for the one at fault.
@@ -20,14 +20,14 @@ const EXPECT_MISMATCH: &str = "ExpectMismatch";
 #[derive(Debug, Clone)]
 pub(super) struct PausedObject {
     object: StoreObject,
-    /// What the store said there is.
-    listing: Listing,
+    /// The store's answer to Stat.
+    listing: SourceListing,
 }
 
 impl PausedObject {
     /// Names the files of the copy that are the object's.
     pub(super) fn manifest_digest(&self) -> Vec<u8> {
-        self.listing.found.manifest_digest.clone()
+        self.listing.stat.manifest_digest.clone()
     }
 }
 
@@ -116,7 +116,7 @@ impl Transfer {
         };
         let copy = self.destinations.get(&location.node);
         // If the copy has changed since, it is not sent.
-        let digest = copy.map(|copy| copy.report.digest.clone());
+        let digest = copy.map(|copy| copy.progress.digest.clone());
         let spec = Arc::make_mut(&mut self.spec);
         spec.expect = digest.unwrap_or_default();
         if let (Some(object), Some(listing)) = (spec.object.take(), self.listing.take()) {
@@ -148,13 +148,10 @@ impl Transfer {
             || self.is_reader(node) && is_access_error(&failure.reason)
     }
 
-    /// No other attempt could change what the source reports. A reader's own fault is its own, and so is a
-    /// copy's: another destination reads or sends then.
+    /// No other attempt could change what the source reports. A failure of one reader, or of one copy, is not
+    /// final: another node can send.
     pub(super) fn is_final_for_all(&self, failure: &Failure) -> bool {
-        let is_everybodys = self.spec.object.is_none() || is_store_error(&failure.reason);
-        is_everybodys
-            && self.paused_object.is_none()
-            && !failure.retriable
-            && !failure.is_cancelled()
+        let affects_all = self.spec.object.is_none() || is_store_error(&failure.reason);
+        affects_all && self.paused_object.is_none() && !failure.retriable && !failure.is_cancelled()
     }
 }

@@ -1,10 +1,10 @@
-//! What a job waits for.
+//! What a transfer waits for.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use crate::{attempt::Attempt, phase::End};
 
-/// What a job waits for.
+/// What a transfer waits for.
 #[derive(Debug, Clone)]
 pub(super) enum State {
     /// Stat was sent.
@@ -27,9 +27,9 @@ pub(super) enum State {
         /// They have not answered yet.
         waiting: BTreeSet<String>,
     },
-    /// All is Verified; the last reports come in.
+    /// All is Verified; the last progress messages come in.
     AwaitingFinalReports { attempt: Attempt, until: Duration },
-    /// Nodes are told how the job ends.
+    /// Nodes are told how the transfer ends.
     Ending {
         end: End,
         /// They have not answered yet.

@@ -201,8 +201,8 @@ impl Harness {
                     let mut repeats = 0;
                     match &call {
                         Call::Prepare => self.log.push(format!("prepare {node} #{attempt}")),
-                        Call::Start(part) => {
-                            let to = part.sends_to.join(",");
+                        Call::Start(assignment) => {
+                            let to = assignment.sends_to.join(",");
                             self.log.push(format!("start {node} #{attempt} -> [{to}]"));
                         }
                         Call::WatchProgress => continue,
@@ -231,26 +231,26 @@ impl Harness {
     }
 
     fn reports(&mut self, node: u32, change: impl FnOnce(&mut ProgressResponse)) {
-        let mut report = ProgressResponse {
+        let mut progress = ProgressResponse {
             node: name(node),
             state: State::Transferring.into(),
             bytes_total: BYTES,
             ..ProgressResponse::default()
         };
-        change(&mut report);
+        change(&mut progress);
         let attempt = self.transfer.attempt();
         self.answer(Input::Progress {
             node: name(node),
             attempt,
-            report: Box::new(report),
+            progress: Box::new(progress),
         });
     }
 
     fn verifies(&mut self, node: u32) {
-        self.reports(node, |report| {
-            report.state = State::Verified.into();
-            report.bytes = BYTES;
-            report.digest = "d1".into();
+        self.reports(node, |progress| {
+            progress.state = State::Verified.into();
+            progress.bytes = BYTES;
+            progress.digest = "d1".into();
         });
     }
 
@@ -327,13 +327,13 @@ fn receivers_are_started_before_senders_and_the_source_last() {
     assert_eq!(
         *harness.phase(1),
         DestinationPhase::Verified {
-            after: Duration::from_secs(2)
+            since_start: Duration::from_secs(2)
         }
     );
     assert_eq!(
         *harness.phase(3),
         DestinationPhase::Verified {
-            after: Duration::from_secs(3)
+            since_start: Duration::from_secs(3)
         }
     );
     assert_eq!(harness.log(), "");
@@ -342,7 +342,7 @@ fn receivers_are_started_before_senders_and_the_source_last() {
 #[test]
 fn a_relay_that_dies_and_comes_back_is_in_the_next_attempt_of_the_same_job() {
     let mut harness = Harness::chain(4);
-    harness.reports(1, |report| report.bytes = 40);
+    harness.reports(1, |progress| progress.bytes = 40);
     harness.log();
     harness.dies(1);
     assert_eq!(
@@ -374,8 +374,8 @@ fn a_relay_that_dies_and_comes_back_is_in_the_next_attempt_of_the_same_job() {
 fn bytes_that_were_there_and_the_copy_of_the_source_for_itself_are_not_received() {
     let mut harness = Harness::chain(2);
     let bytes = |bytes, resumed| {
-        move |report: &mut ProgressResponse| {
-            (report.bytes, report.bytes_resumed) = (bytes, resumed);
+        move |progress: &mut ProgressResponse| {
+            (progress.bytes, progress.bytes_resumed) = (bytes, resumed);
         }
     };
     harness.reports(1, bytes(70, 30));
@@ -400,17 +400,17 @@ fn bytes_that_were_there_and_the_copy_of_the_source_for_itself_are_not_received(
         root: "data".into(),
         path: "x".into(),
     };
-    let own = crate::local("node0");
+    let own = crate::local_copy_name("node0");
     for (node, resumed) in [(own.clone(), 0), (name(1), BYTES)] {
         states.add(&location(node.clone()));
-        let report = ProgressResponse {
+        let progress = ProgressResponse {
             state: State::Verified.into(),
             bytes: BYTES,
             bytes_resumed: resumed,
             ..ProgressResponse::default()
         };
-        states.count(&node, 1, &report);
-        states.record(&node, report, Duration::ZERO);
+        states.count(&node, 1, &progress);
+        states.record(&node, progress, Duration::ZERO);
     }
     assert_eq!((states.bytes(), states.received()), (2 * BYTES, 0));
     assert!(states.get("node1").unwrap().was_there());
@@ -468,7 +468,7 @@ impl Harness {
 fn a_node_that_is_no_destination_any_more_is_not_waited_for_and_keeps_no_partial_file() {
     // Its agent is still there, and sends on what the next one needs.
     let mut harness = Harness::chain(4);
-    harness.reports(2, |report| report.bytes = 40);
+    harness.reports(2, |progress| progress.bytes = 40);
     harness.log();
     harness.has_only(&[1, 3]);
     assert_eq!(harness.destinations(), ["node1", "node3"]);
@@ -626,7 +626,7 @@ fn a_node_that_dies_while_it_prepares_is_waited_for_and_what_it_left_is_removed(
 #[test]
 fn a_source_that_dies_is_waited_for_and_the_job_resumes() {
     let mut harness = Harness::chain(3);
-    harness.reports(1, |report| report.bytes = 10);
+    harness.reports(1, |progress| progress.bytes = 10);
     harness.dies(0);
     harness.rests();
     assert_eq!(harness.reason(1), "SenderLost");
@@ -646,15 +646,15 @@ fn a_source_that_dies_is_waited_for_and_the_job_resumes() {
 fn a_full_disk_fails_its_destination_and_no_other() {
     let mut harness = Harness::chain(4);
     harness.log();
-    harness.reports(1, |report| {
-        report.state = State::Failed.into();
-        report.reason = "DiskFull".into();
+    harness.reports(1, |progress| {
+        progress.state = State::Failed.into();
+        progress.reason = "DiskFull".into();
     });
     // The sender sees it as a child that failed; that is not the source's failure.
-    harness.reports(0, |report| {
-        report.state = State::Failed.into();
-        report.reason = "PeerRefused".into();
-        report.peers = vec![PeerProgress {
+    harness.reports(0, |progress| {
+        progress.state = State::Failed.into();
+        progress.reason = "PeerRefused".into();
+        progress.peers = vec![PeerProgress {
             node: name(1),
             role: Role::Child.into(),
             failed: true,
@@ -685,9 +685,9 @@ fn a_changed_source_fails_everyone_at_once() {
     let mut harness = Harness::of(3, Strategy::Direct);
     harness.verifies(1);
     harness.log();
-    harness.reports(0, |report| {
-        report.state = State::Failed.into();
-        report.reason = "SourceChanged".into();
+    harness.reports(0, |progress| {
+        progress.state = State::Failed.into();
+        progress.reason = "SourceChanged".into();
     });
     assert_eq!(
         (harness.reason(1), harness.reason(2)),
@@ -747,9 +747,9 @@ fn an_agent_that_has_lost_the_list_is_asked_to_list_again() {
 fn a_source_that_objects_after_all_are_verified_makes_the_job_incomplete() {
     let mut harness = Harness::chain(2);
     harness.verifies(1);
-    harness.reports(0, |report| {
-        report.state = State::Failed.into();
-        report.reason = "SourceChanged".into();
+    harness.reports(0, |progress| {
+        progress.state = State::Failed.into();
+        progress.reason = "SourceChanged".into();
     });
     (0..2).for_each(|node| harness.ends(node, Ok(())));
     assert!(harness.transfer.is_over() && !harness.transfer.is_complete());
@@ -763,9 +763,9 @@ fn a_source_that_objects_after_all_are_verified_makes_the_job_incomplete() {
 fn another_digest_than_the_sources_is_not_verified() {
     let mut harness = Harness::chain(2);
     harness.verifies(1);
-    harness.reports(0, |report| {
-        report.state = State::Verified.into();
-        report.digest = "d2".into();
+    harness.reports(0, |progress| {
+        progress.state = State::Verified.into();
+        progress.digest = "d2".into();
     });
     (0..2).for_each(|node| harness.ends(node, Ok(())));
     assert_eq!(harness.reason(1), "DigestMismatch");
@@ -776,8 +776,8 @@ fn a_child_that_its_sender_has_lost_is_not_waited_for() {
     let mut harness = Harness::of(3, Strategy::Direct);
     harness.verifies(1);
     harness.log();
-    harness.reports(0, |report| {
-        report.peers = vec![PeerProgress {
+    harness.reports(0, |progress| {
+        progress.peers = vec![PeerProgress {
             node: name(2),
             role: Role::Child.into(),
             failed: true,
@@ -796,15 +796,15 @@ fn a_child_that_its_sender_has_lost_is_not_waited_for() {
 #[test]
 fn answers_about_an_earlier_attempt_change_nothing_but_the_counts() {
     let mut harness = Harness::chain(3);
-    harness.reports(0, |report| report.chunks_sent = 7);
+    harness.reports(0, |progress| progress.chunks_sent = 7);
     harness.dies(1);
     harness.dead.clear();
     harness.rests();
-    harness.reports(0, |report| {
-        (report.chunks_sent, report.chunks_resent) = (5, 1);
+    harness.reports(0, |progress| {
+        (progress.chunks_sent, progress.chunks_resent) = (5, 1);
     });
     let before = format!("{:?}", harness.transfer.state);
-    let report = ProgressResponse {
+    let progress = ProgressResponse {
         state: State::Failed.into(),
         chunks_sent: 9,
         ..ProgressResponse::default()
@@ -812,7 +812,7 @@ fn answers_about_an_earlier_attempt_change_nothing_but_the_counts() {
     harness.answer(Input::Progress {
         node: name(0),
         attempt: 1,
-        report: Box::new(report),
+        progress: Box::new(progress),
     });
     harness.answer(called(&name(0), 1, Call::WatchProgress, Ok(())));
     harness.answer(called(&name(0), 1, cancel(Cleanup::Nothing), Ok(())));
@@ -997,10 +997,10 @@ fn attempts_that_fail_for_a_pending_configuration_do_not_count_towards_the_backo
         }))
     };
     let refuses = |harness: &mut Harness| {
-        harness.reports(1, |report| {
-            report.state = State::Failed.into();
-            report.reason = "SettingsDiffer".into();
-            report.retriable = true;
+        harness.reports(1, |progress| {
+            progress.state = State::Failed.into();
+            progress.reason = "SettingsDiffer".into();
+            progress.retriable = true;
         });
     };
     harness.answer(update(BTreeSet::from([name(1)])));

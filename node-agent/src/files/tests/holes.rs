@@ -126,7 +126,7 @@ fn holes_are_part_of_a_manifests_digest_and_no_larger_than_the_file() {
                     mode: 0o700,
                 })
                 .unwrap();
-            manifest.hole_bytes(if path == "b" { holes } else { 0 });
+            manifest.set_hole_bytes(if path == "b" { holes } else { 0 });
         }
         manifest.finish()
     };

@@ -9,7 +9,7 @@ use crate::files::copies::{CopyJob, reconcile, release};
 /// What a job of a namespace follows.
 fn follow(namespace: &str) -> Symlinks {
     Symlinks::Follow {
-        within: RootPath::parse(namespace).unwrap(),
+        boundary: RootPath::parse(namespace).unwrap(),
     }
 }
 
@@ -193,7 +193,7 @@ fn with_refuse_any_link_is_refused_by_name_and_the_error_says_how_to_follow_it()
 
 #[test]
 fn a_received_manifest_with_a_link_out_of_the_copy_is_refused() {
-    for (path, target) in [
+    for (path, link_text) in [
         ("l", "/etc/passwd"),
         ("l", "../x"),
         ("d/l", "../../x"),
@@ -207,14 +207,14 @@ fn a_received_manifest_with_a_link_out_of_the_copy_is_refused() {
             manifest.add(Entry { path, kind, mode }).unwrap();
         };
         add("d", EntryKind::Directory);
-        add("d/here", EntryKind::Link { target: "../d" });
-        add(path, EntryKind::Link { target });
+        add("d/here", EntryKind::Link { link_text: "../d" });
+        add(path, EntryKind::Link { link_text });
         let error = manifest.finish().unwrap_err();
         assert_fault(&error, "BadManifest", "is a link out of the copy");
     }
     // Nor does a link stand for a directory, or for the single file.
     let mut below = ManifestBuilder::new(Shape::Directory);
-    let link = EntryKind::Link { target: "a" };
+    let link = EntryKind::Link { link_text: "a" };
     below
         .add(Entry {
             path: "l",
@@ -243,9 +243,9 @@ fn a_received_manifest_with_a_link_out_of_the_copy_is_refused() {
 
 #[test]
 fn the_text_of_a_link_is_part_of_the_manifests_digest() {
-    let digest = |target: &str| {
+    let digest = |link_text: &str| {
         let mut manifest = ManifestBuilder::new(Shape::Directory);
-        let kind = EntryKind::Link { target };
+        let kind = EntryKind::Link { link_text };
         manifest
             .add(Entry {
                 path: "l",

@@ -14,7 +14,7 @@ fn message(number: u32) -> Message {
     builder.frame(&Frame::Block {
         file: 0,
         block: number,
-        value: [0; 32],
+        digest: [0; 32],
         data: &number.to_le_bytes(),
     });
     let bytes = builder.finish();
@@ -152,10 +152,10 @@ fn a_relay_sends_only_what_it_has() {
     let mut bench = Bench::new(10, 1, 0);
     assert!(bench.got[0].is_empty());
     bench.fanout.built(0, message(0));
-    bench.fanout.ready(1);
+    bench.fanout.set_readable_until(1);
     bench.settle();
     assert_eq!(bench.got[0], [0]);
-    bench.fanout.ready(3);
+    bench.fanout.set_readable_until(3);
     bench.settle();
     assert_eq!(bench.got[0], [0, 1, 2]);
     assert_eq!(bench.built, [1, 2]);

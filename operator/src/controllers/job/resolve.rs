@@ -7,7 +7,8 @@ use weft_crds::{Algorithm, Overwrite, Strategy, Symlinks, TransferJob};
 use weft_planner::Topology;
 use weft_proto::agent::v1::{self as agent, JobName};
 use weft_transfer::{
-    AgentEndpoint, DestinationsUpdate, LeaderContext, NodeLocation, Spec, Timing, local, node_of,
+    AgentEndpoint, DestinationsUpdate, LeaderContext, NodeLocation, Spec, Timing, local_copy_name,
+    node_of,
 };
 
 use crate::controllers::{
@@ -246,7 +247,7 @@ fn copies(
             Some(from) if copy == *from => {}
             Some(from) if copy.node == from.node => {
                 check_not_nested(&copy, from)?;
-                let node = local(node);
+                let node = local_copy_name(node);
                 copies.push(NodeLocation { node, ..copy });
             }
             _ => copies.push(copy),
@@ -289,7 +290,7 @@ pub(crate) fn to_cancel(
     let (root, path) = file.map_or((&to.root, &to.path), |file| (&file.root, &file.path));
     let is_elsewhere = (&to.root, trim_slash(&to.path)) != (root, trim_slash(path));
     if file.is_some() && names.remove(&source) && is_elsewhere {
-        names.insert(local(&source));
+        names.insert(local_copy_name(&source));
     }
     let location = |node: &str, root: &str, path: &str| NodeLocation {
         node: node.to_owned(),

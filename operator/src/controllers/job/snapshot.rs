@@ -62,7 +62,7 @@ impl Snapshot {
         let (link, reason) = transfer.link();
         let digest = Some(truncate(transfer.digest())).filter(|digest| !digest.is_empty());
         let manifest = transfer.listing().map(|listing| ManifestSummary {
-            files: u32::try_from(listing.found.files).unwrap_or(u32::MAX),
+            files: u32::try_from(listing.stat.files).unwrap_or(u32::MAX),
             bytes: signed(transfer.bytes()),
             digest: digest.clone(),
         });
@@ -112,7 +112,7 @@ fn destination_status(destination: &Destination) -> DestinationStatus {
         DestinationPhase::Failed(failure) => (DestinationState::Failed, Some(failure)),
         DestinationPhase::Retrying(failure) => (DestinationState::Pending, Some(failure)),
         DestinationPhase::Pending => {
-            let state = match destination.report.state() {
+            let state = match destination.progress.state() {
                 State::Preparing => DestinationState::Preparing,
                 State::Transferring => DestinationState::Transferring,
                 State::Verifying | State::Verified => DestinationState::Verifying,
@@ -130,16 +130,16 @@ fn destination_status(destination: &Destination) -> DestinationStatus {
             .unwrap_or_default(),
         message: match failure {
             Some(failure) => truncate(&failure.message),
-            None if destination.was_there() && destination.report.message.is_empty() => {
+            None if destination.was_there() && destination.progress.message.is_empty() => {
                 "it was there already; nothing was sent".to_owned()
             }
             // How the copy has appeared.
-            None if is_verified => truncate(&destination.report.message),
+            None if is_verified => truncate(&destination.progress.message),
             None => String::new(),
         },
         bytes: signed(destination.bytes),
         digest: if is_verified {
-            truncate(&destination.report.digest)
+            truncate(&destination.progress.digest)
         } else {
             String::new()
         },
@@ -191,19 +191,19 @@ mod tests {
             let shown = destination_status(&Destination {
                 location: location.clone(),
                 phase,
-                report: report.clone(),
+                progress: report.clone(),
                 bytes: 0,
                 received: 0,
             });
             (shown.reason, shown.message)
         };
         let after = Duration::ZERO;
-        let verified = shown(DestinationPhase::Verified { after });
+        let verified = shown(DestinationPhase::Verified { since_start: after });
         assert_eq!(verified, (String::new(), "file by file".to_owned()));
         let was_there = destination_status(&Destination {
             location: location.clone(),
-            phase: DestinationPhase::Verified { after },
-            report: ProgressResponse::default(),
+            phase: DestinationPhase::Verified { since_start: after },
+            progress: ProgressResponse::default(),
             bytes: 10,
             received: 0,
         });

@@ -143,7 +143,7 @@ impl Play<'_> {
     fn assert_resumed(&self, job: &Transfer) {
         let total = self.tree.bytes();
         for (view, node) in job.destinations().zip(self.row.to) {
-            let report = &view.report;
+            let report = &view.progress;
             let attempt = report.attempt.as_ref().map_or(0, |job| job.number);
             if attempt < 2 {
                 continue;

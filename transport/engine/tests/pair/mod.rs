@@ -63,7 +63,7 @@ pub(crate) fn remote(end: &LocalEnd, receive_secret: Secret) -> RemoteEnd {
         address: end.address,
         send_secret: receive_secret,
         settings: end.settings,
-        generation: end.generation,
+        incarnation: end.incarnation,
         reset_key: end.reset_key,
         others: end.others.clone(),
     }

@@ -1,7 +1,7 @@
 //! A Cancel does not reach its node.
 
 use super::*;
-use crate::failure::UNKNOWN;
+use crate::failure::NODE_UNKNOWN;
 
 #[test]
 fn a_job_that_is_cancelled_names_the_nodes_that_have_not_confirmed_it() {
@@ -27,7 +27,7 @@ fn a_job_that_is_cancelled_names_the_nodes_that_have_not_confirmed_it() {
 #[test]
 fn a_node_without_an_agent_and_one_that_refuses_have_nothing_to_confirm() {
     let cases = [
-        (UNKNOWN, true),
+        (NODE_UNKNOWN, true),
         ("StaleEpoch", false),
         (NEVER_REACHED, true),
     ];
@@ -46,9 +46,9 @@ fn a_node_without_an_agent_and_one_that_refuses_have_nothing_to_confirm() {
 #[test]
 fn destinations_that_failed_while_others_went_on_are_told_to_keep_nothing() {
     let mut harness = Harness::chain(3);
-    harness.reports(2, |report| {
-        report.state = State::Failed.into();
-        report.reason = "DiskFull".into();
+    harness.reports(2, |progress| {
+        progress.state = State::Failed.into();
+        progress.reason = "DiskFull".into();
     });
     harness.all_verify(0..2);
     assert!(harness.log().ends_with("discard node2 #1"));
@@ -59,7 +59,7 @@ fn destinations_that_failed_while_others_went_on_are_told_to_keep_nothing() {
 #[test]
 fn a_destination_that_was_reached_keeps_no_partial_files_when_the_source_becomes_unknown() {
     let mut harness = Harness::chain(3);
-    harness.death.1 = UNKNOWN;
+    harness.death.1 = NODE_UNKNOWN;
     harness.dies(0);
     while !harness.transfer.is_over() {
         harness.rests();

@@ -66,7 +66,7 @@ fn one_that_is_the_only_destination_reads_for_itself() {
 #[test]
 fn the_same_one_reads_again_after_it_has_come_back() {
     let mut harness = reading(3, None);
-    harness.reports(0, |report| report.bytes = 40);
+    harness.reports(0, |progress| progress.bytes = 40);
     harness.dies(0);
     harness.log();
     harness.dead.clear();
@@ -108,11 +108,11 @@ fn a_reader_that_cannot_even_be_asked_is_passed_over() {
 }
 
 fn fails(harness: &mut Harness, node: u32, reason: &str) {
-    harness.reports(node, |report| {
-        report.state = State::Failed.into();
-        report.reason = reason.into();
-        report.retriable = reason == "ObjectUnavailable";
-        report.message = format!("node {node}: {reason}");
+    harness.reports(node, |progress| {
+        progress.state = State::Failed.into();
+        progress.reason = reason.into();
+        progress.retriable = reason == "ObjectUnavailable";
+        progress.message = format!("node {node}: {reason}");
     });
     harness.ends(node, Ok(()));
 }
@@ -350,7 +350,7 @@ fn a_store_that_does_not_serve_one_reader_is_asked_by_the_others_before_the_job_
 #[test]
 fn a_reader_that_has_got_something_reads_on() {
     let mut harness = reading(2, None);
-    harness.reports(0, |report| report.bytes = 40);
+    harness.reports(0, |progress| progress.bytes = 40);
     fails(&mut harness, 0, "ObjectUnavailable");
     harness.ends(1, Ok(()));
     harness.rests();

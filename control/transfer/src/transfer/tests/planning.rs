@@ -3,11 +3,13 @@
 use super::*;
 
 fn nodes(transfer: &Transfer) -> Vec<&str> {
-    let parts = transfer
+    let assignments = transfer
         .plan()
         .into_iter()
         .flat_map(|plan| &plan.assignments);
-    parts.map(|part| part.node.as_str()).collect()
+    assignments
+        .map(|assignment| assignment.node.as_str())
+        .collect()
 }
 
 /// A job of four nodes whose source has said what it has, and what is to be done next.
@@ -84,8 +86,8 @@ fn a_plan_is_made_anew_when_the_topology_changes() {
 fn a_node_that_breaks_every_attempt_does_not_take_those_behind_it_with_it() {
     let mut harness = Harness::chain(4);
     let refuses = |harness: &mut Harness| {
-        harness.reports(0, |report| {
-            report.peers = vec![PeerProgress {
+        harness.reports(0, |progress| {
+            progress.peers = vec![PeerProgress {
                 node: name(1),
                 role: Role::Child.into(),
                 failed: true,

@@ -339,7 +339,7 @@ impl Stage {
             .map(|view| view.location.node.clone());
         let node = match waiting {
             Some(node) => node,
-            None if is_in("n2") && transfer.source_report().state() != State::Verified => {
+            None if is_in("n2") && transfer.source_progress().state() != State::Verified => {
                 "n1".to_owned()
             }
             None => {
@@ -366,7 +366,7 @@ impl Stage {
         Some(Input::Progress {
             node,
             attempt,
-            report: Box::new(report),
+            progress: Box::new(report),
         })
     }
 

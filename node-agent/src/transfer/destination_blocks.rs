@@ -1,4 +1,4 @@
-//! `ReceivedBlocks`: what a destination has of a transfer, found on disk or received. A relay's sender reads them.
+//! `DestinationBlocks`: what a destination has of a transfer, found on disk or received. A relay's sender reads them.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -17,21 +17,21 @@ const OPEN_FILES: usize = 64;
 
 /// Blocks that are reported to a parent, at most: 32 MiB of hashes, which is half of what the control API takes
 /// in a message. Blocks beyond that are sent again.
-const HAVE_BLOCKS_MAX: u64 = 1 << 20;
+const PRESENT_BLOCKS_MAX: u64 = 1 << 20;
 
 /// What a prepared destination has.
 #[derive(Debug)]
-pub(crate) struct ReceivedBlocks {
+pub(crate) struct DestinationBlocks {
     /// Its files.
     pub destination: Arc<Destination>,
     /// How the manifest is cut.
     pub layout: Arc<MessageLayout>,
     /// The blocks that were found on disk.
-    pub have: Vec<PresentRun>,
+    pub present: Vec<PresentRun>,
     /// How many blocks those are.
-    pub have_blocks: u64,
+    pub present_blocks: u64,
     /// Their bytes.
-    pub have_bytes: u64,
+    pub present_bytes: u64,
     inner: Mutex<Inner>,
 }
 
@@ -46,7 +46,7 @@ struct Inner {
     sender: Option<Sender<SenderEvent>>,
 }
 
-impl ReceivedBlocks {
+impl DestinationBlocks {
     /// Hashes what is on disk. Calls `check_stop` between files.
     pub(crate) fn scan_disk(
         destination: Arc<Destination>,
@@ -58,30 +58,30 @@ impl ReceivedBlocks {
             .files()
             .map(|(index, ..)| index)
             .collect();
-        let mut received = Self {
+        let mut this = Self {
             destination,
             layout: Arc::new(layout),
-            have: Vec::new(),
-            have_blocks: 0,
-            have_bytes: 0,
+            present: Vec::new(),
+            present_blocks: 0,
+            present_bytes: 0,
             inner: Mutex::default(),
         };
         let mut buffer = vec![0; BLOCK_BYTES];
         for index in files {
             check_stop()?;
-            let file = received.destination.open(index)?;
+            let file = this.destination.open(index)?;
             let found = file.rehash(&mut buffer)?;
             let blocks = file.blocks();
             if !found.is_empty() {
-                received.keep(index, file);
+                this.cache_open_file(index, file);
             }
             for (block, digest) in found {
-                if received.have_blocks == HAVE_BLOCKS_MAX {
+                if this.present_blocks == PRESENT_BLOCKS_MAX {
                     break;
                 }
-                received.have_blocks += 1;
-                received.have_bytes += blocks.len(block) as u64;
-                match received.have.last_mut() {
+                this.present_blocks += 1;
+                this.present_bytes += blocks.len(block) as u64;
+                match this.present.last_mut() {
                     Some(run)
                         if run.file == index
                             && run.first_block as usize + run.values.len() / 32
@@ -89,7 +89,7 @@ impl ReceivedBlocks {
                     {
                         run.values.extend_from_slice(&digest.0);
                     }
-                    _ => received.have.push(PresentRun {
+                    _ => this.present.push(PresentRun {
                         file: index,
                         first_block: block,
                         values: digest.0.to_vec(),
@@ -97,7 +97,7 @@ impl ReceivedBlocks {
                 }
             }
         }
-        Ok(received)
+        Ok(this)
     }
 
     /// An open file. One that was used a short time ago is still open.
@@ -111,11 +111,11 @@ impl ReceivedBlocks {
             Some((_, file)) => file,
             None => self.destination.open(index)?,
         };
-        self.keep(index, file.clone());
+        self.cache_open_file(index, file.clone());
         Ok(file)
     }
 
-    fn keep(&self, index: u32, file: Arc<DestinationFile>) {
+    fn cache_open_file(&self, index: u32, file: Arc<DestinationFile>) {
         let dropped = {
             let mut inner = fail_fast::lock(&self.inner);
             inner.open.push_back((index, file));

@@ -1,4 +1,4 @@
-//! `Target`: where one file or link of a destination goes, and where its bytes are until then.
+//! `FileTarget`: where one file or link of a destination goes, and where its bytes are until then.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,7 +25,7 @@ const TMPFS: u64 = 0x0102_1994;
 
 /// Where one file goes: its final path, and its partial file beside it or in a staging directory.
 #[derive(Clone, Debug)]
-pub(super) struct Target {
+pub(super) struct FileTarget {
     pub(super) root: Arc<Root>,
     pub(super) path: RootPath,
     /// Where the partial file is.
@@ -52,7 +52,7 @@ pub(super) enum InitialContent {
     Finished,
 }
 
-impl Target {
+impl FileTarget {
     pub(super) fn is_staged(&self) -> bool {
         self.partial == self.name
     }

@@ -14,10 +14,10 @@ use rustix::io::Errno;
 use super::digest::{BLOCK_BYTES, BlockDigest, BlockLayout, Digest, VerifiedBlock};
 use super::error::{FileError, Location, errno};
 use super::file_state::{FileState, Fingerprint};
+use super::file_target::{FileTarget, InitialContent};
 use super::gate::Gate;
 use super::hash_tree::HashTree;
 use super::holes::{is_hole, next_data};
-use super::target::{InitialContent, Target};
 
 /// All bits that `chmod(2)` sets, those too that no manifest has.
 const MODE_BITS_ALL: u32 = 0o7777;
@@ -26,7 +26,7 @@ const MODE_BITS_ALL: u32 = 0o7777;
 /// called from any thread; two blocks may be written at the same time.
 #[derive(Debug)]
 pub struct DestinationFile {
-    target: Target,
+    target: FileTarget,
     index: u32,
     blocks: BlockLayout,
     state: Mutex<State>,
@@ -37,21 +37,21 @@ pub struct DestinationFile {
 #[derive(Debug)]
 struct State {
     tree: HashTree,
-    /// What `rehash` found, sorted by block: what we may have, as long as nobody confirms it.
-    claims: Vec<(u32, BlockDigest)>,
-    body: Body,
+    /// What `rehash` found, sorted by block: blocks that may be here, and that nobody has confirmed.
+    unconfirmed: Vec<(u32, BlockDigest)>,
+    bytes_at: BytesLocation,
 }
 
 /// Where the bytes are.
 #[derive(Clone, Debug)]
-enum Body {
+enum BytesLocation {
     /// In a partial file that held nothing when it was opened.
     Fresh(Arc<File>),
     /// In a partial file that an earlier attempt left.
     Resumed(Arc<File>),
     /// In the file under its final name, of which no block is known to differ.
     Existing(Existing),
-    /// In a partial file; claimed blocks are in the file under the final name and are copied.
+    /// In a partial file; unconfirmed blocks are in the file under the final name and are copied.
     Replacing {
         partial: Arc<File>,
         existing: Existing,
@@ -71,27 +71,31 @@ pub(super) enum PublishAction {
     /// It is in its partial file and is to be renamed.
     Rename,
     /// The file under the final name is the one, as long as its state does not change.
-    Keep,
+    KeepExisting,
 }
 
 impl DestinationFile {
     /// Opens the file where its bytes are.
     pub(super) fn open(
-        target: Target,
+        target: FileTarget,
         index: u32,
         blocks: BlockLayout,
         initial_content: InitialContent,
         gate: Arc<Gate>,
     ) -> Result<Self, FileError> {
-        let body = match initial_content {
-            InitialContent::Fresh => Body::Fresh(Arc::new(target.open_partial(OFlags::RDWR)?)),
-            InitialContent::Resumed => Body::Resumed(Arc::new(target.open_partial(OFlags::RDWR)?)),
+        let bytes_at = match initial_content {
+            InitialContent::Fresh => {
+                BytesLocation::Fresh(Arc::new(target.open_partial(OFlags::RDWR)?))
+            }
+            InitialContent::Resumed => {
+                BytesLocation::Resumed(Arc::new(target.open_partial(OFlags::RDWR)?))
+            }
             InitialContent::Finished => {
-                Body::Resumed(Arc::new(target.open_partial(OFlags::RDONLY)?))
+                BytesLocation::Resumed(Arc::new(target.open_partial(OFlags::RDONLY)?))
             }
             InitialContent::Existing => {
                 let (file, state) = target.open_final()?;
-                Body::Existing(Existing {
+                BytesLocation::Existing(Existing {
                     file: Arc::new(file),
                     state,
                 })
@@ -99,8 +103,8 @@ impl DestinationFile {
         };
         let state = State {
             tree: HashTree::new(blocks),
-            claims: Vec::new(),
-            body,
+            unconfirmed: Vec::new(),
+            bytes_at,
         };
         let file = DestinationFile {
             target,
@@ -109,7 +113,7 @@ impl DestinationFile {
             state: Mutex::new(state),
             gate,
         };
-        let bytes = fs::fstat(&*file.lock().body.file())
+        let bytes = fs::fstat(&*file.lock().bytes_at.file())
             .map_err(|cause| file.failed("fstat", cause))
             .map(|stat| FileState::of(&stat).size)?;
         if bytes != blocks.file_bytes() {
@@ -147,10 +151,10 @@ impl DestinationFile {
         // A hole in a partial file is what has not arrived, or zeros: these are sent again. Elsewhere it is content,
         // and so it is where the source has holes: their blocks are here before any comes.
         let has_holes = self.target.hole_bytes > 0;
-        if matches!(self.lock().body, Body::Fresh(_)) && !has_holes {
+        if matches!(self.lock().bytes_at, BytesLocation::Fresh(_)) && !has_holes {
             return Ok(Vec::new());
         }
-        let partial = matches!(self.lock().body, Body::Resumed(_));
+        let partial = matches!(self.lock().bytes_at, BytesLocation::Resumed(_));
         self.hash_present(buffer, partial && !has_holes)
     }
 
@@ -159,12 +163,14 @@ impl DestinationFile {
         buffer: &mut [u8],
         skip_holes: bool,
     ) -> Result<Vec<(u32, BlockDigest)>, FileError> {
-        let body = self.lock().body.clone();
-        let file = match &body {
-            Body::Fresh(file) | Body::Resumed(file) => file,
-            Body::Existing(existing) | Body::Replacing { existing, .. } => &existing.file,
+        let bytes_at = self.lock().bytes_at.clone();
+        let file = match &bytes_at {
+            BytesLocation::Fresh(file) | BytesLocation::Resumed(file) => file,
+            BytesLocation::Existing(existing) | BytesLocation::Replacing { existing, .. } => {
+                &existing.file
+            }
         };
-        let mut claims = Vec::new();
+        let mut unconfirmed = Vec::new();
         let mut next = 0;
         while next < self.blocks.count() {
             if skip_holes {
@@ -175,11 +181,11 @@ impl DestinationFile {
                 }
             }
             let bytes = self.read(file, next, buffer)?;
-            claims.push((next, self.blocks.digest(next, &buffer[..bytes])));
+            unconfirmed.push((next, self.blocks.digest(next, &buffer[..bytes])));
             next += 1;
         }
-        self.lock().claims.clone_from(&claims);
-        Ok(claims)
+        self.lock().unconfirmed.clone_from(&unconfirmed);
+        Ok(unconfirmed)
     }
 
     /// Takes a block as present that the source has with this digest and did not send. True when
@@ -190,13 +196,13 @@ impl DestinationFile {
         if let Some(present) = state.tree.get(block) {
             return Ok(present == *digest);
         }
-        let claimed = state
-            .claims
+        let found = state
+            .unconfirmed
             .binary_search_by_key(&block, |(index, _)| *index);
-        if !claimed.is_ok_and(|at| state.claims[at].1 == *digest) {
+        if !found.is_ok_and(|at| state.unconfirmed[at].1 == *digest) {
             return Ok(false);
         }
-        if let Body::Replacing { partial, existing } = &state.body {
+        if let BytesLocation::Replacing { partial, existing } = &state.bytes_at {
             self.copy(existing, partial, block, digest)?;
         }
         state.tree.set(block, *digest);
@@ -220,7 +226,7 @@ impl DestinationFile {
                 return Ok(false);
             }
             self.begin_replacing(&mut state)?;
-            state.body.file()
+            state.bytes_at.file()
         };
         self.write(&file, block.index, block.data)?;
         self.lock().tree.set(block.index, block.digest);
@@ -243,7 +249,7 @@ impl DestinationFile {
             let Some(digest) = state.tree.get(block) else {
                 return Ok(None);
             };
-            (digest, state.body.file())
+            (digest, state.bytes_at.file())
         };
         self.read(&file, block, buffer)?;
         Ok(Some(digest))
@@ -257,12 +263,12 @@ impl DestinationFile {
         mode: u32,
     ) -> Result<(PublishAction, Fingerprint), FileError> {
         let checked = self.check(digest)?;
-        let body = self.lock().body.clone();
-        let action = match &body {
-            Body::Existing(_) => PublishAction::Keep,
+        let bytes_at = self.lock().bytes_at.clone();
+        let action = match &bytes_at {
+            BytesLocation::Existing(_) => PublishAction::KeepExisting,
             _ => PublishAction::Rename,
         };
-        let file = body.file();
+        let file = bytes_at.file();
         let stat = || fs::fstat(&*file).map_err(|cause| self.failed("fstat", cause));
         // Not without need: it would change the state of a file that others look at, too.
         if stat()?.st_mode & MODE_BITS_ALL == mode {
@@ -275,7 +281,7 @@ impl DestinationFile {
             ctime_ns: now.ctime_ns,
             ..checked
         };
-        if action == PublishAction::Keep && expected != now {
+        if action == PublishAction::KeepExisting && expected != now {
             return Err(self.target.changed());
         }
         Ok((action, now.fingerprint()))
@@ -299,10 +305,11 @@ impl DestinationFile {
                 found,
             });
         }
-        let stat = fs::fstat(&*state.body.file()).map_err(|cause| self.failed("fstat", cause))?;
+        let stat =
+            fs::fstat(&*state.bytes_at.file()).map_err(|cause| self.failed("fstat", cause))?;
         let now = FileState::of(&stat);
-        let unchanged = match &state.body {
-            Body::Existing(existing) => existing.state == now,
+        let unchanged = match &state.bytes_at {
+            BytesLocation::Existing(existing) => existing.state == now,
             _ => now.size == self.blocks.file_bytes(),
         };
         if unchanged {
@@ -327,7 +334,7 @@ impl DestinationFile {
 
     /// Before the first block that differs: a partial file with all that was confirmed so far.
     fn begin_replacing(&self, state: &mut State) -> Result<(), FileError> {
-        let Body::Existing(existing) = &state.body else {
+        let BytesLocation::Existing(existing) = &state.bytes_at else {
             return Ok(());
         };
         let existing = existing.clone();
@@ -340,7 +347,7 @@ impl DestinationFile {
                 self.copy(&existing, &partial, block, &digest)?;
             }
         }
-        state.body = Body::Replacing { partial, existing };
+        state.bytes_at = BytesLocation::Replacing { partial, existing };
         Ok(())
     }
 
@@ -404,13 +411,13 @@ impl DestinationFile {
     }
 }
 
-impl Body {
+impl BytesLocation {
     /// The file that holds the present blocks.
     fn file(&self) -> Arc<File> {
         match self {
-            Body::Fresh(file) | Body::Resumed(file) => file.clone(),
-            Body::Existing(existing) => existing.file.clone(),
-            Body::Replacing { partial, .. } => partial.clone(),
+            BytesLocation::Fresh(file) | BytesLocation::Resumed(file) => file.clone(),
+            BytesLocation::Existing(existing) => existing.file.clone(),
+            BytesLocation::Replacing { partial, .. } => partial.clone(),
         }
     }
 }

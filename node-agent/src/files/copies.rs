@@ -55,7 +55,7 @@ pub(super) fn add(
         path: new.path.as_str().to_owned(),
         digest: new.digest.to_string(),
         bytes: new.manifest.bytes(),
-        data_bytes: Some(new.manifest.data_bytes()),
+        disk_bytes: Some(new.manifest.disk_bytes()),
         files: new.manifest.file_count().into(),
         removable: new.removable,
         jobs: vec![new.job],
@@ -126,20 +126,23 @@ pub fn reconcile(root: &Root) -> Result<Vec<CopyHeader>, FileError> {
     Ok(copies)
 }
 
-/// Bytes of the copies that are recorded for jobs of a namespace.
-pub(super) fn bytes_of(root: &Root, namespace: &str) -> Result<u64, FileError> {
+/// Bytes of the copies outside the directory of a namespace that are recorded for its jobs.
+pub(super) fn bytes_outside(root: &Root, namespace: &str) -> Result<u64, FileError> {
     let Some(records) = Records::open(root)? else {
         return Ok(0);
     };
-    let has_job = |copy: &CopyHeader| copy.jobs.iter().any(|job| job.namespace == namespace);
+    let directory = RootPath::parse(namespace)?;
     let mut bytes = 0u64;
     for name in records.names()? {
         match records.read(&name) {
-            Ok(Some(CopyRecord { copy, .. })) if has_job(&copy) => {
-                bytes = bytes.saturating_add(copy.data_bytes.unwrap_or(copy.bytes));
+            Ok(Some(CopyRecord { copy, base, .. })) => {
+                let mut jobs = copy.jobs.iter();
+                if !base.is_within(&directory) && jobs.any(|job| job.namespace == namespace) {
+                    bytes = bytes.saturating_add(copy.disk_bytes.unwrap_or(copy.bytes));
+                }
             }
             // A broken record names no namespace.
-            Ok(_) | Err(FileError::CopyRecordBroken { .. }) => {}
+            Ok(None) | Err(FileError::CopyRecordBroken { .. }) => {}
             Err(error) => return Err(error),
         }
     }

@@ -42,9 +42,9 @@ pub struct CopyHeader {
     pub digest: String,
     /// Bytes of all its files.
     pub bytes: u64,
-    /// Of these, without holes; absent in a record of an earlier release.
+    /// Bytes of disk that they take, without holes and in whole blocks; absent in a record of an earlier release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub data_bytes: Option<u64>,
+    pub disk_bytes: Option<u64>,
     /// How many files it has.
     pub files: u64,
     /// Weft wrote the files. A source's own files are never removed.

@@ -248,7 +248,7 @@ pub enum FileError {
     },
     /// More than a namespace may have in the root.
     #[error(
-        "{location}: {needed} bytes are needed, and namespace {namespace:?} has {recorded} bytes of copies and {taken} bytes of transfers under way in the root at this node, where a namespace may have {limit}: delete jobs whose copies are not needed any more, or raise the root's bytesPerNamespace"
+        "{location}: {needed} bytes are needed, and namespace {namespace:?} has {found} bytes in its directory and in other copies and {taken} bytes of transfers under way in the root at this node, where a namespace may have {limit}: remove copies that are not needed any more (kubectl weft copies delete), or raise the root's bytesPerNamespace"
     )]
     NamespaceQuota {
         /// The destination.
@@ -257,8 +257,8 @@ pub enum FileError {
         namespace: String,
         /// Bytes needed.
         needed: u64,
-        /// Bytes of its copies.
-        recorded: u64,
+        /// Bytes of its directory, and of its copies elsewhere.
+        found: u64,
         /// Bytes that its transfers under way have taken.
         taken: u64,
         /// Bytes that it may have.
@@ -284,7 +284,7 @@ pub enum FileError {
     },
     /// No inodes for it.
     #[error(
-        "no inodes for {location}: {needed} files are to be made and {available} can be: remove files or choose another root"
+        "no inodes for {location}: {needed} files are to be made and {available} can be, beyond what the root's minFree keeps: remove files or choose another root"
     )]
     InodesExhausted {
         /// The destination.

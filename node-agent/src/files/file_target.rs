@@ -16,6 +16,7 @@ use super::names;
 use super::path::RootPath;
 use super::reserved_space::{Demand, ReservedSpace};
 use super::root::{Root, special};
+use super::space::disk_bytes;
 
 /// Larger files are not allocated on tmpfs before their blocks come.
 const LARGE_BYTES: u64 = 64 << 20;
@@ -58,8 +59,8 @@ impl FileTarget {
     }
 
     /// Bytes of disk that a file of this size takes.
-    pub(super) fn data_bytes(&self, bytes: u64) -> u64 {
-        bytes.saturating_sub(self.hole_bytes)
+    pub(super) fn disk_bytes(&self, bytes: u64) -> u64 {
+        disk_bytes(bytes.saturating_sub(self.hole_bytes))
     }
 
     pub(super) fn location(&self) -> Location {
@@ -127,7 +128,7 @@ impl FileTarget {
             .root
             .open_directory(&self.parent)
             .map_err(|cause| self.failed("open", cause, bytes))?;
-        let data = self.data_bytes(bytes);
+        let data = self.disk_bytes(bytes);
         let demand = Demand {
             bytes: data,
             new_bytes: data,
@@ -231,10 +232,10 @@ impl FileTarget {
             return Ok((InitialContent::Existing, 0));
         }
         match partial {
-            None => Ok((InitialContent::Fresh, self.data_bytes(bytes))),
+            None => Ok((InitialContent::Fresh, self.disk_bytes(bytes))),
             Some(stat) => {
                 let more = self
-                    .data_bytes(bytes)
+                    .disk_bytes(bytes)
                     .saturating_sub(allocated_bytes(&stat));
                 Ok((InitialContent::Resumed, more))
             }

@@ -9,6 +9,7 @@ use super::file_state::Fingerprint;
 use super::limits::{MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES, MAX_PATHS_BYTES};
 use super::names;
 use super::path::RootPath;
+use super::space::disk_bytes;
 use super::symlink::stays_within;
 
 /// The mode bits that are kept: read, write, execute for user, group and others. Never set-uid,
@@ -505,9 +506,16 @@ impl Manifest {
             .unwrap_or_default()
     }
 
-    /// Bytes that the files take, without their holes.
-    pub fn data_bytes(&self) -> u64 {
-        self.bytes().saturating_sub(self.list.holes.iter().sum())
+    /// Bytes of disk that files, links and directories take, without holes.
+    pub fn disk_bytes(&self) -> u64 {
+        let data_bytes = self
+            .entries()
+            .enumerate()
+            .map(|(index, entry)| match entry.kind {
+                EntryKind::File { bytes } => bytes.saturating_sub(self.hole_bytes(index)),
+                EntryKind::Directory | EntryKind::Link { .. } => 0,
+            });
+        data_bytes.map(disk_bytes).sum()
     }
 
     /// Which version of an object an entry is, where it is one.

@@ -11,11 +11,12 @@ use super::path::RootPath;
 use super::placement::Placement;
 use super::reserved_space::{Demand, ReservedSpace};
 use super::root::Root;
+use super::space::disk_bytes;
 
 /// Mode of directories while a job fills them; the manifest's is set at the end.
 pub(super) const WORKING_DIRECTORY: Mode = Mode::from_raw_mode(0o755);
 
-/// What an attempt has reservation.
+/// What an attempt has made.
 #[derive(Debug, Default)]
 pub(super) struct Reservation {
     /// Directories that were not there, parents first.
@@ -55,20 +56,26 @@ impl Reservation {
         }
         let mut open = OpenDirectory::new(&placement.config.root);
         let mut demand = Demand::default();
+        let new_directories = disk_bytes(0) * self.directories.len() as u64;
+        demand.add(new_directories, new_directories);
         for file in placement.targets() {
             let (target, bytes) = file?;
             let (initial_content, more) = target.inspect(&*open.at(&target.parent)?, bytes)?;
-            demand.new_bytes = demand.new_bytes.saturating_add(more);
-            if initial_content != InitialContent::Existing {
-                demand.bytes = demand.bytes.saturating_add(target.data_bytes(bytes));
-            }
+            let counted = match initial_content {
+                InitialContent::Existing => 0,
+                _ => target.disk_bytes(bytes),
+            };
+            demand.add(counted, more);
             demand.inodes += u64::from(initial_content != InitialContent::Resumed);
             self.initial_contents.push(initial_content);
         }
         for link in placement.links() {
             let (_, target, text) = link?;
             let parent = open.at(&target.parent)?;
-            demand.inodes += u64::from(!target.has_link(&parent, text)?);
+            if !target.has_link(&parent, text)? {
+                demand.add(disk_bytes(0), disk_bytes(0));
+                demand.inodes += 1;
+            }
         }
         let Some(first) = placement.targets().next() else {
             return Ok(());

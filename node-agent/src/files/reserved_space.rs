@@ -13,7 +13,7 @@ use rustix::fs;
 use super::copies;
 use super::error::{FileError, Location};
 use super::root::Root;
-use super::space::{MinFree, Space};
+use super::space::{MinFree, Space, directory_bytes};
 
 /// What one transfer has taken of its namespace's bytes. Given back when its copy is recorded, which is
 /// counted instead, or when it is dropped.
@@ -35,6 +35,13 @@ pub(super) struct Demand {
     pub(super) new_bytes: u64,
     /// Files to be made.
     pub(super) inodes: u64,
+}
+
+impl Demand {
+    pub(super) fn add(&mut self, bytes: u64, new_bytes: u64) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.new_bytes = self.new_bytes.saturating_add(new_bytes);
+    }
 }
 
 impl ReservedSpace {
@@ -99,15 +106,16 @@ impl ReservedSpace {
         if needed == 0 {
             return Ok(());
         }
-        let recorded = copies::bytes_of(&self.root, namespace)?;
-        if needed.saturating_add(taken).saturating_add(recorded) <= limit {
+        let directory = directory_bytes(&self.root, namespace)?;
+        let found = copies::bytes_outside(&self.root, namespace)?.saturating_add(directory);
+        if needed.saturating_add(taken).saturating_add(found) <= limit {
             return Ok(());
         }
         Err(FileError::NamespaceQuota {
             location: location.clone(),
             namespace: namespace.to_owned(),
             needed,
-            recorded,
+            found,
             taken,
             limit,
         })
@@ -125,11 +133,16 @@ impl ReservedSpace {
             Ok(free) => free,
             Err(cause) => return Err(FileError::writing(location, "fstatvfs", cause, needed)),
         };
-        if free.f_files > 0 && demand.inodes > free.f_favail {
+        let kept_inodes = match min_free {
+            MinFree::Percent(_) => min_free.bytes_of(free.f_files),
+            MinFree::Bytes(_) => 0,
+        };
+        let inodes = free.f_favail.saturating_sub(kept_inodes);
+        if free.f_files > 0 && demand.inodes > inodes {
             return Err(FileError::InodesExhausted {
                 location,
                 needed: demand.inodes,
-                available: free.f_favail,
+                available: inodes,
             });
         }
         // A total of 0 is how a file system says that it does not count.

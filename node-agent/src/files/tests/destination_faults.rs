@@ -130,7 +130,7 @@ fn a_full_disk_is_found_before_any_byte_and_nothing_stays() {
             let node = reopened(node);
             node.write("other", &content(2 * BLOCK_BYTES, 9));
             let error = Destination::prepare(node.config("m", &source)).unwrap_err();
-            assert_fault(&error, "DiskFull", "3145829 bytes");
+            assert_fault(&error, "DiskFull", "3170304 bytes");
             fs::remove_file(node.path("other")).unwrap();
             // What is reserved nobody else gets.
             let destination = Destination::prepare(node.config("m", &source)).unwrap();

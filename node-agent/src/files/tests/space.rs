@@ -2,7 +2,7 @@
 
 use super::alone::{Alone, alone, mount, this_test};
 use super::*;
-use crate::files::copies::CopyJob;
+use crate::files::copies::{CopyJob, reconcile};
 use crate::files::space::{MinFree, RootLimits};
 
 /// A destination of a job of a namespace, or of none.
@@ -53,7 +53,7 @@ fn a_namespace_has_as_many_bytes_of_copies_and_transfers_as_the_root_allows() {
     let text = error.to_string();
     for bytes in [
         "1048576 bytes are needed",
-        "3145728 bytes of copies",
+        "3145728 bytes in its directory and in other copies",
         "may have 4194303",
     ] {
         assert!(text.contains(bytes), "{text}");
@@ -78,6 +78,52 @@ fn a_namespace_has_as_many_bytes_of_copies_and_transfers_as_the_root_allows() {
     assert!(give_up(&others).is_empty());
     others.release_path();
     Destination::prepare(wide).unwrap();
+}
+
+#[test]
+fn tiny_files_count_the_blocks_that_they_take() {
+    let (from, node) = (Node::new(), Node::new());
+    for index in 0..100 {
+        from.write(&format!("m/{index}"), b"x");
+    }
+    let m = from.source("m").unwrap();
+    // A block for each file, and one for their directory.
+    allow(&node, 101 * 4096 - 1);
+    let error = Destination::prepare(config(&node, "m", &m, "a", "team")).unwrap_err();
+    assert_fault(&error, "NamespaceQuota", "413696 bytes are needed");
+    allow(&node, 101 * 4096);
+    copy(&m, config(&node, "m", &m, "a", "team")).unwrap();
+    let error = Destination::prepare(config(&node, "n", &m, "b", "team")).unwrap_err();
+    assert_fault(&error, "NamespaceQuota", "409600 bytes in its directory");
+}
+
+#[test]
+fn what_is_in_the_directory_of_a_namespace_counts_whoever_wrote_it() {
+    let (from, node) = (Node::new(), Node::new());
+    let (large, small) = (content(3 << 20, 1), content(1 << 20, 2));
+    from.write("m/a", &large).write("m/b", &small);
+    from.write("n/b", &content(1 << 20, 3));
+    let (m, n) = (from.source("m").unwrap(), from.source("n").unwrap());
+    allow(&node, 6 << 20);
+    copy(&m, config(&node, "team/m", &m, "first", "team")).unwrap();
+    // Another job of the namespace overwrites one file of the copy: the rest is no copy any more, and counts.
+    copy(&n, config(&node, "team/m", &n, "second", "team")).unwrap();
+    let recorded: Vec<u64> = reconcile(&node.root)
+        .unwrap()
+        .iter()
+        .map(|copy| copy.files)
+        .collect();
+    assert_eq!(recorded, [1]);
+    let error = Destination::prepare(config(&node, "team/x", &m, "third", "team")).unwrap_err();
+    assert_fault(&error, "NamespaceQuota", "4198400 bytes in its directory");
+    // So does what a pod writes there, and a partial file counts once.
+    node.write("team/notes", &small);
+    let held = Destination::prepare(config(&node, "team/y", &n, "held", "team"));
+    assert_fault(&held.unwrap_err(), "NamespaceQuota", "5246976 bytes in");
+    std::fs::remove_file(node.path("team/notes")).unwrap();
+    let _held = Destination::prepare(config(&node, "team/y", &n, "held", "team")).unwrap();
+    let error = Destination::prepare(config(&node, "team/z", &n, "more", "team")).unwrap_err();
+    assert_fault(&error, "NamespaceQuota", "4198400 bytes in its directory");
 }
 
 #[test]

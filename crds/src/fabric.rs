@@ -100,9 +100,9 @@ pub struct Root {
     #[x_kube(validation = Rule::new("self.matches('^(100|[0-9]{1,2})%$|^[0-9]{1,15}(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$')")
         .message("minFree must be a percentage of 0% to 100%, or a whole number of bytes with k, M, G, T, P, Ki, Mi, Gi, Ti or Pi if wanted, for example 10% or 200Gi"))]
     pub min_free: String,
-    /// Bytes, such as 500Gi, that the copies and the transfers under way of one namespace may have in this root,
-    /// at each node. A job that would have more fails with NamespaceQuota before any byte moves. No limit when
-    /// absent.
+    /// Bytes, such as 500Gi, that the directory, the copies elsewhere and the transfers under way of one namespace
+    /// may take of this root's disk, at each node. A job that would take more fails with NamespaceQuota before any
+    /// byte moves. No limit when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 20))]
     #[x_kube(validation = Rule::new("self.matches('^[0-9]{1,15}(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$')")

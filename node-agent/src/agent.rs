@@ -128,6 +128,7 @@ impl Agent {
             stores: StoreSettings {
                 stall: config.objects.stall_timeout.to_std(),
                 list: config.objects.list_timeout.to_std(),
+                block: config.objects.block_timeout.to_std(),
                 network: Network {
                     proxy: config.objects.proxy.clone(),
                     no_proxy: config.objects.no_proxy.clone(),

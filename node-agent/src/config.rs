@@ -87,6 +87,9 @@ pub struct Objects {
     /// For a whole listing. Less than the two minutes that an operator waits for the answer, so that it gets the
     /// reason. A million objects take it, at 1,000 in 100 ms.
     pub list_timeout: Duration,
+    /// For 1 MiB of an object, with repetitions: a store that sends slower than that fails the attempt, which would
+    /// keep its place at the node.
+    pub block_timeout: Duration,
     /// The proxy by which stores are reached, as `http://HOST:PORT`; without it: directly.
     pub proxy: Option<ProxyUrl>,
     /// Hosts, domains and CIDRs, separated by commas, that are reached without it.
@@ -103,6 +106,7 @@ impl Default for Objects {
             allow_insecure: false,
             stall_timeout: Duration::from_millis(30_000),
             list_timeout: Duration::from_millis(100_000),
+            block_timeout: Duration::from_millis(120_000),
             proxy: None,
             no_proxy: String::new(),
             authorities: Authorities::default(),
@@ -410,6 +414,7 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
         ("transport.stallTimeout", transport.stall_timeout),
         ("objects.stallTimeout", config.objects.stall_timeout),
         ("objects.listTimeout", config.objects.list_timeout),
+        ("objects.blockTimeout", config.objects.block_timeout),
     ] {
         let long = timeout.nanos() >= 100_000_000;
         require(long, field, "must be 100ms or more")?;

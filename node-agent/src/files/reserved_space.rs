@@ -133,37 +133,36 @@ impl ReservedSpace {
             Ok(free) => free,
             Err(cause) => return Err(FileError::writing(location, "fstatvfs", cause, needed)),
         };
+        // A total of 0 is how a file system says that it does not count.
+        if free.f_blocks > 0 && needed > 0 {
+            let available = free.f_bavail.saturating_mul(free.f_frsize);
+            if needed > available {
+                return Err(FileError::DiskFull {
+                    location,
+                    needed,
+                    available,
+                });
+            }
+            let min_free = min_free.bytes_of(free.f_blocks.saturating_mul(free.f_frsize));
+            if available - needed < min_free {
+                return Err(FileError::RootReserve {
+                    location,
+                    needed,
+                    available,
+                    min_free,
+                });
+            }
+        }
         let kept_inodes = match min_free {
             MinFree::Percent(_) => min_free.bytes_of(free.f_files),
             MinFree::Bytes(_) => 0,
         };
-        let inodes = free.f_favail.saturating_sub(kept_inodes);
-        if free.f_files > 0 && demand.inodes > inodes {
+        let available = free.f_favail.saturating_sub(kept_inodes);
+        if free.f_files > 0 && demand.inodes > available {
             return Err(FileError::InodesExhausted {
                 location,
                 needed: demand.inodes,
-                available: inodes,
-            });
-        }
-        // A total of 0 is how a file system says that it does not count.
-        if free.f_blocks == 0 || needed == 0 {
-            return Ok(());
-        }
-        let available = free.f_bavail.saturating_mul(free.f_frsize);
-        if needed > available {
-            return Err(FileError::DiskFull {
-                location,
-                needed,
                 available,
-            });
-        }
-        let min_free = min_free.bytes_of(free.f_blocks.saturating_mul(free.f_frsize));
-        if available - needed < min_free {
-            return Err(FileError::RootReserve {
-                location,
-                needed,
-                available,
-                min_free,
             });
         }
         Ok(())

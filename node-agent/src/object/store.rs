@@ -136,6 +136,8 @@ pub(crate) struct StoreSettings {
     pub(crate) stall: Duration,
     /// For a whole listing, with its retries.
     pub(crate) list: Duration,
+    /// For a block of an object, with its retries.
+    pub(crate) block: Duration,
     /// The way.
     pub(crate) network: Network,
     /// For jobs without a Secret.
@@ -150,6 +152,7 @@ pub(crate) struct Store {
     /// What to do when the store refuses.
     remedy: String,
     list_timeout: Duration,
+    block_timeout: Duration,
 }
 
 impl Store {
@@ -189,6 +192,7 @@ impl Store {
             remedy,
             locator,
             list_timeout: settings.list,
+            block_timeout: settings.block,
         })
     }
 
@@ -279,6 +283,22 @@ impl Store {
             etag: Some(version.etag.clone()).filter(|etag| !etag.is_empty()),
             modified_ns: version.modified_ns,
         }
+    }
+
+    /// Ends the reading of a block that takes too long. Without an end, a server that sends almost nothing would
+    /// keep an attempt, and its place at the node, for ever.
+    pub(crate) async fn block_within_timeout<T>(
+        &self,
+        read: impl Future<Output = Result<T, ObjectError>>,
+    ) -> Result<T, ObjectError> {
+        let read = tokio::time::timeout(self.block_timeout, read).await;
+        read.unwrap_or_else(|_| {
+            let seconds = self.block_timeout.as_secs();
+            Err(ObjectError::Unavailable {
+                url: self.locator.url.clone(),
+                problem: format!("a block of 1 MiB was not read within {seconds} s"),
+            })
+        })
     }
 
     /// Fills `buffer` with the bytes from `offset` on; false where the server gives no ranges of an object.

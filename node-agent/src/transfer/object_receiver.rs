@@ -266,10 +266,14 @@ impl ObjectBlocks {
                         continue;
                     };
                     let (offset, room) = (blocks.range(block).start, builder.room(bytes));
-                    match &mut whole {
-                        Some(whole) => whole.read(version, offset, room).await?,
-                        None if self.store.read_range(version, offset, room).await? => {}
-                        None => return Ok(None),
+                    let read = async {
+                        match &mut whole {
+                            Some(whole) => whole.read(version, offset, room).await.map(|()| true),
+                            None => self.store.read_range(version, offset, room).await,
+                        }
+                    };
+                    if !self.store.block_within_timeout(read).await? {
+                        return Ok(None);
                     }
                     let digest = blocks.digest(block, builder.room(bytes));
                     builder.block(file, block, digest.0, bytes);

@@ -172,7 +172,7 @@ async fn a_job_that_would_go_beyond_a_limit_of_a_root_is_refused_before_any_byte
         assert_eq!(reason(&refused), expected);
         let text = refused.message();
         assert!(
-            text.contains(hint) && text.contains("3145728 bytes are needed"),
+            text.contains(hint) && text.contains("3149824 bytes are needed"),
             "{text}"
         );
         assert!(!lab.root(1).join("model").exists());

@@ -470,6 +470,28 @@ async fn a_refusal_without_end_is_a_refusal_whose_rest_nobody_reads() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_sends_almost_nothing_keeps_no_place_at_a_node() {
+    let lab = Lab::new();
+    let limits = "objects: {allowInsecure: true, stallTimeout: 30s, blockTimeout: 1s}\n";
+    let agent = lab.agent(0, limits).await;
+    let bytes = noise(MIB + 5, 6);
+    let server = S3Server::open(&[("m.bin", &bytes)]).await;
+    for (attempt, whole_only) in [(1, false), (2, true)] {
+        server.change(|contents| {
+            contents.whole_only = whole_only;
+            contents.faults = vec![AnswerFault::Trickle(70_000); 4].into();
+        });
+        let source = object(&server.url("m.bin"));
+        let manifest = stat(&lab, &source).await.unwrap();
+        let ends = read(&lab, &job("slow", attempt), &source, &manifest, &[]).await;
+        assert_eq!(ends[0].reason, "ObjectUnavailable", "{}", ends[0].message);
+        let message = &ends[0].message;
+        assert!(message.contains("not read within 1 s"), "{message}");
+    }
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_does_not_say_what_there_is_is_asked_for_so_long_and_no_longer() {
     let lab = Lab::new();
     let limits = "objects: {allowInsecure: true, stallTimeout: 500ms, listTimeout: 1s}\n";

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -13,6 +14,8 @@ pub(crate) enum AnswerFault {
     Status(u16),
     /// So many bytes, and then silence.
     Stall(usize),
+    /// So many bytes, and then one after the other, ten a second.
+    Trickle(usize),
     /// So many bytes, and the end of the connection.
     Truncate(usize),
     /// This status, and a body without end.
@@ -98,7 +101,11 @@ async fn serve(mut stream: TcpStream, contents: Arc<Mutex<Contents>>) {
         }
         let (answer, fault) = contents.lock().unwrap().answer(&text);
         let cut = match fault {
-            Some(AnswerFault::Stall(bytes) | AnswerFault::Truncate(bytes)) => bytes,
+            Some(
+                AnswerFault::Stall(bytes)
+                | AnswerFault::Trickle(bytes)
+                | AnswerFault::Truncate(bytes),
+            ) => bytes,
             _ => usize::MAX,
         };
         let header = answer.0.len();
@@ -109,6 +116,15 @@ async fn serve(mut stream: TcpStream, contents: Arc<Mutex<Contents>>) {
         }
         match fault {
             Some(AnswerFault::Stall(_)) => std::future::pending().await,
+            Some(AnswerFault::Trickle(_)) => {
+                let mut pause = tokio::time::interval(Duration::from_millis(100));
+                for byte in &whole[sent..] {
+                    pause.tick().await;
+                    if stream.write_all(&[*byte]).await.is_err() {
+                        return;
+                    }
+                }
+            }
             Some(AnswerFault::Truncate(_)) => return,
             Some(AnswerFault::Endless(_)) => {
                 while stream.write_all(&[b'!'; 4096]).await.is_ok() {}

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::alone::{Alone, alone, mount, this_test};
 use super::*;
+use crate::files::space::{MinFree, RootLimits};
 
 /// A source directory `m` of three files, five blocks and one empty directory.
 fn source_node() -> (Node, Source) {
@@ -213,6 +214,20 @@ fn a_file_system_out_of_inodes_is_found_before_any_byte() {
             let error = Destination::prepare(node.config("m", &source)).unwrap_err();
             assert_fault(&error, "InodesExhausted", "3 files");
             assert_eq!(node.names(), Vec::<String>::new());
+            // A part of them stays free.
+            mount("tmpfs", "size=64m,nr_inodes=20", node.directory.path());
+            let node = reopened(node);
+            let keep = |percent| {
+                node.root.set_limits(RootLimits {
+                    min_free: MinFree::Percent(percent),
+                    ..RootLimits::default()
+                });
+            };
+            keep(90);
+            let error = Destination::prepare(node.config("m", &source)).unwrap_err();
+            assert_fault(&error, "InodesExhausted", "minFree");
+            keep(10);
+            Destination::prepare(node.config("m", &source)).unwrap();
         },
     );
 }

@@ -215,7 +215,7 @@ fn a_file_system_out_of_inodes_is_found_before_any_byte() {
             assert_fault(&error, "InodesExhausted", "3 files");
             assert_eq!(node.names(), Vec::<String>::new());
             // A part of them stays free.
-            mount("tmpfs", "size=64m,nr_inodes=200", node.directory.path());
+            mount("tmpfs", "size=64m,nr_inodes=100", node.directory.path());
             let node = reopened(node);
             let keep = |percent| {
                 node.root.set_limits(RootLimits {
@@ -223,7 +223,7 @@ fn a_file_system_out_of_inodes_is_found_before_any_byte() {
                     ..RootLimits::default()
                 });
             };
-            keep(99);
+            keep(95);
             let error = Destination::prepare(node.config("m", &source)).unwrap_err();
             assert_fault(&error, "InodesExhausted", "minFree");
             keep(10);

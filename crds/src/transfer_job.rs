@@ -480,7 +480,7 @@ pub struct LinkInUse {
 /// How far a destination is.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum DestinationState {
-    /// Nothing has been done.
+    /// Nothing has been done in the present attempt; with a reason: the next attempt is waited for.
     #[default]
     Pending,
     /// Roots, space and what is there already are looked at.

@@ -29,7 +29,8 @@ const SLOW: Duration = Duration::from_secs(60);
 /// Scans the copies of all roots.
 #[derive(Debug, Default)]
 pub(crate) struct CopyWatcher {
-    /// Least pause between two scans of a root: half the scan interval, so it is scanned at most once in each.
+    /// Pause after a scan of a root while no record changes: half the report interval, so it is over at the next
+    /// report.
     min_pause: Duration,
     /// By name.
     roots: BTreeMap<String, WatchedRoot>,

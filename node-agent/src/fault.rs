@@ -53,7 +53,7 @@ pub enum Fault {
         /// Who made it.
         caller: String,
     },
-    /// A command of an operator that has lost its lease.
+    /// A command of an operator that no longer leads.
     #[error(
         "leader epoch {given} is stale, the agent has seen {seen}: this operator is no longer the leader and must stop"
     )]
@@ -169,12 +169,12 @@ pub enum Fault {
         /// What differs.
         what: &'static str,
     },
-    /// A child's control API does not answer.
+    /// Another agent's control API does not answer: that of a child, or of whoever holds the manifest.
     #[error(
         "node {node} at {address} cannot be reached: {problem}: check that its agent runs and that the network lets this port through"
     )]
     PeerUnreachable {
-        /// The child.
+        /// The other node.
         node: String,
         /// Its control address.
         address: String,
@@ -184,7 +184,7 @@ pub enum Fault {
     /// A child refused the connection, or another agent the manifest.
     #[error("node {node} refused the call ({reason}): {message}")]
     PeerRefused {
-        /// The child.
+        /// The other node.
         node: String,
         /// Its reason.
         reason: String,
@@ -204,7 +204,7 @@ pub enum Fault {
         stage: &'static str,
         /// What the transport says.
         problem: String,
-        /// The transport's reason: PeerStalled or PeerReset.
+        /// The transport's reason: PeerStalled, PeerRestarted, KeyRefused, BoundsRefused or NotArmed.
         reason: &'static str,
     },
     /// A peer has given the attempt up.

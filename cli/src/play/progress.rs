@@ -202,7 +202,7 @@ fn text(destination: &Destination, all: Option<u64>, rate: u64) -> String {
         }
         DestinationPhase::Failed(failure) => format!("failed: {}", failure.reason),
         DestinationPhase::Retrying(failure) => format!("waiting: {}", failure.reason),
-        DestinationPhase::Pending => match destination.progress.state() {
+        DestinationPhase::InProgress => match destination.progress.state() {
             State::Verifying => "verifying".to_owned(),
             State::Transferring if rate > 0 => {
                 let left = all.unwrap_or_default().saturating_sub(destination.bytes);
@@ -261,20 +261,20 @@ mod tests {
         let rate = 25_000_000;
         for (phase, report, rate, expected) in [
             (
-                DestinationPhase::Pending,
+                DestinationPhase::InProgress,
                 report(State::Pending),
                 0,
                 "preparing",
             ),
-            (DestinationPhase::Pending, moving.clone(), 0, "stalled"),
+            (DestinationPhase::InProgress, moving.clone(), 0, "stalled"),
             (
-                DestinationPhase::Pending,
+                DestinationPhase::InProgress,
                 moving.clone(),
                 rate,
                 "25 MB/s, ETA 2.00 s",
             ),
             (
-                DestinationPhase::Pending,
+                DestinationPhase::InProgress,
                 report(State::Verifying),
                 rate,
                 "verifying",

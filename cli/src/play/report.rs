@@ -154,7 +154,7 @@ impl Summary {
                         }
                         ("Failed", failure.reason.clone(), cause)
                     }
-                    DestinationPhase::Pending => {
+                    DestinationPhase::InProgress => {
                         let message =
                             format!("{name}: the transfer was over before it began there");
                         ("Failed", "NotStarted".to_owned(), message)

@@ -1,6 +1,6 @@
-//! Turns what is to be sent (a [`Manifest`]), where it can flow (a [`Topology`]) and who asks for it
-//! (a [`Request`]) into a [`Plan`]: who sends to whom, what that puts on every link, and how long it
-//! will take.
+//! Turns a [`Request`] (source, destinations, bytes, strategy) and a [`Topology`] (where bytes can flow)
+//! into a [`Plan`]: who sends to whom, what that puts on every link, and how long it will take. A
+//! [`Manifest`] is a file that `weft plan` takes the bytes from.
 //!
 //! The planner is a pure function. It does no I/O, reads no clock, draws no randomness and knows
 //! nothing of Kubernetes: the same input gives the same plan, byte for byte, in the operator, in

@@ -9,8 +9,8 @@ use crate::failure::Failure;
 /// How far a node is with its assignment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ParticipantState {
-    /// Prepare succeeded; Start was not sent.
-    Prepared,
+    /// Start was not sent. A destination was prepared before.
+    NotStarted,
     /// Start was sent.
     Starting,
     /// At work.
@@ -38,7 +38,7 @@ impl Participant {
     fn can_go_on(&self) -> bool {
         matches!(
             self.state,
-            ParticipantState::Prepared
+            ParticipantState::NotStarted
                 | ParticipantState::Starting
                 | ParticipantState::Transferring
         )
@@ -64,7 +64,7 @@ impl Attempt {
         let participant = |assignment: &Assignment| {
             let participant = Participant {
                 assignment: assignment.clone(),
-                state: ParticipantState::Prepared,
+                state: ParticipantState::NotStarted,
                 stream_ended: false,
                 stream_broke: false,
             };
@@ -116,7 +116,7 @@ impl Attempt {
             return None;
         }
         let source = self.participants.get_mut(&self.source)?;
-        if source.state != ParticipantState::Prepared {
+        if source.state != ParticipantState::NotStarted {
             return None;
         }
         source.state = ParticipantState::Starting;

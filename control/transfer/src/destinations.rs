@@ -16,7 +16,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DestinationPhase {
     /// In an attempt, or before the first.
-    Pending,
+    InProgress,
     /// Between two attempts, for this reason.
     Retrying(Failure),
     /// Everything is there, checked and durable.
@@ -92,7 +92,7 @@ impl DestinationStates {
         }
         let destination = Destination {
             location: location.clone(),
-            phase: DestinationPhase::Pending,
+            phase: DestinationPhase::InProgress,
             progress: ProgressResponse::default(),
             bytes: 0,
             received: 0,

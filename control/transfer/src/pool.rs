@@ -3,7 +3,7 @@
 //! A connection costs its two ends some 90 KiB and a handshake; a thousand jobs of a few nodes each
 //! would have thousands of them to the same agents. HTTP/2 carries as many calls over one as the
 //! agent takes at a time, and a call that is given up ends alone. The first call makes the connection,
-//! which stays while anything holds its [`Agent`].
+//! which stays while anything holds its [`AgentHandle`].
 //!
 //! Calls after two thirds of a certificate's life use a new certificate and a new connection; calls under
 //! way end over the connection that they began on. Another authority is used only after a restart of the

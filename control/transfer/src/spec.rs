@@ -159,7 +159,7 @@ impl Timing {
 /// Which operator sends the commands: agents obey the newest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaderContext {
-    /// Transitions of the operator's lease.
+    /// Transitions of the operator's Lease.
     pub leader_epoch: u64,
     /// Of the job's description.
     pub generation: u64,

@@ -1,4 +1,4 @@
-//! The fence against operators that have lost their lease: the highest leader epoch never falls.
+//! The fence against operators that no longer lead: the highest leader epoch never falls.
 
 use tokio::sync::watch;
 

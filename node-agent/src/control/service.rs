@@ -169,7 +169,7 @@ impl Agent for Service {
         let service = self.clone();
         fail_fast::spawn("progress", async move {
             let status = tokio::select! {
-                // First: an operator that has lost its lease renews nothing any more.
+                // First: an operator that no longer leads renews no lease of an attempt.
                 biased;
                 fault = service.fence.wait_for_later_epoch(epoch) => service.status(&fault),
                 () = follow(&service, handle, interval, &progress_tx) => return,

@@ -218,7 +218,7 @@ impl Destination {
         }
     }
 
-    /// Ends the job without its files: when it returns, no byte lands any more and another attempt
+    /// Ends the attempt without its files: when it returns, no byte lands any more and another attempt
     /// may begin. What is published stays, and so do partial files. After an end it does nothing.
     pub fn abort(&self) {
         self.gate.close();

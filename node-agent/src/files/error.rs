@@ -289,9 +289,9 @@ pub enum FileError {
     InodesExhausted {
         /// The destination.
         location: Location,
-        /// Files and directories to be made.
+        /// Files and links to be made.
         needed: u64,
-        /// Inodes the file system has free.
+        /// Inodes that may be taken: those free, less what minFree keeps.
         available: u64,
     },
     /// The file system is mounted read-only.
@@ -372,9 +372,9 @@ pub enum FileError {
         /// How many.
         missing: u64,
     },
-    /// The job has been completed, cancelled or given up here.
+    /// The attempt has been completed, cancelled or given up here.
     #[error("{location}: this attempt has ended on this node: nothing more of it is written")]
-    JobEnded {
+    AttemptEnded {
         /// What was to be written.
         location: Location,
     },
@@ -452,7 +452,7 @@ impl FileError {
             FileError::DestinationChanged { .. } => "DestinationChanged",
             FileError::DestinationFailed { .. } => "DestinationFailed",
             FileError::BlocksMissing { .. } => "BlocksMissing",
-            FileError::JobEnded { .. } => "JobEnded",
+            FileError::AttemptEnded { .. } => "AttemptEnded",
             FileError::DigestMismatch { .. } => "DigestMismatch",
             FileError::BadExpect { .. } => "BadExpect",
             FileError::ExpectMismatch { .. } => "ExpectMismatch",

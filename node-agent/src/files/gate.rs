@@ -10,10 +10,10 @@ use super::lock::JobLock;
 use super::occupancy::PathGuard;
 use super::reserved_space::ReservedSpace;
 
-/// Open until the job ends.
+/// Open until the attempt ends.
 #[derive(Debug)]
 pub(super) struct Gate {
-    /// Nothing once the job has ended.
+    /// Nothing once the attempt has ended.
     locks: RwLock<Option<WriteLocks>>,
     pub(super) space: ReservedSpace,
 }
@@ -26,7 +26,7 @@ pub(super) struct WriteLocks {
     pub(super) _lock: JobLock,
 }
 
-/// The right to write; the job does not end while it is held.
+/// The right to write; the attempt does not end while it is held.
 pub(super) type Pass<'g> = RwLockReadGuard<'g, Option<WriteLocks>>;
 
 impl Gate {
@@ -37,12 +37,12 @@ impl Gate {
         }
     }
 
-    /// Lets a write to `location` through, unless the job has ended.
+    /// Lets a write to `location` through, unless the attempt has ended.
     pub(super) fn pass(&self, location: impl FnOnce() -> Location) -> Result<Pass<'_>, FileError> {
         let pass = self.locks.read().unwrap_or_else(PoisonError::into_inner);
         match *pass {
             Some(_) => Ok(pass),
-            None => Err(FileError::JobEnded {
+            None => Err(FileError::AttemptEnded {
                 location: location(),
             }),
         }

@@ -209,7 +209,7 @@ impl ManifestBuilder {
         );
     }
 
-    /// The same for an entry that was found on this node; all of them are then.
+    /// Adds an entry that was found on this node; all entries are then.
     pub(super) fn add_listed(
         &mut self,
         entry: Entry<'_>,
@@ -220,7 +220,7 @@ impl ManifestBuilder {
         Ok(())
     }
 
-    /// The same for an object; all files are objects then.
+    /// Adds an object; all files are objects then.
     pub fn object(&mut self, entry: Entry<'_>, version: ObjectVersion) -> Result<(), FileError> {
         self.tag_bytes += version.etag.len();
         if self.tag_bytes > MAX_PATHS_BYTES {

@@ -31,10 +31,10 @@ pub type VersionId = [u8; 16];
 /// Bytes that are read at a time: 1024 entries.
 const READ_BYTES: usize = 1024 * ENTRY_BYTES;
 /// How often each block of a job may have been read anew, torn by crashes or changed in the store, before
-/// its record is begun anew: what grows on has no use.
+/// its log is begun anew: what grows on has no use.
 const READS_MAX: u64 = 4;
 
-/// The record of a job in a root, open for more. Of what it says nothing is kept: it is as long as the
+/// The log of a job in a root, open for more. Of what it says nothing is kept: it is as long as the
 /// job is large.
 #[derive(Debug)]
 pub struct ObjectReadLog {
@@ -66,7 +66,7 @@ impl ObjectReadLog {
     }
 
     /// Tells each block that was read, and the digest it had; `counts` says whether it is of a version
-    /// that still is. Where none is, the record begins anew.
+    /// that still is. Where none is, the log begins anew.
     pub fn read(
         &mut self,
         mut counts: impl FnMut(&VersionId, u32, BlockDigest) -> bool,
@@ -112,7 +112,7 @@ impl ObjectReadLog {
         written.map_err(|error| self.failed("write", errno(&error), ENTRY_BYTES as u64))
     }
 
-    /// Removes a job's record, if there is one.
+    /// Removes a job's log, if there is one.
     pub(super) fn remove(root: &Root, job: &JobUid) -> Result<(), FileError> {
         let name = names::partial_name(job, NAME);
         match fs::unlinkat(root.directory(), &name, AtFlags::empty()) {

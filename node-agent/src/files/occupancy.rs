@@ -47,7 +47,8 @@ pub(super) struct PathGuard {
 
 impl Occupancy {
     /// Says that `job` writes at `path`, unless a copy is being removed there or another job writes there, at
-    /// a path within it or around it. The caller opens the path first, so that no removal begins in between.
+    /// a path within it or around it. The caller calls [`Occupancy::begin_access`] first, so that no
+    /// removal begins in between.
     pub(super) fn begin_write(
         self: &Arc<Self>,
         job: &JobUid,
@@ -77,7 +78,7 @@ impl Occupancy {
         self.add(&mut self.uses(), path, PathUse::Attempt)
     }
 
-    /// Keeps jobs out of `path` while a copy is removed there; nothing where an attempt has it open, or
+    /// Keeps jobs out of `path` while a copy is removed there; nothing where an attempt accesses it, or
     /// something within it or around it.
     pub(super) fn begin_removal(self: &Arc<Self>, path: &RootPath) -> Option<PathGuard> {
         let mut uses = self.uses();

@@ -77,11 +77,11 @@ impl Reservation {
                 demand.inodes += 1;
             }
         }
-        let Some(first) = placement.targets().next() else {
+        let Some(top) = placement.directories().next() else {
             return Ok(());
         };
-        let parent = open.at(&first?.0.parent)?;
-        let _locked = space.reserve(&placement.location(), &parent, demand)?;
+        let top = open.at(&top?)?;
+        let _locked = space.reserve(&placement.location(), &top, demand)?;
         for (index, file) in placement.targets().enumerate() {
             let (target, bytes) = file?;
             let parent = open.at(&target.parent)?;

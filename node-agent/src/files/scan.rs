@@ -188,7 +188,7 @@ fn scan_directory(
     Ok(found)
 }
 
-/// The same by a path without links.
+/// As [`file_entry`], for the file at a path without links.
 fn file_at(
     root: &Root,
     path: &RootPath,

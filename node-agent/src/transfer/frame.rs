@@ -10,7 +10,7 @@
 //! | 4…7 | file: index of the manifest's entry, u32 |
 //! | 8…11 | block: index in the file, u32 |
 //! | 12…15 | bytes of data that follow, u32 |
-//! | 16…47 | block: its digest; file digest: that of the file; both padded with zeros |
+//! | 16…47 | block, present: digest of the block; file digest: that of the file; padded with zeros |
 //! | 48…63 | 0 |
 //!
 //! Decoding never panics and never allocates.

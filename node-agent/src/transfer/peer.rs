@@ -66,7 +66,7 @@ impl Peer {
         fail_fast::lock(&self.state).fault.clone()
     }
 
-    /// Data bytes that reached the other end.
+    /// Counts data bytes sent to a child, or received from the parent.
     pub fn moved(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }

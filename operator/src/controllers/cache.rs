@@ -17,7 +17,8 @@ use weft_crds::{FabricNode, RdmaFabric, TransferJob};
 
 use super::{cluster_node::ClusterNode, fabric::agents::FABRIC_LABEL};
 
-/// A fabric that is deleted with this annotation does not wait for its jobs. No other annotation is read.
+/// A fabric that is deleted with this annotation does not wait for its jobs. No other
+/// annotation of our own kinds is read.
 pub(crate) const FORCE: &str = "weft.dev/force";
 
 /// Namespace and name of an object. The namespace is empty for a cluster-scoped object.

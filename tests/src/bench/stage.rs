@@ -167,7 +167,7 @@ fn complaint(transfer: &weft_transfer::Transfer) -> Option<String> {
             DestinationPhase::Failed(failure) | DestinationPhase::Retrying(failure) => {
                 Some(failure.message.clone())
             }
-            DestinationPhase::Pending => Some(format!("{} was not started", view.location.node)),
+            DestinationPhase::InProgress => Some(format!("{} was not started", view.location.node)),
         });
     Some(
         at_source

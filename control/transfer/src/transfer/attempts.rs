@@ -113,7 +113,7 @@ impl Transfer {
         }
         for node in &ready {
             if let Some(destination) = self.destinations.get_mut(node) {
-                destination.phase = DestinationPhase::Pending;
+                destination.phase = DestinationPhase::InProgress;
             }
         }
         let is_reader = self.spec.object.is_some();

@@ -297,7 +297,7 @@ impl Harness {
             DestinationPhase::Failed(failure) | DestinationPhase::Retrying(failure) => {
                 &failure.reason
             }
-            DestinationPhase::Pending => "",
+            DestinationPhase::InProgress => "",
             DestinationPhase::Verified { .. } => "Verified",
         }
     }

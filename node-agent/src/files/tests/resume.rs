@@ -207,8 +207,12 @@ fn after_the_end_no_byte_lands_and_another_attempt_may_begin() {
         }
         destination.abort();
         let before = node.names();
-        assert_fault(&file.write_block(&block).unwrap_err(), "JobEnded", "d/a");
-        assert_fault(&destination.publish().unwrap_err(), "JobEnded", "d");
+        assert_fault(
+            &file.write_block(&block).unwrap_err(),
+            "AttemptEnded",
+            "d/a",
+        );
+        assert_fault(&destination.publish().unwrap_err(), "AttemptEnded", "d");
         assert_eq!(node.names(), before);
         // While the old one is still held.
         Destination::prepare(config.clone()).unwrap();

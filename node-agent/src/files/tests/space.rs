@@ -180,3 +180,16 @@ fn a_root_keeps_as_much_free_as_it_says() {
         assert_fault(&error, "RootReserve", "\"n\"");
     });
 }
+
+#[test]
+fn a_directory_without_files_is_checked_like_others() {
+    let (from, node) = (Node::new(), Node::new());
+    std::fs::create_dir_all(from.path("m/a/b")).unwrap();
+    let m = from.source("m").unwrap();
+    allow(&node, 3 * 4096 - 1);
+    let error = Destination::prepare(config(&node, "m", &m, "a", "team")).unwrap_err();
+    assert_fault(&error, "NamespaceQuota", "12288 bytes are needed");
+    assert!(node.names().is_empty());
+    allow(&node, 3 * 4096);
+    copy(&m, config(&node, "m", &m, "a", "team")).unwrap();
+}

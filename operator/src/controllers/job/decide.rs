@@ -143,7 +143,7 @@ pub(crate) fn decide(view: &View<'_>) -> Decision {
     // It keeps its path and its slots until agents have been told of its end.
     let snapshot = view.snapshot.filter(|snapshot| snapshot.end.is_none());
     let own_entry = snapshot.map(|snapshot| {
-        let slots = SlotRequest::of_transfer(view.job, snapshot, view.cache);
+        let slots = SlotRequest::of_transfer(snapshot, view.cache);
         running_entry(&snapshot.fabric, slots)
     });
     // A leader before this one had begun it, and its agents have not been told of an end yet.

@@ -307,6 +307,7 @@ mod tests {
             attempt: 1,
             unrecorded_attempt: None,
             end: None,
+            sender: "n0".into(),
             reader: None,
             manifest: Some(ManifestSummary {
                 files: 1,

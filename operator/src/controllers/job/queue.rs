@@ -64,17 +64,11 @@ impl SlotRequest {
     }
 
     /// Of a job that this process runs.
-    pub(crate) fn of_transfer(
-        job: &TransferJob,
-        snapshot: &Snapshot,
-        cache: &Cache,
-    ) -> Option<Self> {
-        let file = job.spec.source.file.as_ref().map(|file| &file.node);
-        let source = file.or(snapshot.reader.as_ref())?;
+    pub(crate) fn of_transfer(snapshot: &Snapshot, cache: &Cache) -> Option<Self> {
         let destinations = snapshot.destinations.iter();
         let unverified = destinations.filter(|one| one.state != DestinationState::Verified);
         let names = unverified.map(|destination| destination.node.as_str());
-        Self::at(&snapshot.fabric, source, names, cache)
+        Self::at(&snapshot.fabric, &snapshot.sender, names, cache)
     }
 
     fn at<'a>(
@@ -188,7 +182,7 @@ impl Admission {
             Self::NamespaceFull { most } => {
                 let Key { namespace, .. } = &entry.key;
                 let text = format!(
-                    "namespace {namespace} has {most} older jobs that are not over, which is as many as may run at \
+                    "namespace {namespace} has {most} jobs that run or come before this one, which is as many as may run at \
                      a time (the chart's operator.jobsPerNamespace); this job begins once one of them is over",
                 );
                 Some(temporary("NamespaceFull", text))

@@ -63,7 +63,7 @@ pub(crate) fn resolve(
     }
 }
 
-/// What the agents of its nodes keep a job from.
+/// The obstacles at a job's agents: not ready, or some with an earlier configuration than the others.
 fn unready(
     cache: &Cache,
     fabric: &str,

@@ -28,6 +28,8 @@ pub(crate) struct Snapshot {
     pub(crate) unrecorded_attempt: Option<u32>,
     /// How it has ended, once it is over.
     pub(crate) end: Option<End>,
+    /// The node that sends: the source, who reads from a store, or a verified copy in its place.
+    pub(crate) sender: String,
     /// Who reads, where the bytes come from a store.
     pub(crate) reader: Option<String>,
     /// What the source holds.
@@ -73,6 +75,7 @@ impl Snapshot {
             attempt: transfer.attempt(),
             unrecorded_attempt: transfer.unrecorded_attempt(),
             end: transfer.end(),
+            sender: transfer.spec().source.node.clone(),
             reader: (transfer.spec().object.as_ref()).map(|_| transfer.spec().source.node.clone()),
             manifest,
             plan: transfer.plan().map(|plan| PlanSummary {
@@ -111,7 +114,7 @@ fn destination_status(destination: &Destination) -> DestinationStatus {
         DestinationPhase::Verified { .. } => (DestinationState::Verified, None),
         DestinationPhase::Failed(failure) => (DestinationState::Failed, Some(failure)),
         DestinationPhase::Retrying(failure) => (DestinationState::Pending, Some(failure)),
-        DestinationPhase::Pending => {
+        DestinationPhase::InProgress => {
             let state = match destination.progress.state() {
                 State::Preparing => DestinationState::Preparing,
                 State::Transferring => DestinationState::Transferring,
@@ -208,7 +211,7 @@ mod tests {
             received: 0,
         });
         assert_eq!(was_there.message, "it was there already; nothing was sent");
-        assert_eq!(shown(DestinationPhase::Pending), Default::default());
+        assert_eq!(shown(DestinationPhase::InProgress), Default::default());
         // An agent may say anything; the definition takes 2,048 characters.
         let failed = DestinationPhase::Failed(weft_transfer::Failure {
             node: "n1".to_owned(),

@@ -3,6 +3,7 @@ use weft_transfer::TransferPhase;
 
 use super::*;
 use crate::controllers::condition::TEXT_MAX;
+use crate::controllers::job::queue::SlotRequest;
 use crate::controllers::tests::scenario;
 
 fn destination(node: &str, state: DestinationState, bytes: i64) -> DestinationStatus {
@@ -26,6 +27,7 @@ fn snapshot(destinations: Vec<DestinationStatus>) -> Snapshot {
         attempt: 1,
         unrecorded_attempt: None,
         end: None,
+        sender: "n0".into(),
         reader: None,
         manifest: Some(weft_crds::ManifestSummary {
             files: 1,
@@ -200,4 +202,21 @@ fn a_job_whose_files_were_there_says_that_nothing_was_sent() {
         assert_eq!(complete.reason, reason);
         assert_eq!(complete.message.contains("nothing was sent"), was_there);
     }
+}
+
+#[test]
+fn a_verified_copy_that_sends_in_place_of_a_store_keeps_its_job_slot() {
+    let mut cache = scenario::cache(3);
+    let mut fabric = scenario::fabric("default", 1);
+    fabric.spec.transport.cap_mbps = Some(1000);
+    fabric.metadata.resource_version = Some("2".into());
+    cache.fabrics.update(fabric);
+    let from_copy = Snapshot {
+        sender: "n1".into(),
+        reader: None,
+        ..snapshot(vec![destination("n2", DestinationState::Pending, 0)])
+    };
+    let slots = SlotRequest::of_transfer(&from_copy, &cache).unwrap();
+    assert_eq!(slots.source, "n1");
+    assert!(slots.receivers.contains("n2"));
 }

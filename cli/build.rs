@@ -5,7 +5,9 @@ use std::{path::Path, process::Command};
 
 fn main() {
     println!("cargo:rerun-if-env-changed=WEFT_COMMIT");
-    let checkout = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    // Of this run: where checkouts share a target directory, the script may have been built in another one.
+    let directory = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| ".".to_owned());
+    let checkout = &Path::new(&directory).join("..");
     let moves = git(checkout, &["rev-parse", "--git-path", "logs/HEAD"]);
     if let Some(log) = moves
         .map(|log| checkout.join(log))

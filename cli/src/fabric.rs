@@ -30,7 +30,7 @@ use std::{
     path::PathBuf,
     process::Command,
     sync::{Mutex, MutexGuard, PoisonError},
-    thread,
+    thread::{self, ScopedJoinHandle},
     time::{Duration, Instant},
 };
 
@@ -75,11 +75,19 @@ pub enum FabricError {
     },
     /// One of those programs could not be run.
     #[error(
-        "{tool} could not be run: {source}; where files or processes are too many, raise their limit, as with `ulimit -n 1024`"
+        "{tool} could not be run: {source}; where files or processes are too many, raise their limit, as with `ulimit -n 1024` or `ulimit -u 4096`"
     )]
     NotRun {
         /// Which.
         tool: Tool,
+        /// With which error.
+        source: io::Error,
+    },
+    /// The system has no thread for it.
+    #[error(
+        "no thread could be started: {source}; raise the limit on threads, as with `ulimit -u 4096`"
+    )]
+    NoThread {
         /// With which error.
         source: io::Error,
     },
@@ -144,6 +152,7 @@ impl FabricError {
             Self::NotIsolated => "NotIsolated",
             Self::Tool { .. } => "NetworkToolFailed",
             Self::NotRun { .. } => "NetworkToolNotRun",
+            Self::NoThread { .. } => "NoThreads",
             Self::Namespace { .. } => "NamespaceFailed",
             Self::TooFewNamespaces { .. } => "TooFewNamespaces",
             Self::LinkDown { .. } => "LinkDown",
@@ -551,13 +560,21 @@ fn each<T: Copy + Sync, R: Send>(
     f: impl Fn(T) -> Result<R, FabricError> + Sync,
 ) -> Result<Vec<R>, FabricError> {
     thread::scope(|scope| {
-        let running: Vec<_> = all.iter().map(|one| scope.spawn(|| f(*one))).collect();
-        running
-            .into_iter()
-            .map(|thread| match thread.join() {
-                Ok(result) => result,
-                Err(panic) => std::panic::resume_unwind(panic),
-            })
-            .collect()
+        let running: Vec<_> = all.iter().map(|one| spawn(scope, || f(*one))).collect();
+        running.into_iter().map(|thread| join(thread?)).collect()
     })
+}
+
+/// Starts a thread of a scope. Where the system has none for it, [`Scope::spawn`](thread::Scope::spawn) would panic.
+fn spawn<'scope, R: Send + 'scope>(
+    scope: &'scope thread::Scope<'scope, '_>,
+    f: impl FnOnce() -> Result<R, FabricError> + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, Result<R, FabricError>>, FabricError> {
+    let spawned = thread::Builder::new().spawn_scoped(scope, f);
+    spawned.map_err(|source| FabricError::NoThread { source })
+}
+
+fn join<R>(thread: ScopedJoinHandle<'_, Result<R, FabricError>>) -> Result<R, FabricError> {
+    let result = thread.join();
+    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -49,7 +49,7 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = quantity::parse_bytes)]
     pub block: u64,
     /// Part of the line rate that is payload [default: 1408/1538, UDP on Ethernet with MTU 1500].
-    #[arg(long, value_name = "FRACTION", value_parser = quantity::parse_fraction)]
+    #[arg(long, value_name = "SHARE", value_parser = quantity::parse_share)]
     pub payload_share: Option<f64>,
     /// Print the plan as one JSON object instead of a table.
     #[arg(long)]

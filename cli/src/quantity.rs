@@ -62,6 +62,12 @@ pub enum QuantityError {
         /// What was given.
         text: String,
     },
+    /// No number, or one below 0 or above 1.
+    #[error("{text:?} is not a share from 0 to 100%: write 92% or 0.92")]
+    NotAShare {
+        /// What was given.
+        text: String,
+    },
 }
 
 impl QuantityError {
@@ -74,6 +80,7 @@ impl QuantityError {
             Self::TooLarge { .. } => "QuantityTooLarge",
             Self::ZeroRate { .. } => "QuantityZeroRate",
             Self::NotAFraction { .. } => "QuantityNotAFraction",
+            Self::NotAShare { .. } => "QuantityNotAShare",
         }
     }
 }
@@ -136,18 +143,29 @@ pub fn parse_rate(text: &str) -> Result<u64, QuantityError> {
 
 /// Reads a fraction from 0 to 0.999, as `0.1%` or `0.001`.
 pub fn parse_fraction(text: &str) -> Result<f64, QuantityError> {
+    fraction(text)
+        .filter(|value| *value < 0.9995)
+        .ok_or_else(|| QuantityError::NotAFraction {
+            text: text.to_owned(),
+        })
+}
+
+/// A share of a whole, all of it included: `0.95`, `95%` or `1`.
+pub fn parse_share(text: &str) -> Result<f64, QuantityError> {
+    fraction(text).ok_or_else(|| QuantityError::NotAShare {
+        text: text.to_owned(),
+    })
+}
+
+fn fraction(text: &str) -> Option<f64> {
     let trimmed = text.trim();
     let (number, divisor) = match trimmed.strip_suffix('%') {
         Some(percent) => (percent.trim_end(), 100.0),
         None => (trimmed, 1.0),
     };
     // `inf` and `nan` are numbers to `f64`, but not in this range.
-    match number.parse::<f64>().map(|value| value / divisor) {
-        Ok(value) if (0.0..0.9995).contains(&value) => Ok(value.abs()),
-        _ => Err(QuantityError::NotAFraction {
-            text: text.to_owned(),
-        }),
-    }
+    let value = number.parse::<f64>().ok()? / divisor;
+    (0.0..=1.0).contains(&value).then(|| value.abs())
 }
 
 fn is_of_number(c: char) -> bool {
@@ -338,6 +356,12 @@ mod tests {
             let error = parse_fraction(text).unwrap_err();
             assert_eq!(error.reason(), "QuantityNotAFraction", "{text:?}");
         }
+        for text in ["1.01", "101%", "-1%", "nan"] {
+            let error = parse_share(text).unwrap_err();
+            assert_eq!(error.reason(), "QuantityNotAShare", "{text:?}");
+        }
+        assert_eq!(parse_share("1"), Ok(1.0));
+        assert_eq!(parse_share("92%"), Ok(0.92));
         assert_eq!(
             parse_bytes("256M").unwrap_err().to_string(),
             r#""256M" has the unit "M", which is not one of B, kB, MB, GB, TB, KiB, MiB, GiB, TiB: write 256MiB or 1.5GB"#

@@ -399,6 +399,27 @@ fn without_namespaces_it_plays_over_loopback_and_keeps_agents_until_they_are_kil
 }
 
 #[test]
+fn a_user_without_threads_is_told_which_limit_to_raise() {
+    let weft = play("--nodes 2 --size 1MiB");
+    // The limit holds for no process of root.
+    let is_root = nix::unistd::geteuid().is_root();
+    let user: &[&str] = match is_root {
+        true => &["setpriv", "--reuid=54321", "--clear-groups"],
+        false => &["env"],
+    };
+    let output = Command::new(user[0])
+        .args(&user[1..])
+        .args(["prlimit", "--nproc=20"])
+        .arg(weft.get_program())
+        .args(weft.get_args())
+        .output()
+        .expect("setpriv starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("ulimit -u"), "{said}");
+}
+
+#[test]
 fn without_out_or_keep_the_summary_names_no_directory() {
     let output = play("--nodes 2 --size 1MiB --verification xxh3").output();
     let output = output.expect("weft starts");

@@ -13,7 +13,7 @@ use nix::{
     sched::{CloneFlags, setns, unshare},
 };
 
-use super::{FabricError, NAMESPACES_MAX};
+use super::{FabricError, NAMESPACES_MAX, join, spawn};
 
 const DIRECTORY: &str = "/run/netns";
 
@@ -50,41 +50,37 @@ impl Namespace {
         };
         let path = Path::new(DIRECTORY).join(&name);
         File::create_new(&path).map_err(|e| failed("naming it", e))?;
-        let file = thread::scope(|scope| {
-            scope
-                .spawn(|| {
-                    unshare(CloneFlags::CLONE_NEWNET).map_err(|e| match e {
-                        Errno::ENOSPC => too_few(&name),
-                        e => failed("making it", e.into()),
-                    })?;
-                    let this = Path::new("/proc/thread-self/ns/net");
-                    mount(
-                        Some(this),
-                        &path,
-                        None::<&str>,
-                        MsFlags::MS_BIND,
-                        None::<&str>,
-                    )
-                    .map_err(|e| failed("naming it", e.into()))?;
-                    for (setting, value) in SETTINGS {
-                        let file = Path::new("/proc/sys").join(setting);
-                        // A kernel without IPv6 has nothing to switch off.
-                        if setting.starts_with("net/ipv6") && !file.exists() {
-                            continue;
-                        }
-                        std::fs::write(file, value).map_err(|e| failed(setting, e))?;
-                    }
-                    File::open(&path).map_err(|e| failed("opening it", e))
-                })
-                .join()
-        });
-        match file {
-            Ok(Ok(file)) => Ok(Self { name, file }),
-            Ok(Err(e)) => {
+        let make = || {
+            unshare(CloneFlags::CLONE_NEWNET).map_err(|e| match e {
+                Errno::ENOSPC => too_few(&name),
+                e => failed("making it", e.into()),
+            })?;
+            let this = Path::new("/proc/thread-self/ns/net");
+            mount(
+                Some(this),
+                &path,
+                None::<&str>,
+                MsFlags::MS_BIND,
+                None::<&str>,
+            )
+            .map_err(|e| failed("naming it", e.into()))?;
+            for (setting, value) in SETTINGS {
+                let file = Path::new("/proc/sys").join(setting);
+                // A kernel without IPv6 has nothing to switch off.
+                if setting.starts_with("net/ipv6") && !file.exists() {
+                    continue;
+                }
+                std::fs::write(file, value).map_err(|e| failed(setting, e))?;
+            }
+            File::open(&path).map_err(|e| failed("opening it", e))
+        };
+        let made = thread::scope(|scope| join(spawn(scope, make)?));
+        match made {
+            Ok(file) => Ok(Self { name, file }),
+            Err(e) => {
                 remove(&path);
                 Err(e)
             }
-            Err(panic) => std::panic::resume_unwind(panic),
         }
     }
 
@@ -110,10 +106,7 @@ impl Namespace {
             })?;
             f()
         };
-        thread::scope(|scope| match scope.spawn(entered).join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        })
+        thread::scope(|scope| join(spawn(scope, entered)?))
     }
 }
 

@@ -54,6 +54,14 @@ pub enum PlayError {
         /// What is free.
         free: u64,
     },
+    /// Another run uses the directory of --out.
+    #[error(
+        "--out {path:?}: another weft play uses it now: wait for its end, or give another directory"
+    )]
+    OutInUse {
+        /// The directory.
+        path: PathBuf,
+    },
     /// The result is no JSON.
     #[error("the result cannot be written as JSON: {0}; leave out --json")]
     Json(#[from] serde_json::Error),
@@ -81,6 +89,7 @@ impl PlayError {
             Self::Files { .. } => "FilesUnusable",
             Self::TooLittleMemory { .. } => "TooLittleMemory",
             Self::Stage(error) => error.reason(),
+            Self::OutInUse { .. } => "OutInUse",
             Self::Json(_) => "ResultNotJson",
             Self::Output(_) => "OutputNotWritten",
             Self::Runtime(_) => "NoThreads",

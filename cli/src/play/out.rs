@@ -2,7 +2,8 @@
 //! interrupted one ended. Written by [`super::session`]; nothing is moved here.
 
 use std::{
-    fs, io,
+    fs::{self, File, TryLockError},
+    io::{self, Write as _},
     path::{Path, PathBuf},
 };
 
@@ -32,20 +33,55 @@ pub(super) fn data_of(directory: &Path) -> Option<String> {
     read(directory).ok().map(|record| record.data)
 }
 
-/// The UID of the job: that of the run that was interrupted, or a new one, which is recorded.
-pub(super) fn uid(out: Option<&Path>, data: String) -> Result<String, PlayError> {
+/// A run in a directory.
+#[derive(Debug)]
+pub(super) struct Run {
+    /// The UID of the job.
+    pub(super) uid: String,
+    /// The record, locked: no other run uses the directory meanwhile.
+    _record: Option<File>,
+}
+
+/// Begins a run, in `out` if there is one: goes on with the one that was interrupted there, or records a new one.
+pub(super) fn begin(out: Option<&Path>, data: String) -> Result<Run, PlayError> {
     let new = || authority::unique().map(|unique| format!("play-{unique}"));
     let Some(directory) = out else {
-        return Ok(new()?);
+        return Ok(Run {
+            uid: new()?,
+            _record: None,
+        });
     };
-    if let Ok(record) = read(directory) {
-        return Ok(record.uid);
-    }
-    let record = Record { uid: new()?, data };
     let path = directory.join(RECORD);
-    let written = fs::write(&path, serde_json::to_vec(&record)?);
-    written.map_err(|source| PlayError::Files { path, source })?;
-    Ok(record.uid)
+    let failed = |source| PlayError::Files {
+        path: path.clone(),
+        source,
+    };
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false);
+    let mut file = options.open(&path).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            return Err(PlayError::OutInUse {
+                path: directory.to_owned(),
+            });
+        }
+        Err(TryLockError::Error(source)) => return Err(failed(source)),
+    }
+    let record = match read(directory) {
+        Ok(record) => record,
+        Err(_) => {
+            let record = Record { uid: new()?, data };
+            file.set_len(0)
+                .and_then(|()| file.write_all(&serde_json::to_vec(&record)?))
+                .map_err(failed)?;
+            record
+        }
+    };
+    Ok(Run {
+        uid: record.uid,
+        _record: Some(file),
+    })
 }
 
 /// Names what has not arrived whole, and how to go on; nothing where there is none.
@@ -83,10 +119,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn two_runs_do_not_use_one_directory_at_a_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let run = begin(Some(directory.path()), "model".to_owned()).unwrap();
+        let error = begin(Some(directory.path()), "model".to_owned()).unwrap_err();
+        assert!(matches!(error, PlayError::OutInUse { .. }), "{error}");
+        drop(run);
+        begin(Some(directory.path()), "model".to_owned()).unwrap();
+    }
+
+    #[test]
     fn a_run_that_was_interrupted_has_the_same_uid_and_names_its_partial_files() {
         let directory = tempfile::tempdir().unwrap();
         let out = directory.path();
-        let uid = || super::uid(Some(out), "model".to_owned()).unwrap();
+        let uid = || begin(Some(out), "model".to_owned()).unwrap().uid;
         assert_eq!(data_of(out), None);
         let first = uid();
         assert_eq!(uid(), first);

@@ -86,6 +86,7 @@ struct Play<'a> {
     stage: Stage,
     origin: Origin,
     scratch: Scratch,
+    run: out::Run,
 }
 
 impl<'a> Play<'a> {
@@ -106,6 +107,12 @@ impl<'a> Play<'a> {
             let copies = settings.to.len() as u64 + u64::from(made_here);
             scratch.check_room(settings.data.bytes(), copies)?;
         }
+
+        // Before anything is laid out: what an interrupted run has made is then known by its record.
+        let run = out::begin(
+            settings.out.as_ref().map(|_| &*base),
+            settings.data.describe(),
+        )?;
 
         // Data and fabric are made at the same time, on threads that a signal does not wait for.
         let (data, made) = (settings.data.clone(), base.join(node_name(0)));
@@ -153,14 +160,15 @@ impl<'a> Play<'a> {
             stage,
             origin,
             scratch,
+            run,
         })
     }
 
-    fn spec(&self) -> Result<Spec, PlayError> {
+    fn spec(&self) -> Spec {
         let settings = self.settings;
         let destination = |i: &usize| self.stage.place(*i, &self.origin.name);
-        Ok(Spec {
-            uid: out::uid(settings.out.as_deref(), settings.data.describe())?,
+        Spec {
+            uid: self.run.uid.clone(),
             name: None,
             source: self.stage.place(0, &self.origin.path),
             symlinks: settings.symlinks.into(),
@@ -175,7 +183,7 @@ impl<'a> Play<'a> {
             timing: Timing::INTERACTIVE,
             leader: LeaderContext::ONLY,
             backoff_limit: BACKOFF_LIMIT + patience(&settings.faults),
-        })
+        }
     }
 
     async fn transfer(
@@ -191,7 +199,7 @@ impl<'a> Play<'a> {
             .map(|fault| (*fault, Happened::No))
             .collect();
         let mut next = 0;
-        let mut runner = self.stage.begin(self.spec()?);
+        let mut runner = self.stage.begin(self.spec());
         let mut show = interval(SHOW_INTERVAL);
         show.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while !runner.transfer().is_over() {

@@ -216,7 +216,7 @@ fn an_out_within_the_source_and_one_of_other_data_are_refused() {
     }
     let out = directory.path().join("out");
     fs::create_dir(&out).unwrap();
-    super::out::uid(
+    super::out::begin(
         Some(&out),
         check(&["--size", "10"]).unwrap().data.describe(),
     )

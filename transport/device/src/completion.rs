@@ -1,0 +1,189 @@
+//! Completions, as they lie in the slots of a completion ring: one slot each.
+//!
+//! | word | |
+//! |---|---|
+//! | 0 | `wr_id` |
+//! | 1 | status: 8 · opcode: 8 · flags: 8 · 0: 8 · bytes: 32 |
+//! | 2 | queue pair: 32 · immediate: 32 |
+//! | 3 | of a datagram: source queue pair: 32 · 0 |
+//! | 4–7 | 0 |
+//!
+//! Only the engine writes them, and only the program reads them.
+
+use crate::ring::Slot;
+
+/// How a work request has ended. The numbers are those of `enum ibv_wc_status`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Status {
+    /// Well.
+    Success = 0,
+    /// A receive was too small, or bytes too many for one message.
+    LocalLength = 1,
+    /// The work request itself was bad.
+    LocalQueuePairOperation = 2,
+    /// A piece lies in no region of this program that allows it.
+    LocalProtection = 4,
+    /// The queue pair is in error: this was not carried out.
+    Flushed = 5,
+    /// The peer's receive was too small, or the peer does not do this.
+    RemoteInvalidRequest = 9,
+    /// The peer's region does not allow it.
+    RemoteAccess = 10,
+    /// The peer could not carry it out.
+    RemoteOperation = 11,
+    /// The peer did not answer.
+    RetryExceeded = 12,
+    /// The peer has posted no receive.
+    ReceiverNotReadyRetryExceeded = 13,
+    /// The device or the engine has failed.
+    Fatal = 18,
+}
+
+impl Status {
+    const ALL: [Status; 11] = [
+        Status::Success,
+        Status::LocalLength,
+        Status::LocalQueuePairOperation,
+        Status::LocalProtection,
+        Status::Flushed,
+        Status::RemoteInvalidRequest,
+        Status::RemoteAccess,
+        Status::RemoteOperation,
+        Status::RetryExceeded,
+        Status::ReceiverNotReadyRetryExceeded,
+        Status::Fatal,
+    ];
+}
+
+/// What has ended. The numbers are those of `enum ibv_wc_opcode`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Opcode {
+    /// A send.
+    Send = 0,
+    /// A write.
+    Write = 1,
+    /// A read.
+    Read = 2,
+    /// A compare-and-swap.
+    CompareSwap = 3,
+    /// A fetch-and-add.
+    FetchAdd = 4,
+    /// A receive, by a send of the peer.
+    Receive = 128,
+    /// A receive, by a write of the peer with an immediate.
+    ReceiveWithImmediate = 129,
+}
+
+impl Opcode {
+    const ALL: [Opcode; 7] = [
+        Opcode::Send,
+        Opcode::Write,
+        Opcode::Read,
+        Opcode::CompareSwap,
+        Opcode::FetchAdd,
+        Opcode::Receive,
+        Opcode::ReceiveWithImmediate,
+    ];
+}
+
+/// The end of one work request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// As it was posted.
+    pub wr_id: u64,
+    /// How it has ended.
+    pub status: Status,
+    /// What it was.
+    pub opcode: Opcode,
+    /// Bytes that were received or fetched.
+    pub bytes: u32,
+    /// The queue pair here.
+    pub queue_pair: u32,
+    /// What the peer gave with a send or write.
+    pub immediate: Option<u32>,
+    /// Of a datagram: the queue pair that sent it.
+    pub source_queue_pair: Option<u32>,
+    /// The peer asked that this end be woken.
+    pub solicited: bool,
+}
+
+const IMMEDIATE: u8 = 1;
+const DATAGRAM: u8 = 2;
+const SOLICITED: u8 = 4;
+
+impl Completion {
+    /// The slot.
+    #[must_use]
+    pub fn encode(&self) -> Slot {
+        let bit = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
+        let flags = bit(self.immediate.is_some(), IMMEDIATE)
+            | bit(self.source_queue_pair.is_some(), DATAGRAM)
+            | bit(self.solicited, SOLICITED);
+        let low = u32::from_le_bytes([self.status as u8, self.opcode as u8, flags, 0]);
+        let join = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        [
+            self.wr_id,
+            join(low, self.bytes),
+            join(self.queue_pair, self.immediate.unwrap_or_default()),
+            join(self.source_queue_pair.unwrap_or_default(), 0),
+            0,
+            0,
+            0,
+            0,
+        ]
+    }
+
+    /// What the slot says; `None` where it is none of this version.
+    #[must_use]
+    pub fn decode(slot: &Slot) -> Option<Self> {
+        let [status, opcode, flags, ..] = slot[1].to_le_bytes();
+        let high = |word: u64| (word >> 32) as u32;
+        Some(Self {
+            wr_id: slot[0],
+            status: Status::ALL
+                .into_iter()
+                .find(|known| *known as u8 == status)?,
+            opcode: Opcode::ALL
+                .into_iter()
+                .find(|known| *known as u8 == opcode)?,
+            bytes: high(slot[1]),
+            queue_pair: slot[2] as u32,
+            immediate: (flags & IMMEDIATE != 0).then_some(high(slot[2])),
+            source_queue_pair: (flags & DATAGRAM != 0).then_some(slot[3] as u32),
+            solicited: flags & SOLICITED != 0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_encoded_is_decoded() {
+        for status in Status::ALL {
+            for opcode in Opcode::ALL {
+                for (immediate, source_queue_pair, solicited) in [
+                    (None, None, false),
+                    (Some(7), None, true),
+                    (Some(0), Some(9), false),
+                ] {
+                    let completion = Completion {
+                        wr_id: u64::MAX - 1,
+                        status,
+                        opcode,
+                        bytes: u32::MAX,
+                        queue_pair: 0x00ff_ffff,
+                        immediate,
+                        source_queue_pair,
+                        solicited,
+                    };
+                    assert_eq!(Completion::decode(&completion.encode()), Some(completion));
+                }
+            }
+        }
+        assert_eq!(Completion::decode(&[0, 3, 0, 0, 0, 0, 0, 0]), None);
+    }
+}

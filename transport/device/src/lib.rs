@@ -1,0 +1,33 @@
+//! What a program and the engine share of a virtual RDMA device.
+//!
+//! A *device* is a directory with a control socket. Calls that make, change or remove objects go over the socket; what
+//! is posted and polled goes through [rings](ring) in shared memory, without a system call. This crate is the part that
+//! both ends must agree on: the layout of a ring, of a [`WorkRequest`](work_request::WorkRequest) and of a
+//! [`Completion`](completion::Completion) in it, and which [states](state) a queue pair may go to. It opens, maps and
+//! calls nothing.
+//!
+//! The two ends do not trust each other alike. The program believes the engine. The engine believes nothing that it
+//! reads: each word is read once and then checked, and an end that breaks a rule is told so by an error, upon which the
+//! engine puts the queue pair or the device in error, alone.
+//!
+//! Words in shared memory are atomics: another process may write them at any time, and what is read is then wrong, and
+//! never undefined.
+
+pub mod completion;
+pub mod ring;
+pub mod state;
+pub mod work_request;
+
+/// The primitives of a ring. Its model test compiles the same file with loom's.
+mod sync {
+    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+}
+
+#[cfg(test)]
+#[expect(
+    clippy::duplicate_mod,
+    reason = "the model compiles `ring` a second time, with loom's primitives"
+)]
+mod model;
+#[cfg(test)]
+mod tests;

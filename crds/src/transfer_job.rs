@@ -91,8 +91,8 @@ pub struct TransferJobSpec {
     #[schemars(transform = crate::values::explain)]
     pub overwrite: Overwrite,
     /// Seconds after its start at which the job fails unless it is complete; no limit when absent. The
-    /// start is that of the first attempt, so waiting for it, in the queue of a fabric with a cap too,
-    /// does not count; it counts anew after a suspension.
+    /// start is when its source is first asked, so waiting for that, in the queue of a fabric with a cap
+    /// too, does not count; it counts anew after a suspension.
     #[schemars(range(min = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline_seconds: Option<i64>,
@@ -301,7 +301,7 @@ pub enum Overwrite {
     /// Kept when its content is right, else replaced in one step.
     #[default]
     IfDifferent,
-    /// It fails the transfer.
+    /// Kept when its content is right, else it fails the transfer.
     Never,
     /// Written anew.
     Always,
@@ -372,7 +372,7 @@ pub struct TransferJobStatus {
     /// For people: what is waited for, or why it failed.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// When the first attempt began.
+    /// When the job began, or went on after a suspension: its source is first asked then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
     /// When it became Complete or Failed.

@@ -154,7 +154,7 @@ pub fn measure(
     let mut rows = Vec::new();
     if size.jobs > 0 {
         let lent = lend("cluster", say)?;
-        rows.push(start_up(&lent.cluster, &[])?);
+        rows.push(start_up(&lent.cluster, load::VALUES)?);
         say("the fabric of real nodes is ready");
         rows.push(first_job(&lent.cluster)?);
         say("looking at an idle agent");

@@ -31,7 +31,7 @@ const TICKET_LIFE: Duration = Duration::from_secs(15 * 60);
 pub(crate) const STAT_TIMEOUT: Duration = Duration::from_secs(2 * 60);
 /// Hashing what an earlier attempt left: 900 GB at 1 GB/s.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
-/// Nothing is waited for.
+/// An earlier attempt at the source may have to end first, and a Secret may have to be read.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Writes that are on their way to a slow disk have to end.
 pub(crate) const CANCEL_TIMEOUT: Duration = Duration::from_secs(60);

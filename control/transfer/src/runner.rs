@@ -126,7 +126,7 @@ impl Runner {
         self.handle_input(Input::Cancel(cleanup));
     }
 
-    /// Adds destinations, and takes the present endpoints of all agents. A node without an endpoint has left
+    /// Replaces the destinations, of which verified ones stay, and takes the present endpoints of all agents. A node without an endpoint has left
     /// the fabric.
     pub fn update_destinations(&mut self, update: DestinationsUpdate, endpoints: &[AgentEndpoint]) {
         // Calls that are under way end with the endpoints that they began with.

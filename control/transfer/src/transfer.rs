@@ -473,8 +473,10 @@ impl Transfer {
     fn go_on_without_departed(&mut self) {
         let is_done = self.destinations.remaining().is_empty();
         match &mut self.state {
-            State::Preparing { waiting, .. } => {
+            State::Preparing { waiting, ready } => {
                 waiting.retain(|node| !self.departed.contains(node));
+                // One that comes back is prepared again.
+                ready.retain(|node| !self.departed.contains(node));
                 if waiting.is_empty() {
                     self.send_starts();
                 }

@@ -1,4 +1,4 @@
-//! Fetches a manifest from the agent that has listed it. Called for an attempt that is being prepared.
+//! Fetches a manifest from an agent that has listed or fetched it. Called for an attempt that is being prepared.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const PART_BYTES_MAX: usize = 1 << 20;
 /// 10 Mbit/s bring within 80 s.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Fetches the manifest with this digest from the agent that has listed it.
+/// Fetches the manifest with this digest from an agent that has it.
 pub(crate) async fn fetch(
     digest: &[u8],
     holder: &ManifestHolder,

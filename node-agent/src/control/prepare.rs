@@ -184,7 +184,7 @@ fn prepare_blocking(
     let response = PrepareResponse {
         blocks_have: blocks.present_blocks,
         blocks_total: blocks.layout.blocks,
-        reserved_bytes: blocks
+        bytes_missing: blocks
             .layout
             .manifest
             .bytes()

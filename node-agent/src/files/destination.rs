@@ -42,8 +42,9 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// Takes the job's lock, makes directories and partial files and reserves space for everything.
-    /// Every fault of a destination shows here, before any byte is sent; then nothing of it stays.
+    /// Takes the job's lock, makes directories and partial files and reserves space, except for a file of the same
+    /// size that is there already: its space is reserved when the first block comes that differs. Every other fault
+    /// of a destination shows here, before any byte is sent; then nothing of it stays.
     pub fn prepare(config: DestinationConfig) -> Result<Self, FileError> {
         let root = config.root.clone();
         if root.access() != Access::ReadWrite {

@@ -27,8 +27,8 @@ pub(super) struct Reservation {
     files: usize,
 }
 
-/// Makes directories and partial files for a whole manifest and reserves space for all of it, or fails, says
-/// why, and leaves nothing of it. Gives the directories that it made, except those in a staging directory, and
+/// Makes directories and partial files for a whole manifest and reserves space for it, except for files
+/// that may be there already, or fails, says why, and leaves nothing of it. Gives the directories that it made, except those in a staging directory, and
 /// where the bytes of each file are.
 pub(super) fn reserve(
     placement: &Placement,

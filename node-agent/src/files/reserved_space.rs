@@ -1,4 +1,5 @@
-//! `ReservedSpace`: the space of one transfer, checked against the root's limits before its first byte.
+//! `ReservedSpace`: the space of one transfer, checked against the root's limits before its first byte; that of a
+//! file that replaces one of the same size, before its first byte that differs.
 //!
 //! Transfers of a root reserve one after the other: a check counts what the check before it has allowed.
 //! Where space is not allocated at once (large files on tmpfs, file systems without `fallocate(2)`), two

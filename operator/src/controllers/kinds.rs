@@ -31,7 +31,7 @@ macro_rules! kinds {
         $(#[cfg($condition:meta)])?
         $store:ident: $kind:ty $(=> $controller:ty)?,
     )*) => {
-        /// All API state that decisions read. State that only this process has is kept elsewhere.
+        /// The API's objects that decisions read, and what this process has found out beside them.
         #[derive(Debug, Clone, Default)]
         pub(crate) struct Cache {
             $(

@@ -16,6 +16,8 @@ use super::{ClusterBenchError, MIB, OPERATOR_METRICS, Size, metrics, row};
 use crate::cluster::Cluster;
 use crate::report::Row;
 
+/// Of the chart: all jobs are of one namespace, and all are to be at work.
+pub(super) const VALUES: &[&str] = &["--set", "operator.jobsPerNamespace=100000"];
 const JOBS: &str = "load";
 /// Over which writes per second are counted.
 const WINDOW: usize = 10;

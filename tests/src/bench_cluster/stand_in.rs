@@ -102,7 +102,7 @@ impl Agent for StandIn {
         Ok(Response::new(PrepareResponse {
             blocks_have: 0,
             blocks_total: BYTES / BLOCK_BYTES,
-            reserved_bytes: BYTES,
+            bytes_missing: BYTES,
         }))
     }
 

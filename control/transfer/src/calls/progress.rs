@@ -12,8 +12,8 @@ use crate::{command::Input, failure::Failure};
 /// Within one progress interval, the newest message is forwarded at most this many times. A message has the whole
 /// state, so an older one that was not forwarded is not needed.
 const FORWARDS_PER_INTERVAL: u32 = 4;
-/// Between two forwards, at most this many messages are read: an agent reports every thread that ends, and has
-/// four for each of 64 children.
+/// Between two forwards, at most this many messages are read: an agent reports every thread and task that
+/// ends, one for each of 64 children among them.
 const READS_PER_FORWARD: u32 = 64;
 
 /// Of a name or a reason: the longest name in Kubernetes.

@@ -46,8 +46,10 @@ impl Transfer {
         let senders = assignments.len();
         for (index, node) in last.into_iter().enumerate() {
             let has_room = |at: &usize| assignments[*at].sends_to.len() < RECEIVERS_MAX;
-            let mut in_turn = (0..senders).map(|turn| (index + turn) % senders);
-            let sender = in_turn.find(has_room).unwrap_or(index % senders);
+            let in_turn = (0..senders).map(|turn| (index + turn) % senders);
+            // Where all of them are full, those that were to receive only send, too.
+            let mut senders = in_turn.chain(senders..assignments.len());
+            let sender = senders.find(has_room).unwrap_or_default();
             let sender = &mut assignments[sender];
             sender.sends_to.push(node.clone());
             let assignment = Assignment {

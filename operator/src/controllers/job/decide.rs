@@ -299,8 +299,8 @@ fn cancel_orphan(view: &View<'_>, old: &TransferJobStatus, cleanup: Cleanup) -> 
 /// Complete or Failed: that is written, so nothing of it is of use any more.
 fn finished(view: &View<'_>) -> Decision {
     let effect = view.snapshot.map(|_| Effect::DropTask);
-    // Its copies are removed before it is. A suspended job has no finalizer: an uninstall suspends
-    // all jobs, and no operator remains to remove it.
+    // Its copies are removed before it is. A job that is over and suspended keeps no finalizer: so an uninstall lets
+    // it go, after which no operator removes one.
     let verified = view
         .job
         .status

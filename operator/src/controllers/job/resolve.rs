@@ -126,8 +126,8 @@ fn mixed_configurations<'a>(
     ))
 }
 
-/// Who is to have a copy by now, and how they are reached; `None` while that cannot be said. Those
-/// that the job has already stay in it.
+/// Who is to have a copy by now, and how they are reached; `None` while that cannot be said. The
+/// endpoints and the topology also cover the destinations that the job has already.
 pub(crate) fn destinations_update(
     job: &TransferJob,
     cache: &Cache,

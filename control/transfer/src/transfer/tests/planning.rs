@@ -129,3 +129,62 @@ fn a_node_that_breaks_every_attempt_does_not_take_those_behind_it_with_it() {
     }
     assert!(harness.transfer.is_complete());
 }
+
+#[test]
+fn a_node_that_comes_back_while_others_prepare_is_in_the_attempt_once() {
+    let (mut transfer, _) = stated();
+    let recorded = Input::AttemptRecorded { attempt: 1 };
+    transfer = transfer.step(Duration::ZERO, recorded).0;
+    let prepare = |transfer: Transfer, node: u32| {
+        let answer = called(&name(node), 1, Call::Prepare, Ok(()));
+        transfer.step(Duration::ZERO, answer).0
+    };
+    transfer = prepare(transfer, 1);
+    let spec = transfer.spec().clone();
+    for nodes in [&[2, 3][..], &[1, 2, 3]] {
+        let names: Vec<String> = nodes.iter().copied().map(name).collect();
+        let mut destinations = spec.destinations.clone();
+        destinations.retain(|location| names.contains(&location.node));
+        let update = DestinationsUpdate {
+            destinations,
+            topology: spec.topology.clone(),
+            payload_share: spec.payload_share,
+            configuration_pending: BTreeSet::new(),
+        };
+        let update = Input::Destinations(Box::new(update));
+        transfer = transfer.step(Duration::ZERO, update).0;
+    }
+    for node in [1, 2, 3] {
+        transfer = prepare(transfer, node);
+    }
+    assert!(transfer.started().is_some(), "nobody was started");
+    let mut in_plan = nodes(&transfer);
+    in_plan.sort_unstable();
+    assert_eq!(in_plan, ["node0", "node1", "node2", "node3"]);
+}
+
+#[test]
+fn no_node_sends_to_more_than_an_agent_allows_when_nearly_all_are_to_receive_only() {
+    let mut spec = Harness::of(4, Strategy::Chain).transfer.spec().clone();
+    for number in 4..200 {
+        let mut location = spec.source.clone();
+        location.node = name(number);
+        spec.destinations.push(location);
+        let mut node = spec.topology.nodes[0].clone();
+        node.name = name(number);
+        spec.topology.nodes.push(node);
+    }
+    let (transfer, _) = Transfer::begin(spec);
+    let (mut transfer, _) = transfer.step(Duration::ZERO, Input::Stat(Ok(found())));
+    transfer.failures = 2;
+    for node in 2..200 {
+        let failure = failure(&name(node), "PeerStalled", true);
+        transfer.destinations.record_failure(&name(node), failure);
+    }
+    let assignments = transfer.assignments_for((1..200).map(name).collect());
+    let assignments = assignments.unwrap();
+    let most = assignments.iter().map(|one| one.sends_to.len()).max();
+    assert_eq!(most, Some(weft_planner::RECEIVERS_MAX));
+    let sent: usize = assignments.iter().map(|one| one.sends_to.len()).sum();
+    assert_eq!((assignments.len(), sent), (200, 199));
+}

@@ -1,13 +1,10 @@
 //! Entry point: reads the command line and gives it to the command it names.
 
-use std::{
-    io::{self, Write},
-    process::ExitCode,
-};
+use std::{io, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use weft_cli::VERSION;
-use weft_kubectl::{copies, doctor, plan, roots, status, version};
+use weft_kubectl::{copies, doctor, output::say, plan, roots, status, version};
 
 /// The arguments make no sense, or nothing could be found out.
 const UNKNOWN: u8 = 2;
@@ -81,7 +78,10 @@ fn ended(command: &str, result: Result<bool, impl std::error::Error>) -> ExitCod
         Ok(false) => ExitCode::from(FAILED),
         Err(error) => {
             // Nobody may be listening; the status says it too.
-            let _ = writeln!(io::stderr(), "kubectl weft {command}: {error}");
+            let _ = say(
+                format!("kubectl weft {command}: {error}"),
+                &mut io::stderr(),
+            );
             ExitCode::from(UNKNOWN)
         }
     }

@@ -47,7 +47,8 @@ pub struct ListArgs {
 pub struct DeleteArgs {
     /// The root, as `kubectl weft copies list` shows it.
     pub root: String,
-    /// The path in the root, as `kubectl weft copies list` shows it.
+    /// The path in the root, as `kubectl weft copies list` shows it: in a PerNamespace root it begins with the namespace,
+    /// unlike the path in a job's spec, as in team-a/minilm.
     pub path: String,
     /// Only on this node; may be given several times. Without it: on all nodes.
     #[arg(long = "node", value_name = "NAME")]

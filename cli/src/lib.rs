@@ -4,6 +4,7 @@ pub mod columns;
 pub mod fabric;
 pub mod plan;
 pub mod play;
+pub mod printable;
 pub mod quantity;
 pub mod stage;
 

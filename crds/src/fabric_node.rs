@@ -70,8 +70,8 @@ pub struct FabricNodeSpec {
 pub struct FabricNodeStatus {
     /// The generation of the spec that this is about.
     pub observed_generation: i64,
-    /// Ready: the agent reports and can work. Reason ConfigurationPending: it works with an earlier configuration of the
-    /// fabric until its pod is replaced.
+    /// Ready: the agent reports and can work; Unknown after an uninstallation. Reason ConfigurationPending: it works with
+    /// an earlier configuration of the fabric until its pod is replaced.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[schemars(length(max = 16))]
     pub conditions: Vec<Condition>,

@@ -10,7 +10,7 @@ use weft_crds::{CopyJob, CopyRemoval, CopyRemovalRequest, NodeCopy, NodeCopyList
 
 use crate::{
     cluster::{Cluster, CommandError, Reach},
-    output::Format,
+    output::{Format, say, text},
 };
 
 /// Digits of a digest that a line shows unless it is wide, as the label of the node does.
@@ -47,7 +47,8 @@ pub struct ListArgs {
 pub struct DeleteArgs {
     /// The root, as `kubectl weft copies list` shows it.
     pub root: String,
-    /// The path in the root, as `kubectl weft copies list` shows it.
+    /// The path in the root, as `kubectl weft copies list` shows it: in a PerNamespace root it begins with the namespace,
+    /// unlike the path in a job's spec, as in team-a/minilm.
     pub path: String,
     /// Only on this node; may be given several times. Without it: on all nodes.
     #[arg(long = "node", value_name = "NAME")]
@@ -91,13 +92,13 @@ async fn list(
         return Ok(true);
     }
     if list.items.is_empty() {
-        writeln!(err, "no copies; --all-namespaces shows those of all")?;
+        say("no copies; --all-namespaces shows those of all", err)?;
     } else {
         let table = Table {
             copies: &list.items,
             is_wide: args.format.is_wide(),
         };
-        write!(out, "{table}")?;
+        text(table, out)?;
     }
     Ok(true)
 }
@@ -118,22 +119,22 @@ async fn delete(
     let path = format!("namespaces/{namespace}/{resource}");
     let removal: CopyRemoval = cluster.ask(&path, body).await?;
     for node in &removal.removed {
-        writeln!(
+        let DeleteArgs { root, path, .. } = args;
+        say(
+            format!("{path} of root {root} removed from node {node}"),
             out,
-            "{} of root {} removed from node {node}",
-            args.path, args.root
         )?;
     }
     for kept in &removal.kept {
-        writeln!(err, "node {}: {}", kept.node, kept.message)?;
+        say(format!("node {}: {}", kept.node, kept.message), err)?;
     }
     if removal.removed.is_empty() && removal.kept.is_empty() {
-        writeln!(
-            err,
+        let nothing = format!(
             "no node reports a copy of {} in root {} for a job of namespace {namespace}; see: kubectl weft \
              copies list",
             args.path, args.root
-        )?;
+        );
+        say(nothing, err)?;
         return Ok(false);
     }
     Ok(removal.kept.is_empty())

@@ -11,7 +11,7 @@ use futures::{StreamExt as _, stream};
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, ResourceExt as _};
 use serde::Serialize;
-use weft_cli::{columns::columns, quantity};
+use weft_cli::{columns::columns, printable::line, quantity};
 use weft_crds::{Diagnosis, DiagnosisRequest, FabricNode, RdmaFabric};
 
 use self::findings::{Finding, find, is_ready};
@@ -87,13 +87,11 @@ pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, CommandError
     let findings = find(&fabrics, &nodes, &examined, Timestamp::now());
     let is_well = findings.is_empty();
     let report = Report { examined, findings };
-    if !args.format.write(&report, out)? {
-        let view = View {
-            report: &report,
-            is_wide: args.format.is_wide(),
-        };
-        write!(out, "{view}")?;
-    }
+    let view = View {
+        report: &report,
+        is_wide: args.format.is_wide(),
+    };
+    args.format.show(&report, view, out)?;
     Ok(is_well)
 }
 
@@ -140,15 +138,10 @@ impl fmt::Display for View<'_> {
             writeln!(f)?;
         }
         for (number, finding) in self.report.findings.iter().enumerate() {
-            writeln!(
-                f,
-                "{}. {}: {}",
-                number + 1,
-                finding.subject,
-                finding.problem
-            )?;
+            let problem = format!("{}: {}", finding.subject, finding.problem);
+            writeln!(f, "{}. {}", number + 1, line(problem))?;
             if !finding.fix.is_empty() {
-                writeln!(f, "   fix: {}", finding.fix)?;
+                writeln!(f, "   fix: {}", line(&finding.fix))?;
             }
         }
         match self.report.findings.len() {

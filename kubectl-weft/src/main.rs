@@ -1,18 +1,23 @@
 //! Entry point: reads the command line and gives it to the command it names.
 
 use std::{
-    io::{self, Write},
+    io::{self, Write as _},
     process::ExitCode,
 };
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 use weft_cli::VERSION;
-use weft_kubectl::{copies, doctor, plan, roots, status, version};
+use weft_kubectl::{copies, doctor, output::say, plan, roots, status, version};
 
 /// The arguments make no sense, or nothing could be found out.
 const UNKNOWN: u8 = 2;
 /// Something is wrong.
 const FAILED: u8 = 1;
+/// The program's file.
+const PROGRAM: &str = "kubectl-weft";
+/// What completes it in bash, behind an underscore.
+const FUNCTION: &str = "kubectl_weft";
 
 /// Shows what Weft's jobs in a cluster would do, how far they are, and what is wrong.
 #[derive(Parser)]
@@ -50,6 +55,13 @@ enum Command {
     ///
     /// Exit status: 0; 2 when the operator's is not known. With --client only this program's is printed.
     Version(Box<version::Args>),
+    /// Print what makes a shell complete the command line of kubectl-weft.
+    ///
+    /// For bash: source <(kubectl weft completion bash). docs/kubectl.md says how kubectl completes "kubectl weft" by it.
+    Completion {
+        /// The shell.
+        shell: Shell,
+    },
 }
 
 fn main() -> ExitCode {
@@ -63,8 +75,27 @@ fn main() -> ExitCode {
         ),
         Command::Roots(args) => ended("roots", block_on(roots::run(&args, &mut out, &mut err))),
         Command::Version(args) => ended("version", block_on(version::run(&args, &mut out))),
+        Command::Completion { shell } => ended(
+            "completion",
+            out.write_all(&completion(shell)).map(|()| true),
+        ),
         Command::Doctor(args) => ended("doctor", block_on(doctor::run(&args, &mut out))),
     }
+}
+
+/// What makes a shell complete the program's command line.
+fn completion(shell: Shell) -> Vec<u8> {
+    let mut script = Vec::new();
+    // In a script for bash, clap_complete 4.6 finds no options of the commands of a program with a hyphen in its name.
+    let name = match shell {
+        Shell::Bash => FUNCTION,
+        _ => PROGRAM,
+    };
+    clap_complete::generate(shell, &mut Line::command().name(name), name, &mut script);
+    if shell == Shell::Bash {
+        script.extend(format!("complete -F _{FUNCTION} -o default {PROGRAM}\n").bytes());
+    }
+    script
 }
 
 fn block_on<T, E: From<io::Error>>(work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
@@ -81,7 +112,10 @@ fn ended(command: &str, result: Result<bool, impl std::error::Error>) -> ExitCod
         Ok(false) => ExitCode::from(FAILED),
         Err(error) => {
             // Nobody may be listening; the status says it too.
-            let _ = writeln!(io::stderr(), "kubectl weft {command}: {error}");
+            let _ = say(
+                format!("kubectl weft {command}: {error}"),
+                &mut io::stderr(),
+            );
             ExitCode::from(UNKNOWN)
         }
     }

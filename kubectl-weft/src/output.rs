@@ -1,8 +1,15 @@
 //! How objects are printed: as tables for people, or as they are for programs.
+//!
+//! What people read goes through [`text`], [`say`] or [`Format::show`], which escape what a terminal would obey:
+//! tenants choose names, paths and the messages that name them.
 
-use std::io::{self, Write};
+use std::{
+    fmt::Display,
+    io::{self, Write},
+};
 
 use serde::Serialize;
+use weft_cli::printable;
 
 /// How it is printed; without it as a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -50,6 +57,22 @@ impl Format {
         Ok(true)
     }
 
+    /// Writes `object`, or else `table`, which shows it to people.
+    ///
+    /// # Errors
+    /// The output takes no more.
+    pub fn show(
+        self,
+        object: &impl Serialize,
+        table: impl Display,
+        out: &mut impl Write,
+    ) -> io::Result<()> {
+        match self.write(object, out)? {
+            true => Ok(()),
+            false => text(table, out),
+        }
+    }
+
     /// Writes `object` as one of several: a line of JSON, or a YAML document.
     ///
     /// # Errors
@@ -63,6 +86,22 @@ impl Format {
         out.flush()?;
         Ok(true)
     }
+}
+
+/// Writes lines for people.
+///
+/// # Errors
+/// The output takes no more.
+pub fn text(lines: impl Display, out: &mut impl Write) -> io::Result<()> {
+    write!(out, "{}", printable::lines(lines))
+}
+
+/// Writes a line for people; what has line breaks stays on one line.
+///
+/// # Errors
+/// The output takes no more.
+pub fn say(line: impl Display, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "{}", printable::line(line))
 }
 
 fn yaml(object: &impl Serialize) -> io::Result<String> {

@@ -13,7 +13,7 @@ use std::{
 use kube::core::ObjectMeta;
 use serde_json::Value;
 use thiserror::Error;
-use weft_cli::plan::Table;
+use weft_cli::{plan::Table, printable::line};
 use weft_crds::{GROUP, Obstacle, TransferJob, TransferPlan, VERSION, live_api_version};
 
 use crate::{
@@ -109,9 +109,7 @@ pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, PlanError> {
             plan: None,
         },
     };
-    if !args.format.write(&told, out)? {
-        write!(out, "{}", View(&told))?;
-    }
+    args.format.show(&told, View(&told), out)?;
     Ok(told.obstacles.is_empty())
 }
 
@@ -215,7 +213,8 @@ impl fmt::Display for View<'_> {
             let Obstacle {
                 reason, message, ..
             } = obstacle;
-            writeln!(f, "it would {would}: {reason}: {message}")?;
+            let cause = format!("{reason}: {message}");
+            writeln!(f, "it would {would}: {}", line(cause))?;
         }
         if let Some(manifest) = &self.0.manifest {
             let files = if manifest.files == 1 { "file" } else { "files" };

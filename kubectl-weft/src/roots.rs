@@ -7,7 +7,7 @@ use weft_crds::{AvailableRoot, AvailableRootList};
 
 use crate::{
     cluster::{Cluster, CommandError, Reach},
-    output::Format,
+    output::{Format, say, text},
 };
 
 /// Nodes that a line names unless it is wide.
@@ -41,16 +41,16 @@ pub async fn run(
         return Ok(true);
     }
     if list.items.is_empty() {
-        writeln!(
-            err,
+        let nothing = format!(
             "no root of any RdmaFabric is for jobs of namespace {namespace}; ask who administers the cluster"
-        )?;
+        );
+        say(nothing, err)?;
     } else {
         let table = Table {
             roots: &list.items,
             is_wide: args.format.is_wide(),
         };
-        write!(out, "{table}")?;
+        text(table, out)?;
     }
     Ok(true)
 }

@@ -22,7 +22,7 @@ use weft_crds::{Phase, TransferJob, TransferProgress, TransferProgressList, live
 use self::watch::Watch;
 use crate::{
     cluster::{Cluster, ClusterError, Reach},
-    output::Format,
+    output::{Format, say, text},
 };
 
 /// Agents tell the operator how far they are once a second.
@@ -108,7 +108,7 @@ pub async fn run(
     let cluster = Cluster::reach(&args.reach).await?;
     let (jobs, live) = look(args, &cluster).await?;
     if let Err(why) = live {
-        writeln!(err, "as last written, not as it is now: {why}")?;
+        say(format!("as last written, not as it is now: {why}"), err)?;
     }
     if args.watch {
         return follow(args, &cluster, jobs, out, err).await;
@@ -118,7 +118,7 @@ pub async fn run(
         (_, jobs) => args.format.write(&list(jobs.to_vec()), out)?,
     };
     if !is_written && jobs.is_empty() {
-        writeln!(err, "{}", nothing(args, &cluster))?;
+        say(nothing(args, &cluster), err)?;
     } else if !is_written {
         show(args, &jobs, out)?;
     }
@@ -143,10 +143,10 @@ fn nothing(args: &Args, cluster: &Cluster) -> String {
 /// Prints jobs for people.
 fn show(args: &Args, jobs: &[TransferProgress], out: &mut impl Write) -> io::Result<()> {
     match jobs {
-        [one] if args.job.is_some() => write!(out, "{}", view::Detail(one)),
+        [one] if args.job.is_some() => text(view::Detail(one), out),
         jobs => {
             let table = view::Table::of(jobs, args.all_namespaces, args.format.is_wide());
-            write!(out, "{table}")
+            text(table, out)
         }
     }
 }

@@ -89,9 +89,7 @@ pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, VersionError
         client: weft_cli::VERSION,
         operator,
     };
-    if !args.format.write(&versions, out)? {
-        write!(out, "{versions}")?;
-    }
+    args.format.show(&versions, &versions, out)?;
     result
 }
 

@@ -354,3 +354,50 @@ fn a_version_that_the_user_may_not_see_or_that_is_not_there_is_said_not_to_be_kn
         assert_eq!((shown.out, shown.status), (client(), Some(2)));
     }
 }
+
+/// What a tenant may put into a name, a path or a file's name, which messages then hold.
+const HOSTILE: &str = "a\u{1b}]0;x\u{7}\u{9b}2J\u{202e}\rb\nc";
+const COPIES: &str = "/apis/live.weft.dev/v1alpha1/namespaces/team-a/nodecopies";
+const REMOVALS: &str = "/apis/live.weft.dev/v1alpha1/namespaces/team-a/copyremovals";
+
+#[test]
+fn no_text_that_others_chose_reaches_a_terminal_with_characters_that_it_obeys() {
+    let mut one = progress("minilm");
+    one["status"] = json!({"phase": "Failed", "message": HOSTILE, "destinations": [
+        {"node": "n2", "state": "Failed", "reason": "DiskFull", "message": HOSTILE}]});
+    let mut list = all_progress();
+    list["items"][0] = one.clone();
+    let copies = json!({"apiVersion": "live.weft.dev/v1alpha1", "kind": "NodeCopyList", "metadata": {}, "items": [
+        {"node": "n2", "root": "models", "path": HOSTILE, "digest": "0", "bytes": 1, "files": 1, "jobs": []}]});
+    let removal = json!({"apiVersion": "live.weft.dev/v1alpha1", "kind": "CopyRemoval",
+        "removed": [HOSTILE], "kept": [{"node": "n2", "message": HOSTILE}]});
+    let server = Server::new([
+        (ONE, 200, one),
+        (PROGRESS, 200, list),
+        (COPIES, 200, copies),
+        (REMOVALS, 200, removal),
+        (ROOTS, 403, failure(403, "Forbidden", HOSTILE)),
+    ]);
+    for command in [
+        "status tj/minilm",
+        "status tj/minilm -w",
+        "status",
+        "copies list",
+        "copies delete models x",
+        "roots",
+    ] {
+        let shown = server.run(command);
+        let text = shown.out + &shown.err;
+        let is_obeyed = |c: char| c != '\n' && c.is_control() || c == '\u{202e}';
+        assert!(!text.contains(is_obeyed), "{command}: {text:?}");
+        assert!(
+            text.contains("a\\u{1b}]0;x\\u{7}\\u{9b}2J\\u{202e}\\rb"),
+            "{command}: {text}"
+        );
+        // A line break of theirs makes no line that looks like one of ours.
+        let is_own = |line: &str| line.starts_with('c') && line.len() == 1;
+        assert!(!text.lines().any(is_own), "{command}: {text}");
+    }
+    let json: Value = serde_json::from_str(&server.run("copies list -o json").out).expect("JSON");
+    assert_eq!(json["items"][0]["path"], HOSTILE);
+}

@@ -1,6 +1,9 @@
 //! `kubectl weft` as a program: what it calls itself, and what it says to arguments that make no sense.
 
-use std::process::{Command, Output};
+use std::{
+    os::unix::fs::symlink,
+    process::{Command, Output},
+};
 
 fn weft(arguments: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kubectl-weft"))
@@ -42,4 +45,63 @@ fn bad_arguments_end_with_status_2_and_nothing_on_standard_output() {
         assert_eq!(output.status.code(), Some(2), "{arguments}");
         assert!(output.stdout.is_empty(), "{arguments}");
     }
+}
+
+#[test]
+fn a_shell_learns_every_command_and_flag() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = weft(&format!("completion {shell}"));
+        assert!(script.status.success());
+        let script = String::from_utf8(script.stdout).expect("text");
+        for word in [
+            "kubectl-weft",
+            "copies",
+            "doctor",
+            "all-namespaces",
+            "unheld",
+        ] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+    }
+}
+
+/// kubectl runs `kubectl_complete-weft` with the words after `kubectl weft` (kubectl 1.26 and later).
+#[test]
+fn the_script_in_the_documents_completes_for_kubectl() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/kubectl.md");
+    let text = std::fs::read_to_string(path).expect("docs/kubectl.md");
+    let (_, script) = text.split_once("#!/usr/bin/env bash\n").expect("a script");
+    let (script, _) = script.split_once("```").expect("its end");
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = env!("CARGO_BIN_EXE_kubectl-weft");
+    symlink(program, directory.path().join("kubectl-weft")).expect("a link");
+    let inherited = std::env::var("PATH").expect("a PATH");
+    for (words, expected) in [
+        (&["stat"][..], "status\n:4\n"),
+        (&["copies", "del"], "delete\n:4\n"),
+        (&["copies", "list", "--unh"], "--unheld\n:4\n"),
+        (&["status", "tj/mini"], ":4\n"),
+    ] {
+        let output = Command::new("bash")
+            .args(["-c", script, "kubectl_complete-weft"])
+            .args(words)
+            .env(
+                "PATH",
+                format!("{}:{inherited}", directory.path().display()),
+            )
+            .output()
+            .expect("bash starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            expected,
+            "{words:?}: {said}"
+        );
+    }
+}
+
+#[test]
+fn help_says_that_the_path_of_a_copy_begins_with_its_namespace() {
+    let help = String::from_utf8(weft("copies delete --help").stdout).expect("text");
+    assert!(help.contains("team-a/minilm"), "{help}");
 }

@@ -437,8 +437,7 @@ fn validate_report(report: &mut NodeReport) -> Result<(), Fault> {
         if finding.reason.len() > NAME_BYTES_MAX {
             return Err(bad("findings.reason", "give at most 253 bytes"));
         }
-        let end = finding.message.floor_char_boundary(FINDING_BYTES_MAX);
-        finding.message.truncate(end);
+        finding.message = weft_transfer::excerpt(&finding.message, FINDING_BYTES_MAX);
     }
     Ok(())
 }

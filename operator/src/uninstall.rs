@@ -6,7 +6,7 @@
 //! and `spec.suspend` is false. When the operator does not answer, the finalizers go all the same
 //! after [`PATIENCE`]: agents end by themselves what no operator renews. Last, `labels` takes from the
 //! nodes what they say of fabrics and models, and `fabrics` lets the
-//! fabrics go and says that nobody knows their state.
+//! fabrics go and says that nobody knows their state and that of their nodes.
 
 mod fabrics;
 mod labels;

@@ -273,6 +273,24 @@ fn agents_have_a_way_to_stores_and_an_identity_there_only_if_the_values_say_so()
 }
 
 #[test]
+fn a_program_with_one_port_for_two_purposes_is_refused() {
+    for (value, text) in [
+        (
+            "operator.ports.live=7411",
+            "operator.ports: live and metrics are both 7411; choose different ports",
+        ),
+        (
+            "agent.ports={\"control\":7500,\"metrics\":7500}",
+            "agent.ports: control and metrics are both 7500",
+        ),
+    ] {
+        let output = template(&[value]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(text), "{said}");
+    }
+}
+
+#[test]
 fn what_is_not_a_value_is_refused_by_its_name() {
     for (value, named) in [
         ("operater={}", "operater"),

@@ -55,6 +55,7 @@ spec:
           args:
             - --log={{ .Values.agent.log }}
             {{- $ports := .Values.agent.ports }}
+            {{- include "weft.ports" (dict "who" "agent" "ports" $ports) }}
             - --control-port={{ $ports.control }}
             - --metrics-port={{ $ports.metrics }}
             - --operator-ca=/etc/weft/ca/ca.crt

@@ -35,6 +35,19 @@ The image of a program: by its digest if one is given, else by the tag.
 {{- end }}
 
 {{/*
+A program listens at each of its ports.
+*/}}
+{{- define "weft.ports" -}}
+{{- range $name, $port := .ports }}
+{{- range $other, $same := $.ports }}
+{{- if and (lt $name $other) (eq (int $port) (int $same)) }}
+{{- fail (printf "%s.ports: %s and %s are both %d; choose different ports" $.who $name $other (int $port)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
 The user's own flags. A program takes a flag once, so one that it is given anyway is refused here.
 */}}
 {{- define "weft.extraArgs" -}}

@@ -172,27 +172,22 @@ impl Attempt {
     pub(crate) fn can_go_on(&self) -> bool {
         self.participants.iter().any(|(node, participant)| {
             let is_destination = self.is_reader || *node != self.source;
-            is_destination && participant.can_go_on() && self.is_served(participant)
+            is_destination && participant.can_go_on() && self.lost_sender(node).is_none()
         })
     }
 
-    fn is_served(&self, participant: &Participant) -> bool {
-        let mut at = participant;
+    /// The nearest node from which a node gets nothing any more, directly or through others, and its state.
+    pub(crate) fn lost_sender(&self, node: &str) -> Option<(&str, &ParticipantState)> {
+        let mut at = self.participants.get(node)?;
         // A plan is a tree: as many steps as participants lead to the source at the latest.
         for _ in 0..self.participants.len() {
-            let Some(sender) = at
-                .assignment
-                .receives_from
-                .as_ref()
-                .and_then(|s| self.participants.get(s))
-            else {
-                return true;
-            };
+            let name = at.assignment.receives_from.as_deref()?;
+            let sender = self.participants.get(name)?;
             if !sender.can_serve() {
-                return false;
+                return Some((name, &sender.state));
             }
             at = sender;
         }
-        false
+        None
     }
 }

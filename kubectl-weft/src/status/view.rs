@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use weft_cli::{columns::columns, quantity};
+use weft_cli::{columns::columns, printable::line, quantity};
 use weft_crds::{DestinationState, DestinationStatus, TransferJobStatus, TransferProgress};
 use weft_planner::Seconds;
 
@@ -77,7 +77,7 @@ impl fmt::Display for Detail<'_> {
             writeln!(f, "queue       place {place}")?;
         }
         if !status.message.is_empty() {
-            writeln!(f, "message     {}", status.message)?;
+            writeln!(f, "message     {}", line(&status.message))?;
         }
         if let Some(manifest) = &status.manifest {
             let files = if manifest.files == 1 { "file" } else { "files" };
@@ -88,7 +88,7 @@ impl fmt::Display for Detail<'_> {
             let estimate = Seconds(plan.estimate_seconds);
             writeln!(f, "plan        {:?}, estimate {estimate}", plan.strategy)?;
             if let Some(bottleneck) = &plan.bottleneck {
-                writeln!(f, "bottleneck  {bottleneck}")?;
+                writeln!(f, "bottleneck  {}", line(bottleneck))?;
             }
         }
         if let Some(link) = &status.link {

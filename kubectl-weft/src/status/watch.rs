@@ -7,10 +7,14 @@ use std::{
 };
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget};
-use weft_cli::play::{Rate, bar_style};
+use weft_cli::{
+    play::{Rate, bar_style},
+    printable,
+};
 use weft_crds::{DestinationState, DestinationStatus, Phase, TransferProgress};
 
 use super::view;
+use crate::output::say;
 
 /// Bars that a screen holds; the counts of a job are of all.
 const BARS_MAX: usize = 32;
@@ -61,7 +65,7 @@ impl Watch {
             {
                 line = format!("{:?}: {}", job.status.phase, job.status.message);
             }
-            return writeln!(err, "{}", line.trim_end_matches(": "));
+            return say(line.trim_end_matches(": "), err);
         };
         for bar in all {
             if let Some(known) = shown.get(&bar.name) {
@@ -87,8 +91,8 @@ impl Watch {
     /// Says something once, above the bars.
     pub(super) fn say(&self, text: &str, err: &mut impl Write) -> io::Result<()> {
         match &self.bars {
-            Some((screen, _)) => screen.println(text),
-            None => writeln!(err, "{text}"),
+            Some((screen, _)) => screen.println(printable::line(text).to_string()),
+            None => say(text, err),
         }
     }
 
@@ -125,7 +129,7 @@ fn bar_of_destination(one: &DestinationStatus, all: Option<u64>, per_second: u64
         name: one.node.clone(),
         position,
         length,
-        text: view::destination(one, all, per_second),
+        text: printable::line(view::destination(one, all, per_second)).to_string(),
     }
 }
 

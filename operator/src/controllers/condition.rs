@@ -83,13 +83,10 @@ pub(crate) fn is_true(conditions: &[Condition], kind: &str) -> bool {
         .any(|condition| condition.type_ == kind && condition.status == "True")
 }
 
-/// At most [`TEXT_MAX`] bytes of a text, and a mark where it was longer. The definition refuses a status with much
-/// longer ones.
+/// At most [`TEXT_MAX`] bytes of a text: its beginning and its end. The definition refuses a status with much longer
+/// ones.
 pub(crate) fn truncate(text: &str) -> String {
-    if text.len() <= TEXT_MAX {
-        return text.to_owned();
-    }
-    format!("{}…", &text[..text.floor_char_boundary(TEXT_MAX)])
+    weft_transfer::excerpt(text, TEXT_MAX)
 }
 
 /// The first few of many names.

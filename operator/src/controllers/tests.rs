@@ -192,6 +192,39 @@ async fn a_fabric_is_ready_once_its_agents_run_and_report() {
     assert_eq!(stage.server.log()[before..], [""; 0]);
 }
 
+/// A release of agents that do not start, or end at once: one node's agent was heard, another's was Ready before
+/// this process led.
+#[tokio::test(start_paused = true)]
+async fn a_node_whose_agent_does_not_report_is_not_ready_after_the_time_of_a_silent_agent() {
+    let stage = Stage::new(3).await;
+    stage.server.put(&scenario::ready("n2", "default"));
+    let reason = |stage: &Stage, name: &str| {
+        let node: FabricNode = stage.server.get("", name).unwrap();
+        let ready = cache::readiness(&node).cloned().unwrap();
+        (ready.status, ready.reason)
+    };
+    stage.reports.send_modify(|reports| {
+        reports.remove("n2");
+    });
+    let is_heard = |stage: &Stage| {
+        stage
+            .server
+            .get("", "n1")
+            .is_some_and(|node: FabricNode| cache::readiness(&node).is_some())
+    };
+    stage.until(10 * SECOND, is_heard).await;
+    assert_eq!(reason(&stage, "n2").0, "True");
+    for _ in 0..320 {
+        stage.renew.send_replace(Instant::now());
+        elapse(SECOND / 10).await;
+    }
+    assert_eq!(reason(&stage, "n1"), ("False".into(), "AgentSilent".into()));
+    assert_eq!(
+        reason(&stage, "n2"),
+        ("False".into(), "AgentMissing".into())
+    );
+}
+
 /// A new fabric of 5,000 nodes is to be Ready 240 s after all agents have dialled: at 50 writes a second two writes
 /// a node take 200 s. Here 200 nodes have 8 s for that, and 2 s for everything else.
 #[tokio::test(start_paused = true)]

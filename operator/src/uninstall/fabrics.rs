@@ -1,15 +1,16 @@
-//! Lets the fabrics go, so that they can be deleted without an operator, and says that nobody knows their state:
-//! `kubectl wait` shall not take the last one for that of a new installation.
+//! Lets the fabrics go, so that they can be deleted without an operator, and says that nobody knows their state
+//! and that of their nodes: `kubectl wait` shall not take the last one for that of a new installation.
 
-use k8s_openapi::jiff::Timestamp;
+use futures::{StreamExt as _, stream};
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
 use kube::{
     Api, Client, ResourceExt as _,
     api::{ListParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use weft_crds::RdmaFabric;
+use weft_crds::{FabricNode, RdmaFabric};
 
-use super::MANAGER;
+use super::{MANAGER, labels::CONCURRENCY_MAX};
 use crate::{
     NAME,
     api::call,
@@ -19,19 +20,35 @@ use crate::{
     },
 };
 
-/// The patch of a fabric's status; `None` where it says so already, or nothing.
-fn patch(fabric: &RdmaFabric, now: Timestamp) -> Option<Value> {
-    let mut conditions = fabric.status.as_ref()?.conditions.clone();
-    let before = conditions.clone();
+/// These conditions with Ready unknown; `None` where they say so already.
+fn unknown(
+    before: &[Condition],
+    generation: Option<i64>,
+    now: Timestamp,
+) -> Option<Vec<Condition>> {
+    let mut conditions = before.to_vec();
     let text = "Weft was uninstalled: no agent runs";
     let update = ConditionUpdate::unknown("Ready", "Uninstalled", text);
-    let generation = fabric.metadata.generation.unwrap_or_default();
-    condition::set(&mut conditions, update, generation, now);
-    let nodes = json!({ "ready": 0 });
-    (conditions != before).then(|| json!({"status": {"conditions": conditions, "nodes": nodes}}))
+    condition::set(&mut conditions, update, generation.unwrap_or_default(), now);
+    (conditions != before).then_some(conditions)
 }
 
-/// Looks at all fabrics once. The operator must not write any more.
+/// The patch of a fabric's status; `None` where it says so already, or nothing.
+fn patch(fabric: &RdmaFabric, now: Timestamp) -> Option<Value> {
+    let before = &fabric.status.as_ref()?.conditions;
+    let conditions = unknown(before, fabric.metadata.generation, now)?;
+    let nodes = json!({ "ready": 0 });
+    Some(json!({"status": {"conditions": conditions, "nodes": nodes}}))
+}
+
+/// The patch of a node's status; `None` where it says so already, or nothing.
+fn node_patch(node: &FabricNode, now: Timestamp) -> Option<Value> {
+    let before = &node.status.as_ref()?.conditions;
+    let conditions = unknown(before, node.metadata.generation, now)?;
+    Some(json!({"status": {"conditions": conditions}}))
+}
+
+/// Looks at all fabrics and their nodes once. The operator must not write any more.
 pub(super) async fn release(client: &Client) -> Result<(), String> {
     let fabrics: Api<RdmaFabric> = Api::all(client.clone());
     let listed = call(fabrics.list(&ListParams::default())).await;
@@ -65,13 +82,55 @@ pub(super) async fn release(client: &Client) -> Result<(), String> {
             _ => {}
         }
     }
+    release_nodes(client).await
+}
+
+async fn release_nodes(client: &Client) -> Result<(), String> {
+    let nodes: Api<FabricNode> = Api::all(client.clone());
+    let listed = call(nodes.list(&ListParams::default())).await;
+    let listed = listed.map_err(|error| error.to_string())?;
+    let patches = listed.items.iter().filter_map(|node| {
+        let patch = Patch::Merge(node_patch(node, Timestamp::now())?);
+        let nodes = nodes.clone();
+        Some(async move {
+            let parameters = PatchParams::apply(MANAGER);
+            call(nodes.patch_status(&node.name_any(), &parameters, &patch)).await
+        })
+    });
+    let mut done = stream::iter(patches).buffer_unordered(CONCURRENCY_MAX);
+    while let Some(patched) = done.next().await {
+        match patched {
+            Err(error) if !error.is_conflict() => return Err(error.to_string()),
+            // A node that is gone says nothing any more.
+            _ => {}
+        }
+    }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controllers::tests::scenario;
+    use crate::controllers::tests::{api_server::ApiServer, scenario};
+
+    #[tokio::test]
+    async fn no_node_of_a_fabric_is_ready_after_an_uninstallation() {
+        let server = ApiServer::new();
+        for name in ["n1", "n2"] {
+            server.put(&scenario::ready(name, "default"));
+        }
+        for writes in [2, 0] {
+            let before = server.log().len();
+            release(&server.client()).await.unwrap();
+            assert_eq!(server.log().len() - before, writes, "{:?}", server.log());
+            let node: FabricNode = server.get("", "n2").unwrap();
+            // What its agent said stays.
+            let status = node.status.unwrap();
+            let ready = &status.conditions[0];
+            assert_eq!((&*ready.status, &*ready.reason), ("Unknown", "Uninstalled"));
+            assert_eq!(status.control_address, "10.0.0.2:7400");
+        }
+    }
 
     #[test]
     fn a_fabric_that_was_ready_is_unknown_once() {

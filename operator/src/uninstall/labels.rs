@@ -25,7 +25,7 @@ const OURS: [&str; 2] = ["weft.dev/fabric", "weft.dev/model."];
 /// Until whoever led knows that it does not any more: a renewal comes every 2 s.
 const NOTICE: Duration = Duration::from_secs(5);
 /// Nodes that are written to at once.
-const CONCURRENCY_MAX: usize = 8;
+pub(super) const CONCURRENCY_MAX: usize = 8;
 
 /// The patch that removes all of them from a node; `None` where it has none.
 fn patch(node: &PartialObjectMeta<Node>) -> Option<Value> {

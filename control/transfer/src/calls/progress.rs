@@ -7,7 +7,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use weft_proto::agent::v1::{ProgressRequest, ProgressResponse, State};
 
 use super::CallContext;
-use crate::{command::Input, failure::Failure};
+use crate::{command::Input, excerpt::excerpt, failure::Failure};
 
 /// Within one progress interval, the newest message is forwarded at most this many times. A message has the whole
 /// state, so an older one that was not forwarded is not needed.
@@ -92,17 +92,17 @@ impl CallContext {
 fn limit(progress: &mut ProgressResponse) {
     truncate(&mut progress.node, NAME_BYTES_MAX);
     truncate(&mut progress.reason, NAME_BYTES_MAX);
-    truncate(&mut progress.message, MESSAGE_BYTES_MAX);
+    progress.message = excerpt(&progress.message, MESSAGE_BYTES_MAX);
     truncate(&mut progress.digest, DIGEST_BYTES_MAX);
     truncate(&mut progress.link, NAME_BYTES_MAX);
-    truncate(&mut progress.link_reason, MESSAGE_BYTES_MAX);
+    progress.link_reason = excerpt(&progress.link_reason, MESSAGE_BYTES_MAX);
     // The call says which job it is.
     progress.attempt = None;
     progress.peers.truncate(PEERS_MAX);
     for peer in &mut progress.peers {
         truncate(&mut peer.node, NAME_BYTES_MAX);
         truncate(&mut peer.reason, NAME_BYTES_MAX);
-        truncate(&mut peer.message, MESSAGE_BYTES_MAX);
+        peer.message = excerpt(&peer.message, MESSAGE_BYTES_MAX);
     }
 }
 
@@ -125,7 +125,7 @@ mod tests {
         let mut progress = ProgressResponse {
             node: long.clone(),
             reason: long.clone(),
-            message: long.clone(),
+            message: format!("{long}: cause"),
             digest: long.clone(),
             link: long.clone(),
             link_reason: long.clone(),
@@ -134,7 +134,8 @@ mod tests {
         };
         limit(&mut progress);
         assert_eq!(progress.node.len(), 252);
-        assert_eq!(progress.message.len(), MESSAGE_BYTES_MAX);
+        assert!(progress.message.len() <= MESSAGE_BYTES_MAX);
+        assert!(progress.message.ends_with("é: cause"));
         assert_eq!(progress.digest.len(), DIGEST_BYTES_MAX);
         assert_eq!(progress.peers.len(), PEERS_MAX);
     }

@@ -75,8 +75,12 @@ impl Transfer {
             _ => None,
         };
         for node in self.destinations.remaining() {
+            let sender = attempt.lost_sender(&node);
+            let departed = sender.filter(|(sender, _)| self.departed.contains(*sender));
             match attempt.state(&node) {
-                Some(ParticipantState::Stopped(failure) | ParticipantState::CutOff(failure)) => {
+                Some(ParticipantState::Stopped(failure) | ParticipantState::CutOff(failure))
+                    if departed.is_none() || !failure.retriable =>
+                {
                     let mut failure = failure.clone();
                     if self.is_sender_error(&node, &failure) {
                         is_sender_fault = true;
@@ -85,9 +89,16 @@ impl Transfer {
                     self.destinations.record_failure(&node, failure);
                 }
                 Some(_) => {
-                    let cause = source.map_or("a node between it and the source failed", |it| {
-                        it.message.as_str()
-                    });
+                    let cause = match (departed, source, sender) {
+                        (Some((sender, _)), ..) => {
+                            format!("node {sender} sent to it and is no destination any more")
+                        }
+                        (_, Some(failure), _)
+                        | (.., Some((_, ParticipantState::Stopped(failure)))) => {
+                            failure.message.clone()
+                        }
+                        _ => "a node between it and the source failed".to_owned(),
+                    };
                     let message = format!("node {node} has no sender any more: {cause}");
                     let lost = Failure::reported(&node, SENDER_LOST, &message, true);
                     self.destinations.record_failure(&node, lost);

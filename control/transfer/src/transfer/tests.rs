@@ -499,6 +499,36 @@ fn a_node_that_is_no_destination_any_more_is_not_waited_for_and_keeps_no_partial
 }
 
 #[test]
+fn a_node_that_waits_for_another_attempt_says_why_its_sender_does_not_send() {
+    let message = |harness: &Harness| match harness.phase(3) {
+        DestinationPhase::Retrying(failure) => failure.message.clone(),
+        phase => panic!("{phase:?}"),
+    };
+    for is_noticed in [false, true] {
+        // Somebody takes the label from node2, and its agent ends.
+        let mut harness = Harness::chain(4);
+        harness.has_only(&[1, 3]);
+        harness.dies(2);
+        if is_noticed {
+            harness.ends(3, Err(failure(&name(3), "PeerLost", true)));
+        }
+        harness.verifies(1);
+        assert_eq!(
+            (harness.reason(3), &*message(&harness)),
+            (
+                "SenderLost",
+                "node node3 has no sender any more: node node2 sent to it and is no destination any more"
+            )
+        );
+    }
+    let mut harness = Harness::chain(4);
+    harness.dies(2);
+    harness.verifies(1);
+    let cause = failure(&name(2), "NodeUnreachable", true).message;
+    assert!(message(&harness).ends_with(&cause), "{}", message(&harness));
+}
+
+#[test]
 fn a_verified_copy_stays_one_and_a_node_that_comes_back_gets_its_own() {
     let mut harness = Harness::chain(4);
     harness.verifies(1);

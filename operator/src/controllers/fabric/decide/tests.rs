@@ -338,6 +338,28 @@ fn a_new_leader_believes_what_is_written_until_agents_had_time_to_find_it() {
 }
 
 #[test]
+fn a_node_that_an_uninstallation_left_unknown_is_ready_once_its_agent_has_reported_and_else_not() {
+    let mut stage = Stage::new();
+    stage.cache = scenario::cache(3);
+    for name in ["n1", "n2"] {
+        let mut node = stage.cache.fabric_nodes.named(name).unwrap().clone();
+        let conditions = &mut node.status.as_mut().unwrap().conditions;
+        let update = ConditionUpdate::unknown("Ready", "Uninstalled", "");
+        condition::set(conditions, update, 1, stage.now);
+        node.metadata.resource_version = Some("100".into());
+        stage.cache.fabric_nodes.update(node);
+    }
+    stage.led_for = Duration::ZERO;
+    stage.add_report("n1", 0);
+    stage.settle();
+    assert_eq!(stage.ready("n1").0, "True");
+    assert_eq!(stage.ready("n2").0, "Unknown");
+    stage.led_for = SILENCE;
+    stage.settle();
+    assert_eq!(stage.ready("n2"), ("False".into(), "AgentMissing".into()));
+}
+
+#[test]
 fn an_agent_of_another_fabric_does_not_speak_for_a_node() {
     let mut stage = Stage::new();
     let report = scenario::report("n1", "other");

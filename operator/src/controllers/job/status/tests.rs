@@ -116,14 +116,18 @@ fn a_failure_names_the_first_destination_that_failed() {
 }
 
 #[test]
-fn a_text_that_is_too_long_is_cut_between_characters() {
-    let long = "ä".repeat(TEXT_MAX);
-    let short = truncate(&long);
-    assert!(
-        short.len() <= TEXT_MAX + 3 && short.ends_with("ä…"),
-        "{}",
-        short.len()
-    );
+fn a_job_that_fails_at_a_long_path_says_why() {
+    let mut failed = destination("n2", DestinationState::Failed, 0);
+    let path = "ä".repeat(TEXT_MAX);
+    failed.message = format!("models/{path}: the disk is full: free some space");
+    let mut snapshot = snapshot(vec![failed]);
+    snapshot.end = Some(End::Failed);
+    let status = transfer_status(&scenario::job("minilm"), &snapshot, scenario::start());
+    let events = events_for(&TransferJobStatus::default(), &status);
+    for text in [&status.message, &events.last().unwrap().note] {
+        assert!(text.len() <= TEXT_MAX, "{}", text.len());
+        assert!(text.ends_with("free some space"), "{text}");
+    }
 }
 
 #[test]

@@ -32,6 +32,8 @@ use crate::{
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Who changes `spec.suspend`, and removes labels.
 const MANAGER: &str = "weft-uninstall";
+/// Objects that are written to at once.
+const CONCURRENCY_MAX: usize = 8;
 /// So long the operator has to end the jobs at the agents.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// After that it may take so long to let them go.

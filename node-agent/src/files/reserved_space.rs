@@ -5,16 +5,21 @@
 //! Where space is not allocated at once (large files on tmpfs, file systems without `fallocate(2)`), two
 //! transfers that begin together can go below `min_free`.
 
-use std::os::fd::OwnedFd;
+use std::ffi::OsStr;
+use std::io::ErrorKind;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 
 use rustix::fs;
+use walkdir::WalkDir;
 
 use super::copies;
-use super::error::{FileError, Location};
+use super::error::{FileError, Location, errno};
+use super::names::is_reserved;
 use super::root::Root;
-use super::space::{MinFree, Space, directory_bytes};
+use super::space::{MinFree, Space, disk_bytes};
 
 /// What one transfer has taken of its namespace's bytes. Given back when its copy is recorded, which is
 /// counted instead, or when it is dropped.
@@ -168,6 +173,33 @@ impl ReservedSpace {
         }
         Ok(())
     }
+}
+
+/// Bytes of disk that everything in the directory of a namespace takes, without the partial files of transfers.
+fn directory_bytes(root: &Root, namespace: &str) -> Result<u64, FileError> {
+    let directory = format!("/proc/self/fd/{}/{namespace}", root.directory().as_raw_fd());
+    let is_counted = |name: &OsStr| !name.to_str().is_some_and(is_reserved);
+    let mut bytes = 0u64;
+    let entries = WalkDir::new(directory).min_depth(1).into_iter();
+    for entry in entries.filter_entry(|entry| is_counted(entry.file_name())) {
+        match entry.and_then(|entry| entry.metadata()) {
+            // The unit of st_blocks is 512 bytes (stat(2)).
+            Ok(found) => bytes = bytes.saturating_add(disk_bytes(found.blocks() * 512)),
+            Err(error) => match error.io_error() {
+                // No directory yet, or removed meanwhile.
+                Some(cause) if cause.kind() == ErrorKind::NotFound => {}
+                Some(cause) => {
+                    return Err(FileError::reading(
+                        root.own_location(namespace),
+                        errno(cause),
+                    ));
+                }
+                // A loop of links, which are not followed.
+                None => {}
+            },
+        }
+    }
+    Ok(bytes)
 }
 
 impl Drop for ReservedSpace {

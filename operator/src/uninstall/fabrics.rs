@@ -10,7 +10,7 @@ use kube::{
 use serde_json::{Value, json};
 use weft_crds::{FabricNode, RdmaFabric};
 
-use super::{MANAGER, labels::CONCURRENCY_MAX};
+use super::{CONCURRENCY_MAX, MANAGER};
 use crate::{
     NAME,
     api::call,

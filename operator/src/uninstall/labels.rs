@@ -14,7 +14,7 @@ use kube::{
 use serde_json::{Map, Value, json};
 use tokio::time::sleep;
 
-use super::{MANAGER, POLL_INTERVAL, fabrics};
+use super::{CONCURRENCY_MAX, MANAGER, POLL_INTERVAL, fabrics};
 use crate::{
     api::call,
     lease::{LeaseStore, seize},
@@ -24,8 +24,6 @@ use crate::{
 const OURS: [&str; 2] = ["weft.dev/fabric", "weft.dev/model."];
 /// Until whoever led knows that it does not any more: a renewal comes every 2 s.
 const NOTICE: Duration = Duration::from_secs(5);
-/// Nodes that are written to at once.
-pub(super) const CONCURRENCY_MAX: usize = 8;
 
 /// The patch that removes all of them from a node; `None` where it has none.
 fn patch(node: &PartialObjectMeta<Node>) -> Option<Value> {

@@ -39,6 +39,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("weft-crypto", &["weft-core"]),
     ("weft-link", &["weft-core"]),
     ("weft-memory", &["weft-core"]),
+    ("weft-device", &[]),
     (
         "weft-engine",
         &["weft-core", "weft-crypto", "weft-link", "weft-memory"],

@@ -37,7 +37,7 @@ pub enum Status {
     /// The peer has posted no receive.
     ReceiverNotReadyRetryExceeded = 13,
     /// The device or the engine has failed.
-    Fatal = 18,
+    Fatal = 19,
 }
 
 impl Status {

@@ -657,7 +657,7 @@ fn check_out(path: &Path, data: &Data) -> Result<(), UsageError> {
     }
     match fs::read_dir(path) {
         Ok(entries) => match out::data_of(path) {
-            None if entries.count() > 0 => {
+            None if !out::is_unused(entries) => {
                 return Err(UsageError::OutNotEmpty {
                     path: path.to_owned(),
                 });

@@ -55,9 +55,7 @@ pub enum PlayError {
         free: u64,
     },
     /// Another run uses the directory of --out.
-    #[error(
-        "--out {path:?}: another weft play uses it now: wait for its end, or give another directory"
-    )]
+    #[error("--out {}: another weft play uses it now; wait for its end, or give another directory", path.display())]
     OutInUse {
         /// The directory.
         path: PathBuf,

@@ -33,6 +33,12 @@ pub(super) fn data_of(directory: &Path) -> Option<String> {
     read(directory).ok().map(|record| record.data)
 }
 
+/// Whether a directory with these entries has nothing in it but, at most, a record that an interrupted run did not
+/// finish.
+pub(super) fn is_unused(entries: fs::ReadDir) -> bool {
+    entries.flatten().all(|entry| entry.file_name() == RECORD)
+}
+
 /// A run in a directory.
 #[derive(Debug)]
 pub(super) struct Run {
@@ -117,6 +123,18 @@ fn find(directory: &Path, prefix: &str, partials: &mut Vec<PathBuf>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_that_was_not_finished_is_written_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path();
+        fs::write(out.join(RECORD), "").unwrap();
+        assert!(is_unused(fs::read_dir(out).unwrap()));
+        begin(Some(out), "model".to_owned()).unwrap();
+        assert_eq!(data_of(out).as_deref(), Some("model"));
+        fs::write(out.join("mine"), "").unwrap();
+        assert!(!is_unused(fs::read_dir(out).unwrap()));
+    }
 
     #[test]
     fn two_runs_do_not_use_one_directory_at_a_time() {

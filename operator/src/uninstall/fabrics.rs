@@ -1,5 +1,5 @@
 //! Lets the fabrics go, so that they can be deleted without an operator, and says that nobody knows their state
-//! and that of their nodes: `kubectl wait` shall not take the last one for that of a new installation.
+//! and that of their nodes: otherwise `kubectl wait` would take the old state for that of a new installation.
 
 use futures::{StreamExt as _, stream};
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};

@@ -5,7 +5,7 @@
 //! | 0 | `wr_id` |
 //! | 1 | status: 8 · opcode: 8 · flags: 8 · 0: 8 · bytes: 32 |
 //! | 2 | queue pair: 32 · immediate: 32 |
-//! | 3 | of a datagram: source queue pair: 32 · 0 |
+//! | 3 | of a datagram: source queue pair: 32 · slots produced, by the end of the entry: 32 |
 //! | 4–7 | 0 |
 //!
 //! Only the engine writes them, and only the program reads them.
@@ -16,7 +16,7 @@ use crate::ring::Slot;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Status {
-    /// Well.
+    /// The work request succeeded.
     Success = 0,
     /// A receive was too small, or bytes too many for one message.
     LocalLength = 1,
@@ -56,7 +56,7 @@ impl Status {
     ];
 }
 
-/// What has ended. The numbers are those of `enum ibv_wc_opcode`.
+/// The kind of the completed work request. The numbers are those of `enum ibv_wc_opcode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Opcode {
@@ -105,13 +105,13 @@ pub struct Completion {
     pub immediate: Option<u32>,
     /// Of a datagram: the queue pair that sent it.
     pub source_queue_pair: Option<u32>,
-    /// The peer asked that this end be woken.
-    pub solicited: bool,
+    /// Which entry of the send or receive ring it ends: the slots that were produced there by the end of the entry.
+    /// It ends those before it, too, that asked for no completion.
+    pub produced: u32,
 }
 
 const IMMEDIATE: u8 = 1;
 const DATAGRAM: u8 = 2;
-const SOLICITED: u8 = 4;
 
 impl Completion {
     /// The slot.
@@ -119,15 +119,14 @@ impl Completion {
     pub fn encode(&self) -> Slot {
         let bit = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
         let flags = bit(self.immediate.is_some(), IMMEDIATE)
-            | bit(self.source_queue_pair.is_some(), DATAGRAM)
-            | bit(self.solicited, SOLICITED);
+            | bit(self.source_queue_pair.is_some(), DATAGRAM);
         let low = u32::from_le_bytes([self.status as u8, self.opcode as u8, flags, 0]);
         let join = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         [
             self.wr_id,
             join(low, self.bytes),
             join(self.queue_pair, self.immediate.unwrap_or_default()),
-            join(self.source_queue_pair.unwrap_or_default(), 0),
+            join(self.source_queue_pair.unwrap_or_default(), self.produced),
             0,
             0,
             0,
@@ -152,7 +151,7 @@ impl Completion {
             queue_pair: slot[2] as u32,
             immediate: (flags & IMMEDIATE != 0).then_some(high(slot[2])),
             source_queue_pair: (flags & DATAGRAM != 0).then_some(slot[3] as u32),
-            solicited: flags & SOLICITED != 0,
+            produced: high(slot[3]),
         })
     }
 }
@@ -162,14 +161,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_encoded_is_decoded() {
+    fn a_completion_survives_a_round_trip_and_its_numbers_are_those_of_verbs() {
         for status in Status::ALL {
             for opcode in Opcode::ALL {
-                for (immediate, source_queue_pair, solicited) in [
-                    (None, None, false),
-                    (Some(7), None, true),
-                    (Some(0), Some(9), false),
-                ] {
+                for (immediate, source_queue_pair) in
+                    [(None, None), (Some(7), None), (Some(0), Some(9))]
+                {
                     let completion = Completion {
                         wr_id: u64::MAX - 1,
                         status,
@@ -178,12 +175,17 @@ mod tests {
                         queue_pair: 0x00ff_ffff,
                         immediate,
                         source_queue_pair,
-                        solicited,
+                        produced: 0xffff_fff0,
                     };
                     assert_eq!(Completion::decode(&completion.encode()), Some(completion));
                 }
             }
         }
+        // libibverbs/verbs.h, enum ibv_wc_status and enum ibv_wc_opcode.
+        let statuses = Status::ALL.map(|status| status as u8);
+        assert_eq!(statuses, [0, 1, 2, 4, 5, 9, 10, 11, 12, 13, 19]);
+        let opcodes = Opcode::ALL.map(|opcode| opcode as u8);
+        assert_eq!(opcodes, [0, 1, 2, 3, 4, 128, 129]);
         assert_eq!(Completion::decode(&[0, 3, 0, 0, 0, 0, 0, 0]), None);
     }
 }

@@ -1,14 +1,13 @@
 //! What a program and the engine share of a virtual RDMA device.
 //!
-//! A *device* is a directory with a control socket. Calls that make, change or remove objects go over the socket; what
+//! A *device* is a directory that a program finds. Calls that create, change or destroy objects go over a socket; what
 //! is posted and polled goes through [rings](ring) in shared memory, without a system call. This crate is the part that
 //! both ends must agree on: the layout of a ring, of a [`WorkRequest`](work_request::WorkRequest) and of a
-//! [`Completion`](completion::Completion) in it, and which [states](state) a queue pair may go to. It opens, maps and
-//! calls nothing.
+//! [`Completion`](completion::Completion) in it, and which [states](state) a queue pair may go to. It opens no file,
+//! maps no memory and makes no system call.
 //!
-//! The two ends do not trust each other alike. The program believes the engine. The engine believes nothing that it
-//! reads: each word is read once and then checked, and an end that breaks a rule is told so by an error, upon which the
-//! engine puts the queue pair or the device in error, alone.
+//! The program trusts the engine. The engine trusts nothing that it reads: each word is read once and then checked.
+//! When a check fails, the engine puts that queue pair or device in error, and no other.
 //!
 //! Words in shared memory are atomics: another process may write them at any time, and what is read is then wrong, and
 //! never undefined.

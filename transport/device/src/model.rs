@@ -1,5 +1,5 @@
-//! A model of `ring` under every interleaving and every memory order that the language allows: the same file, compiled
-//! with loom's primitives.
+//! A model of `ring` under the interleavings and memory orders that the language allows (loom; of the larger test with
+//! at most two preemptions): the same file, compiled with loom's primitives.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -16,7 +16,7 @@ mod sync {
 #[path = "ring.rs"]
 mod ring;
 
-use ring::{Consumer, Counts, Memory, Producer, SLOT_WORDS, Slot};
+use ring::{Consumer, Counts, Producer, RingMemory, SLOT_WORDS, Slot, Wakeup};
 
 struct Shared {
     counts: Counts,
@@ -32,8 +32,8 @@ fn shared(slots: usize) -> Arc<Shared> {
 }
 
 impl Shared {
-    fn memory(&self) -> Memory<'_> {
-        Memory::new(&self.counts, &self.words).unwrap()
+    fn memory(&self) -> RingMemory<'_> {
+        RingMemory::new(&self.counts, &self.words).unwrap()
     }
 }
 
@@ -54,7 +54,7 @@ fn an_entry_is_seen_whole_and_in_order_and_its_slots_are_not_filled_before_they_
             move || {
                 let mut producer = Producer::new(shared.memory(), 0);
                 for number in 1..=2 {
-                    while producer.push(&[slot(number)]).unwrap().is_err() {
+                    while producer.push(&[slot(number)]).is_err() {
                         thread::yield_now();
                     }
                 }
@@ -63,13 +63,13 @@ fn an_entry_is_seen_whole_and_in_order_and_its_slots_are_not_filled_before_they_
         let mut consumer = Consumer::new(shared.memory(), 0);
         for number in 1..=2 {
             let found = loop {
-                match consumer.first().unwrap() {
+                match consumer.peek().unwrap() {
                     Some(found) => break found,
                     None => thread::yield_now(),
                 }
             };
             assert_eq!(found, slot(number));
-            consumer.release(1);
+            consumer.consume(1);
         }
         producer.join().unwrap();
     });
@@ -83,13 +83,39 @@ fn a_consumer_that_goes_to_sleep_is_woken_or_finds_the_entry() {
             let shared = shared.clone();
             move || {
                 let mut producer = Producer::new(shared.memory(), 0);
-                producer.push(&[slot(1)]).unwrap().unwrap();
-                producer.must_wake()
+                producer.push(&[slot(1)]).unwrap();
+                producer.take_wakeup(false)
             }
         });
         let mut consumer = Consumer::new(shared.memory(), 0);
-        let sleeps = consumer.sleep().unwrap();
+        let sleeps = consumer.prepare_to_sleep().unwrap();
         let is_woken = producer.join().unwrap();
         assert!(!sleeps || is_woken, "it sleeps beside an entry");
+    });
+}
+
+#[test]
+fn an_armed_consumer_that_empties_the_ring_is_woken_for_what_comes_then() {
+    loom::model(|| {
+        let shared = shared(2);
+        let mut producer = Producer::new(shared.memory(), 0);
+        producer.push(&[slot(1)]).unwrap();
+        let producer = thread::spawn({
+            let shared = shared.clone();
+            move || {
+                let mut producer = Producer::new(shared.memory(), 1);
+                producer.push(&[slot(2)]).unwrap();
+                producer.take_wakeup(false)
+            }
+        });
+        let mut consumer = Consumer::new(shared.memory(), 0);
+        consumer.arm(Wakeup::Any);
+        let mut found = 0;
+        while consumer.peek().unwrap().is_some() {
+            consumer.consume(1);
+            found += 1;
+        }
+        let is_woken = producer.join().unwrap();
+        assert!(found == 2 || is_woken, "it waits beside an entry");
     });
 }

@@ -1,13 +1,14 @@
 //! A ring: a queue of 64-byte slots in shared memory, with one producer and one consumer.
 //!
 //! The producer counts the slots that it has filled, the consumer those that it has emptied; both counts run on and
-//! wrap around at 2³². Each end writes its own count and keeps a copy of it: what the other end might write there
-//! changes nothing. An entry takes one slot or several.
+//! wrap around at 2³². Each end keeps its own count and never reads it back from shared memory. An entry takes one
+//! slot or several.
 //!
-//! A consumer that has nothing to do may sleep. Before that it says so in the ring, and looks once more; a producer
-//! that finds it asleep wakes it by a descriptor that lies outside of the ring. Between each side's store and its load
-//! stands a sequentially consistent fence, so either the consumer sees the entry or the producer sees the sleeper
-//! (Dekker's algorithm, as in virtio's notification suppression: Virtual I/O Device version 1.2, section 2.7.10).
+//! A consumer that waits for entries asks for a wake-up in a third word; a producer that finds it asked for wakes the
+//! consumer by a descriptor that is not part of the ring. Between each side's store and its load stands a sequentially
+//! consistent fence, so either the consumer sees the entry or the producer sees the request (Dekker's algorithm, as in
+//! virtio's notification suppression: Virtual I/O Device version 1.2, section 2.7.10). A completion queue is armed
+//! with the same word (InfiniBand Architecture Specification, volume 1, section 11.4.2.2).
 
 use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -16,7 +17,7 @@ pub const SLOT_WORDS: usize = 8;
 /// Bytes of a slot: a cache line.
 pub const SLOT_BYTES: usize = 8 * SLOT_WORDS;
 /// Slots of the largest ring.
-pub const SLOTS_MAX: u32 = 1 << 16;
+pub const RING_SLOTS_MAX: u32 = 1 << 16;
 
 /// What a slot holds.
 pub type Slot = [u64; SLOT_WORDS];
@@ -25,9 +26,9 @@ pub type Slot = [u64; SLOT_WORDS];
 #[repr(C)]
 #[derive(Debug)]
 pub struct Counts {
-    pub(super) filled: Line,
-    pub(super) emptied: Line,
-    asleep: Line,
+    pub(super) produced: Line,
+    pub(super) consumed: Line,
+    wakeup: Line,
 }
 
 #[repr(C, align(128))]
@@ -40,9 +41,9 @@ impl Counts {
     pub fn new() -> Self {
         let line = || Line(AtomicU32::new(0));
         Self {
-            filled: line(),
-            emptied: line(),
-            asleep: line(),
+            produced: line(),
+            consumed: line(),
+            wakeup: line(),
         }
     }
 }
@@ -55,26 +56,37 @@ impl Default for Counts {
 
 /// The memory of a ring, mapped by this process.
 #[derive(Debug, Clone, Copy)]
-pub struct Memory<'m> {
+pub struct RingMemory<'m> {
     counts: &'m Counts,
     /// [`SLOT_WORDS`] for each slot.
     words: &'m [AtomicU64],
     slots: u32,
 }
 
-/// Why memory is no ring, or the other end no partner.
+/// An error in a ring's memory, in an entry, or in the other end's counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
     /// The memory has another size.
     #[error(
-        "a ring has a power of two of slots, at most {SLOTS_MAX}, of {SLOT_WORDS} words each; this has {words} words"
+        "a ring has a power of two of slots, at most {RING_SLOTS_MAX}, of {SLOT_WORDS} words each; this has {words} words: map as many as the engine says"
     )]
     Size {
         /// Words that were given.
         words: usize,
     },
+    /// No room for the entry now.
+    #[error("the ring is full: push again when the consumer has emptied slots")]
+    Full,
+    /// No room for the entry ever.
+    #[error("an entry of {entry} slots does not fit in a ring of {slots}: ask for a larger queue")]
+    TooLong {
+        /// Slots of the entry.
+        entry: usize,
+        /// Slots of the ring.
+        slots: u32,
+    },
     /// The other end counts more slots than the ring has.
-    #[error("the other end says that {count} slots of {slots} are in use")]
+    #[error("the other end says that {count} slots of {slots} are in use: create the queue again")]
     Count {
         /// What it says.
         count: u32,
@@ -82,28 +94,46 @@ pub enum RingError {
         slots: u32,
     },
     /// An entry has more slots than were filled.
-    #[error("an entry of {entry} slots, and {filled} are filled")]
+    #[error("an entry of {entry} slots, and {produced} are filled: create the queue again")]
     Entry {
         /// Slots of the entry, as it says.
         entry: u32,
         /// Slots that are filled.
-        filled: u32,
+        produced: u32,
     },
 }
 
-/// No room for an entry: the consumer has to empty slots first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the ring is full")]
-pub struct Full;
+impl RingError {
+    /// A short stable name.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Size { .. } => "RingSize",
+            Self::Full => "RingFull",
+            Self::TooLong { .. } => "RingEntryTooLong",
+            Self::Count { .. } => "RingCount",
+            Self::Entry { .. } => "RingEntry",
+        }
+    }
+}
 
-impl<'m> Memory<'m> {
+/// Which entries a consumer wants to be woken for. The later request of two never takes one back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wakeup {
+    /// Only those that the peer marked as solicited, and errors.
+    Solicited = 1,
+    /// All.
+    Any = 2,
+}
+
+impl<'m> RingMemory<'m> {
     /// # Errors
     /// [`RingError::Size`].
     pub fn new(counts: &'m Counts, words: &'m [AtomicU64]) -> Result<Self, RingError> {
         let slots = words.len() / SLOT_WORDS;
         let fits = words.len().is_multiple_of(SLOT_WORDS)
             && slots.is_power_of_two()
-            && slots <= SLOTS_MAX as usize;
+            && slots <= RING_SLOTS_MAX as usize;
         match u32::try_from(slots) {
             Ok(slots) if fits => Ok(Self {
                 counts,
@@ -129,153 +159,173 @@ impl<'m> Memory<'m> {
 /// The end that fills slots.
 #[derive(Debug)]
 pub struct Producer<'m> {
-    memory: Memory<'m>,
-    filled: u32,
-    /// What the consumer has emptied, as far as it was looked at.
-    emptied: u32,
+    memory: RingMemory<'m>,
+    produced: u32,
+    /// What the consumer has consumed, as far as it was looked at.
+    consumed: u32,
 }
 
 impl<'m> Producer<'m> {
-    /// Of a ring in which so many slots were filled before, by this end's own account; 0 of a new one.
+    /// `produced` is the number of slots that this end has filled so far: 0 in a new ring.
     #[must_use]
-    pub fn new(memory: Memory<'m>, filled: u32) -> Self {
+    pub fn new(memory: RingMemory<'m>, produced: u32) -> Self {
         Self {
             memory,
-            filled,
-            emptied: filled.wrapping_sub(memory.slots),
+            produced,
+            consumed: produced.wrapping_sub(memory.slots),
         }
     }
 
-    /// Slots filled so far.
+    /// Slots produced so far.
     #[must_use]
-    pub fn filled(&self) -> u32 {
-        self.filled
+    pub fn produced(&self) -> u32 {
+        self.produced
     }
 
     /// Fills the next slots with an entry. The consumer sees all of it or nothing.
     ///
     /// # Errors
-    /// Of the consumer: [`RingError::Count`]. `Ok(Err(Full))` when there is no room.
-    pub fn push(&mut self, entry: &[Slot]) -> Result<Result<(), Full>, RingError> {
+    /// [`RingError::Full`], [`RingError::TooLong`], and of the consumer [`RingError::Count`]; nothing was pushed.
+    pub fn push(&mut self, entry: &[Slot]) -> Result<(), RingError> {
         let slots = self.memory.slots;
-        let room = |emptied: u32| slots - self.filled.wrapping_sub(emptied).min(slots);
         let wanted = u32::try_from(entry.len()).unwrap_or(u32::MAX);
-        if room(self.emptied) < wanted {
+        if wanted > slots {
+            return Err(RingError::TooLong {
+                entry: entry.len(),
+                slots,
+            });
+        }
+        if self.room() < wanted {
             // Pairs with the consumer's store: it has read the slots before they are filled again.
-            let emptied = self.memory.counts.emptied.0.load(Ordering::Acquire);
-            let count = self.filled.wrapping_sub(emptied);
+            let consumed = self.memory.counts.consumed.0.load(Ordering::Acquire);
+            let count = self.produced.wrapping_sub(consumed);
             if count > slots {
                 return Err(RingError::Count { count, slots });
             }
-            self.emptied = emptied;
-            if room(emptied) < wanted {
-                return Ok(Err(Full));
+            self.consumed = consumed;
+            if self.room() < wanted {
+                return Err(RingError::Full);
             }
         }
         for (count, slot) in (0..).zip(entry) {
-            let words = self.memory.slot(self.filled.wrapping_add(count));
+            let words = self.memory.slot(self.produced.wrapping_add(count));
             for (word, value) in words.iter().zip(slot) {
                 word.store(*value, Ordering::Relaxed);
             }
         }
-        self.filled = self.filled.wrapping_add(wanted);
+        self.produced = self.produced.wrapping_add(wanted);
         // Pairs with the consumer's load: it sees the slots.
-        let filled = &self.memory.counts.filled.0;
-        filled.store(self.filled, Ordering::Release);
-        Ok(Ok(()))
+        let produced = &self.memory.counts.produced.0;
+        produced.store(self.produced, Ordering::Release);
+        Ok(())
     }
 
-    /// Whether the consumer sleeps and has to be woken. To be asked after entries were pushed, once for several. Each
-    /// sleep is answered once.
-    pub fn must_wake(&mut self) -> bool {
+    /// Slots that are free, as far as the consumer was looked at.
+    fn room(&self) -> u32 {
+        let used = self.produced.wrapping_sub(self.consumed);
+        self.memory.slots - used.min(self.memory.slots)
+    }
+
+    /// Whether the consumer has to be woken. Call it once after a batch of pushes, and say whether a solicited entry
+    /// or an error is among them. Each request is answered once.
+    pub fn take_wakeup(&mut self, is_solicited: bool) -> bool {
+        let least = match is_solicited {
+            true => Wakeup::Solicited,
+            false => Wakeup::Any,
+        };
         fence(Ordering::SeqCst);
-        let asleep = &self.memory.counts.asleep.0;
-        asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
+        let wakeup = &self.memory.counts.wakeup.0;
+        wakeup.load(Ordering::Relaxed) >= least as u32 && wakeup.swap(0, Ordering::Relaxed) != 0
     }
 }
 
 /// The end that empties slots.
 #[derive(Debug)]
 pub struct Consumer<'m> {
-    memory: Memory<'m>,
-    /// What the producer has filled, as far as it was looked at.
-    filled: u32,
-    emptied: u32,
+    memory: RingMemory<'m>,
+    /// What the producer has produced, as far as it was looked at.
+    produced: u32,
+    consumed: u32,
 }
 
 impl<'m> Consumer<'m> {
-    /// Of a ring in which so many slots were emptied before, by this end's own account; 0 of a new one.
+    /// `consumed` is the number of slots that this end has emptied so far: 0 in a new ring.
     #[must_use]
-    pub fn new(memory: Memory<'m>, emptied: u32) -> Self {
+    pub fn new(memory: RingMemory<'m>, consumed: u32) -> Self {
         Self {
             memory,
-            filled: emptied,
-            emptied,
+            produced: consumed,
+            consumed,
         }
     }
 
-    /// Slots emptied so far.
+    /// Slots consumed so far.
     #[must_use]
-    pub fn emptied(&self) -> u32 {
-        self.emptied
+    pub fn consumed(&self) -> u32 {
+        self.consumed
     }
 
-    /// Copies the first slot of the next entry out; nothing where none is filled.
+    /// Copies the first slot of the next entry out; nothing where none is produced.
     ///
     /// # Errors
     /// Of the producer: [`RingError::Count`].
-    pub fn first(&mut self) -> Result<Option<Slot>, RingError> {
-        if self.filled == self.emptied {
+    pub fn peek(&mut self) -> Result<Option<Slot>, RingError> {
+        if self.produced == self.consumed {
             // Pairs with the producer's store.
-            let filled = self.memory.counts.filled.0.load(Ordering::Acquire);
-            let (count, slots) = (filled.wrapping_sub(self.emptied), self.memory.slots);
+            let produced = self.memory.counts.produced.0.load(Ordering::Acquire);
+            let (count, slots) = (produced.wrapping_sub(self.consumed), self.memory.slots);
             if count > slots {
                 return Err(RingError::Count { count, slots });
             }
-            self.filled = filled;
+            self.produced = produced;
         }
-        Ok((self.filled != self.emptied).then(|| self.read(0)))
+        Ok((self.produced != self.consumed).then(|| self.read(0)))
     }
 
-    /// Copies the further slots of an entry out, of which [`Consumer::first`] gave the first, and that many in all.
+    /// Copies the further slots of an entry out, of which [`Consumer::peek`] gave the first, and that many in all.
     ///
     /// # Errors
-    /// [`RingError::Entry`]: the producer has not filled them.
-    pub fn rest(&self, entry: u32, out: &mut Vec<Slot>) -> Result<(), RingError> {
-        let filled = self.filled.wrapping_sub(self.emptied);
-        if entry == 0 || entry > filled {
-            return Err(RingError::Entry { entry, filled });
+    /// [`RingError::Entry`]: the producer has not produced them.
+    pub fn read_rest(&self, entry: u32, out: &mut Vec<Slot>) -> Result<(), RingError> {
+        let produced = self.produced.wrapping_sub(self.consumed);
+        if entry == 0 || entry > produced {
+            return Err(RingError::Entry { entry, produced });
         }
         out.clear();
         out.extend((1..entry).map(|count| self.read(count)));
         Ok(())
     }
 
-    /// Gives the slots of an entry back, which was read.
-    pub fn release(&mut self, entry: u32) {
-        let filled = self.filled.wrapping_sub(self.emptied);
-        self.emptied = self.emptied.wrapping_add(entry.min(filled));
-        let emptied = &self.memory.counts.emptied.0;
-        emptied.store(self.emptied, Ordering::Release);
+    /// Gives the slots of an entry back that was read.
+    pub fn consume(&mut self, entry: u32) {
+        let produced = self.produced.wrapping_sub(self.consumed);
+        self.consumed = self.consumed.wrapping_add(entry.min(produced));
+        let consumed = &self.memory.counts.consumed.0;
+        consumed.store(self.consumed, Ordering::Release);
     }
 
-    /// Says that this end sleeps. Answers whether it may: if not, there is something to read.
+    /// Asks for one wake-up, whatever is in the ring now: a consumer that then empties the ring may wait.
+    pub fn arm(&mut self, wakeup: Wakeup) {
+        let word = &self.memory.counts.wakeup.0;
+        word.fetch_max(wakeup as u32, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Asks for a wake-up unless there is something to read. Answers whether this end may sleep.
     ///
     /// # Errors
-    /// As [`Consumer::first`].
-    pub fn sleep(&mut self) -> Result<bool, RingError> {
-        let asleep = &self.memory.counts.asleep.0;
-        asleep.store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let is_empty = self.first()?.is_none();
+    /// As [`Consumer::peek`].
+    pub fn prepare_to_sleep(&mut self) -> Result<bool, RingError> {
+        self.arm(Wakeup::Any);
+        let is_empty = self.peek()?.is_none();
         if !is_empty {
-            asleep.store(0, Ordering::Relaxed);
+            self.memory.counts.wakeup.0.store(0, Ordering::Relaxed);
         }
         Ok(is_empty)
     }
 
     fn read(&self, count: u32) -> Slot {
-        let words = self.memory.slot(self.emptied.wrapping_add(count));
+        let words = self.memory.slot(self.consumed.wrapping_add(count));
         let mut slot = [0; SLOT_WORDS];
         for (value, word) in slot.iter_mut().zip(words) {
             *value = word.load(Ordering::Relaxed);

@@ -1,17 +1,17 @@
-//! The states of a queue pair and the ways between them: InfiniBand Architecture Specification, volume 1, release 1.6,
+//! The states of a queue pair and the transitions between them: InfiniBand Architecture Specification, volume 1, release 1.6,
 //! section 10.3.1 and the table "QP State Transition Properties" of `Modify Queue Pair` in section 11.2.5.2.
 
 /// A state of a queue pair. The numbers are those of `enum ibv_qp_state`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum State {
-    /// Made, or taken back: nothing can be posted.
+    /// Created or reset: nothing can be posted.
     Reset = 0,
     /// Receives can be posted; nothing moves.
     Init = 1,
     /// Ready to receive.
     ReadyToReceive = 2,
-    /// Ready to send, too.
+    /// Ready to receive and to send.
     ReadyToSend = 3,
     /// What was posted to send is finished, and nothing further is begun.
     SendQueueDrained = 4,
@@ -54,7 +54,7 @@ impl State {
 
 /// A kind of queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Service {
+pub enum QueuePairType {
     /// RC: reliable connected.
     ReliableConnected,
     /// UC: unreliable connected.
@@ -76,7 +76,7 @@ macro_rules! attributes {
             #[must_use]
             pub fn names(self) -> Vec<&'static str> {
                 let all = [$((Attributes::$name, concat!("IBV_QP_", stringify!($name)))),*];
-                all.iter().filter(|(bit, _)| self.has(*bit)).map(|(_, name)| *name).collect()
+                all.iter().filter(|(bit, _)| self.contains(*bit)).map(|(_, name)| *name).collect()
             }
         }
     };
@@ -90,18 +90,18 @@ attributes! {
     PKEY_INDEX = 4, "The partition.";
     PORT = 5, "The port.";
     QKEY = 6, "The key of datagrams.";
-    AV = 7, "The way to the peer.";
+    AV = 7, "The primary path.";
     PATH_MTU = 8, "Payload of a packet.";
     TIMEOUT = 9, "Time to wait for an acknowledgement.";
     RETRY_CNT = 10, "How often a packet is sent again.";
     RNR_RETRY = 11, "How often, where the peer has posted no receive.";
     RQ_PSN = 12, "The first packet number to come.";
     MAX_QP_RD_ATOMIC = 13, "Reads and atomics under way from here.";
-    ALT_PATH = 14, "Another way to the peer.";
+    ALT_PATH = 14, "The alternate path.";
     MIN_RNR_TIMER = 15, "Time that a peer is told to wait for a receive.";
     SQ_PSN = 16, "The first packet number to go.";
     MAX_DEST_RD_ATOMIC = 17, "Reads and atomics under way from the peer.";
-    PATH_MIG_STATE = 18, "Which of the two ways is used.";
+    PATH_MIG_STATE = 18, "Which of the two paths is used.";
     CAP = 19, "Sizes of the queues.";
     DEST_QPN = 20, "The peer's queue pair.";
 }
@@ -109,19 +109,19 @@ attributes! {
 impl Attributes {
     /// Both.
     #[must_use]
-    pub const fn with(self, other: Attributes) -> Attributes {
+    pub const fn union(self, other: Attributes) -> Attributes {
         Attributes(self.0 | other.0)
     }
 
     /// Whether all of `other` are given.
     #[must_use]
-    pub const fn has(self, other: Attributes) -> bool {
+    pub const fn contains(self, other: Attributes) -> bool {
         self.0 & other.0 == other.0
     }
 
     /// Those that are not in `other`.
     #[must_use]
-    pub const fn without(self, other: Attributes) -> Attributes {
+    pub const fn difference(self, other: Attributes) -> Attributes {
         Attributes(self.0 & !other.0)
     }
 }
@@ -129,7 +129,13 @@ impl Attributes {
 /// Why a change is refused; verbs says EINVAL for all of them.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
-    /// No such way.
+    /// No state has this number.
+    #[error("no state of a queue pair has the number {number}: give one of 0 to 6")]
+    NoState {
+        /// What was given.
+        number: u32,
+    },
+    /// No such transition.
     #[error("a queue pair does not go from {from:?} to {to:?}")]
     NoTransition {
         /// Where it is.
@@ -139,7 +145,7 @@ pub enum StateError {
     },
     /// The caller takes it to be in another state.
     #[error("the queue pair is {actual:?}, and IBV_QP_CUR_STATE says {given:?}")]
-    OtherState {
+    StateDiffers {
         /// Where it is.
         actual: State,
         /// What the caller says.
@@ -156,64 +162,80 @@ pub enum StateError {
         missing: Attributes,
     },
     /// Attributes are given that cannot change there.
-    #[error("between {from:?} and {to:?} cannot change: {}", surplus.names().join(", "))]
-    Surplus {
+    #[error("between {from:?} and {to:?} cannot change: {} (bits {:#x})", not_allowed.names().join(", "), not_allowed.0)]
+    NotAllowed {
         /// Where it is.
         from: State,
         /// Where it was to go.
         to: State,
         /// What is too much.
-        surplus: Attributes,
+        not_allowed: Attributes,
     },
 }
 
+impl StateError {
+    /// A short stable name.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::NoState { .. } => "NoState",
+            Self::NoTransition { .. } => "NoTransition",
+            Self::StateDiffers { .. } => "StateDiffers",
+            Self::Missing { .. } => "AttributesMissing",
+            Self::NotAllowed { .. } => "AttributesNotAllowed",
+        }
+    }
+}
+
 const NONE: Attributes = Attributes(0);
-const ACCESS: Attributes = Attributes::ACCESS_FLAGS.with(Attributes::PKEY_INDEX);
-const INIT_CONNECTED: Attributes = ACCESS.with(Attributes::PORT);
+const ACCESS: Attributes = Attributes::ACCESS_FLAGS.union(Attributes::PKEY_INDEX);
+const INIT_CONNECTED: Attributes = ACCESS.union(Attributes::PORT);
 const INIT_DATAGRAM: Attributes = Attributes::PKEY_INDEX
-    .with(Attributes::PORT)
-    .with(Attributes::QKEY);
+    .union(Attributes::PORT)
+    .union(Attributes::QKEY);
 const PEER: Attributes = Attributes::AV
-    .with(Attributes::PATH_MTU)
-    .with(Attributes::DEST_QPN)
-    .with(Attributes::RQ_PSN);
+    .union(Attributes::PATH_MTU)
+    .union(Attributes::DEST_QPN)
+    .union(Attributes::RQ_PSN);
 const PEER_RELIABLE: Attributes = PEER
-    .with(Attributes::MAX_DEST_RD_ATOMIC)
-    .with(Attributes::MIN_RNR_TIMER);
+    .union(Attributes::MAX_DEST_RD_ATOMIC)
+    .union(Attributes::MIN_RNR_TIMER);
 const SEND: Attributes = Attributes::SQ_PSN;
 const SEND_RELIABLE: Attributes = SEND
-    .with(Attributes::TIMEOUT)
-    .with(Attributes::RETRY_CNT)
-    .with(Attributes::RNR_RETRY)
-    .with(Attributes::MAX_QP_RD_ATOMIC);
+    .union(Attributes::TIMEOUT)
+    .union(Attributes::RETRY_CNT)
+    .union(Attributes::RNR_RETRY)
+    .union(Attributes::MAX_QP_RD_ATOMIC);
 /// What may change of a connected one that can send.
 const RUNNING: Attributes = Attributes::CUR_STATE
-    .with(Attributes::ACCESS_FLAGS)
-    .with(Attributes::ALT_PATH)
-    .with(Attributes::PATH_MIG_STATE);
-const RUNNING_RELIABLE: Attributes = RUNNING.with(Attributes::MIN_RNR_TIMER);
-const RUNNING_DATAGRAM: Attributes = Attributes::CUR_STATE.with(Attributes::QKEY);
+    .union(Attributes::ACCESS_FLAGS)
+    .union(Attributes::ALT_PATH)
+    .union(Attributes::PATH_MIG_STATE);
+const RUNNING_RELIABLE: Attributes = RUNNING.union(Attributes::MIN_RNR_TIMER);
+const RUNNING_DATAGRAM: Attributes = Attributes::CUR_STATE.union(Attributes::QKEY);
 const DRAINED: Attributes = Attributes::AV
-    .with(Attributes::ALT_PATH)
-    .with(ACCESS)
-    .with(Attributes::PATH_MIG_STATE);
+    .union(Attributes::ALT_PATH)
+    .union(ACCESS)
+    .union(Attributes::PATH_MIG_STATE);
 const DRAINED_RELIABLE: Attributes = DRAINED
-    .with(Attributes::PORT)
-    .with(Attributes::TIMEOUT)
-    .with(Attributes::RETRY_CNT)
-    .with(Attributes::RNR_RETRY)
-    .with(Attributes::MAX_QP_RD_ATOMIC)
-    .with(Attributes::MAX_DEST_RD_ATOMIC)
-    .with(Attributes::MIN_RNR_TIMER);
+    .union(Attributes::PORT)
+    .union(Attributes::TIMEOUT)
+    .union(Attributes::RETRY_CNT)
+    .union(Attributes::RNR_RETRY)
+    .union(Attributes::MAX_QP_RD_ATOMIC)
+    .union(Attributes::MAX_DEST_RD_ATOMIC)
+    .union(Attributes::MIN_RNR_TIMER);
 
-/// What a change from one state to another needs, and what else it may give; `None` where there is no such change.
-fn transition(service: Service, from: State, to: State) -> Option<(Attributes, Attributes)> {
-    use Service::{ReliableConnected as Rc, UnreliableConnected as Uc, UnreliableDatagram as Ud};
+/// What a change from one state to another needs, and what else it may give; `None`: no such transition.
+fn transition(kind: QueuePairType, from: State, to: State) -> Option<(Attributes, Attributes)> {
+    use QueuePairType::{
+        ReliableConnected as Rc, UnreliableConnected as Uc, UnreliableDatagram as Ud,
+    };
     use State::{
         Error, Init, ReadyToReceive as Rtr, ReadyToSend as Rts, Reset, SendQueueDrained as Sqd,
         SendQueueError as Sqe,
     };
-    let by = |rc, uc, ud| match service {
+    let by = |rc, uc, ud| match kind {
         Rc => rc,
         Uc => uc,
         Ud => ud,
@@ -226,8 +248,8 @@ fn transition(service: Service, from: State, to: State) -> Option<(Attributes, A
         (Reset, Init) => (by(INIT_CONNECTED, INIT_CONNECTED, INIT_DATAGRAM), NONE),
         (Init, Init) => (NONE, by(INIT_CONNECTED, INIT_CONNECTED, INIT_DATAGRAM)),
         (Init, Rtr) => {
-            let connected = ACCESS.with(Attributes::ALT_PATH);
-            let datagram = Attributes::PKEY_INDEX.with(Attributes::QKEY);
+            let connected = ACCESS.union(Attributes::ALT_PATH);
+            let datagram = Attributes::PKEY_INDEX.union(Attributes::QKEY);
             (
                 by(PEER_RELIABLE, PEER, NONE),
                 by(connected, connected, datagram),
@@ -237,49 +259,59 @@ fn transition(service: Service, from: State, to: State) -> Option<(Attributes, A
         (Rts, Rts) | (Sqd, Rts) => (NONE, running),
         (Rts, Sqd) => (NONE, Attributes::EN_SQD_ASYNC_NOTIFY),
         (Sqd, Sqd) => {
-            let datagram = Attributes::PKEY_INDEX.with(Attributes::QKEY);
+            let datagram = Attributes::PKEY_INDEX.union(Attributes::QKEY);
             (NONE, by(DRAINED_RELIABLE, DRAINED, datagram))
         }
-        (Sqe, Rts) if service != Rc => {
-            let connected = Attributes::CUR_STATE.with(Attributes::ACCESS_FLAGS);
+        (Sqe, Rts) if kind != Rc => {
+            let connected = Attributes::CUR_STATE.union(Attributes::ACCESS_FLAGS);
             (NONE, by(NONE, connected, RUNNING_DATAGRAM))
         }
         _ => return None,
     })
 }
 
-/// Checks a change of a queue pair that is in state `actual`. `to` is the state that it asks for, if it does;
-/// `assumed` what it says under [`Attributes::CUR_STATE`]. Answers the state after it.
+/// What `ibv_modify_qp` asks for: the attributes given, and the numbers that count if theirs are among them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change {
+    /// Which attributes are given.
+    pub given: Attributes,
+    /// `qp_state`: under [`Attributes::STATE`] the next state.
+    pub next: u32,
+    /// `cur_qp_state`: under [`Attributes::CUR_STATE`] the state that the caller takes it to be in.
+    pub current: u32,
+}
+
+/// Checks a change of a queue pair that is in state `from`. Answers the state after it.
 ///
 /// # Errors
 /// Nothing is changed.
-pub fn check(
-    service: Service,
-    actual: State,
-    assumed: Option<State>,
-    to: Option<State>,
-    given: Attributes,
-) -> Result<State, StateError> {
-    if let Some(assumed) = assumed
-        && assumed != actual
-    {
-        return Err(StateError::OtherState {
-            actual,
-            given: assumed,
+pub fn check(kind: QueuePairType, from: State, change: Change) -> Result<State, StateError> {
+    let given = change.given;
+    let number = |number| State::from_number(number).ok_or(StateError::NoState { number });
+    if given.contains(Attributes::CUR_STATE) && number(change.current)? != from {
+        return Err(StateError::StateDiffers {
+            actual: from,
+            given: number(change.current)?,
         });
     }
-    let to = to.unwrap_or(actual);
-    let from = actual;
+    let to = match given.contains(Attributes::STATE) {
+        true => number(change.next)?,
+        false => from,
+    };
     let (needed, optional) =
-        transition(service, from, to).ok_or(StateError::NoTransition { from, to })?;
-    let missing = needed.without(given);
+        transition(kind, from, to).ok_or(StateError::NoTransition { from, to })?;
+    let missing = needed.difference(given);
     if missing != NONE {
         return Err(StateError::Missing { from, to, missing });
     }
-    let allowed = needed.with(optional).with(Attributes::STATE);
-    let surplus = given.without(allowed);
-    if surplus != NONE {
-        return Err(StateError::Surplus { from, to, surplus });
+    let allowed = needed.union(optional).union(Attributes::STATE);
+    let not_allowed = given.difference(allowed);
+    if not_allowed != NONE {
+        return Err(StateError::NotAllowed {
+            from,
+            to,
+            not_allowed,
+        });
     }
     Ok(to)
 }
@@ -288,16 +320,30 @@ pub fn check(
 mod tests {
     use super::*;
 
-    const SERVICES: [Service; 3] = [
-        Service::ReliableConnected,
-        Service::UnreliableConnected,
-        Service::UnreliableDatagram,
+    const TYPES: [QueuePairType; 3] = [
+        QueuePairType::ReliableConnected,
+        QueuePairType::UnreliableConnected,
+        QueuePairType::UnreliableDatagram,
     ];
+
+    fn go(
+        kind: QueuePairType,
+        from: State,
+        to: State,
+        given: Attributes,
+    ) -> Result<State, StateError> {
+        let change = Change {
+            given: given.union(Attributes::STATE),
+            next: to as u32,
+            current: u32::MAX,
+        };
+        check(kind, from, change)
+    }
 
     /// What `ibv_rc_pingpong` gives at each step.
     #[test]
     fn a_reliable_connection_is_brought_up_in_three_steps() {
-        let rc = Service::ReliableConnected;
+        let rc = QueuePairType::ReliableConnected;
         let steps = [
             (State::Init, INIT_CONNECTED),
             (State::ReadyToReceive, PEER_RELIABLE),
@@ -305,37 +351,33 @@ mod tests {
         ];
         let mut state = State::Reset;
         for (to, given) in steps {
-            let given = given.with(Attributes::STATE);
-            state = check(rc, state, None, Some(to), given).unwrap();
+            let given = given.union(Attributes::STATE);
+            state = go(rc, state, to, given).unwrap();
             assert_eq!(state, to);
             // One attribute less is refused, and named.
-            let first = given.without(Attributes::STATE).names()[0];
-            let bit = Attributes(1 << given.without(Attributes::STATE).0.trailing_zeros());
+            let first = given.difference(Attributes::STATE).names()[0];
+            let bit = Attributes(1 << given.difference(Attributes::STATE).0.trailing_zeros());
             let before = State::ALL[to as usize - 1];
-            let error = check(rc, before, None, Some(to), given.without(bit)).unwrap_err();
+            let error = go(rc, before, to, given.difference(bit)).unwrap_err();
             assert!(error.to_string().ends_with(first), "{error}");
         }
     }
 
     #[test]
     fn every_state_but_reset_goes_to_error_and_every_state_to_reset() {
-        for service in SERVICES {
+        for kind in TYPES {
             for from in State::ALL {
-                let to = |to| check(service, from, None, Some(to), Attributes::STATE).is_ok();
-                assert!(to(State::Reset), "{service:?} {from:?}");
-                assert_eq!(
-                    to(State::Error),
-                    from != State::Reset,
-                    "{service:?} {from:?}"
-                );
+                let to = |to| go(kind, from, to, NONE).is_ok();
+                assert!(to(State::Reset), "{kind:?} {from:?}");
+                assert_eq!(to(State::Error), from != State::Reset, "{kind:?} {from:?}");
             }
         }
     }
 
     #[test]
-    fn no_state_is_left_out_and_none_is_reached_backwards() {
-        let all = Attributes(u32::MAX);
-        for service in SERVICES {
+    fn no_transition_skips_a_state_or_goes_back() {
+        let all = Attributes(u32::MAX).difference(Attributes::CUR_STATE);
+        for kind in TYPES {
             for (from, to) in [
                 (State::Reset, State::ReadyToReceive),
                 (State::Reset, State::ReadyToSend),
@@ -346,25 +388,39 @@ mod tests {
                 (State::Error, State::Init),
                 (State::ReadyToSend, State::SendQueueError),
             ] {
-                let error = check(service, from, None, Some(to), all).unwrap_err();
+                let error = go(kind, from, to, all).unwrap_err();
                 assert_eq!(error, StateError::NoTransition { from, to });
             }
         }
-        let back = |service| transition(service, State::SendQueueError, State::ReadyToSend);
-        assert_eq!(back(Service::ReliableConnected), None);
-        assert!(back(Service::UnreliableDatagram).is_some());
+        let back = |kind| transition(kind, State::SendQueueError, State::ReadyToSend);
+        assert_eq!(back(QueuePairType::ReliableConnected), None);
+        assert!(back(QueuePairType::UnreliableDatagram).is_some());
     }
 
     #[test]
-    fn what_cannot_change_and_a_wrong_guess_of_the_state_are_refused() {
-        let rc = Service::ReliableConnected;
-        let given = Attributes::STATE.with(Attributes::QKEY);
-        let error = check(rc, State::Init, None, Some(State::Init), given).unwrap_err();
+    fn an_attribute_that_cannot_change_and_a_wrong_state_are_refused() {
+        let rc = QueuePairType::ReliableConnected;
+        let error = go(rc, State::Init, State::Init, Attributes::QKEY).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "between Init and Init cannot change: IBV_QP_QKEY"
+            "between Init and Init cannot change: IBV_QP_QKEY (bits 0x40)"
         );
-        let error = check(rc, State::Init, Some(State::ReadyToSend), None, NONE).unwrap_err();
-        assert!(matches!(error, StateError::OtherState { .. }));
+        let change = |given, next, current| Change {
+            given,
+            next,
+            current,
+        };
+        let differs = change(Attributes::CUR_STATE, 0, State::ReadyToSend as u32);
+        let error = check(rc, State::Init, differs).unwrap_err();
+        assert!(matches!(error, StateError::StateDiffers { .. }));
+        for unknown in [
+            change(Attributes::STATE, 7, 0),
+            change(Attributes::CUR_STATE, 0, 99),
+        ] {
+            let error = check(rc, State::Init, unknown).unwrap_err();
+            assert!(matches!(error, StateError::NoState { .. }), "{error}");
+        }
+        // Without their bits the numbers mean nothing.
+        assert_eq!(check(rc, State::Init, change(NONE, 7, 99)), Ok(State::Init));
     }
 }

@@ -1,10 +1,10 @@
 //! Work requests, as they lie in the slots of a send or receive ring.
 //!
-//! The first slot is the header; the pieces of memory or the inline bytes follow in further slots.
+//! The first slot is the header; the scatter-gather entries or the inline bytes follow in further slots.
 //!
 //! | word | of a send ring | of a receive ring |
 //! |---|---|---|
-//! | 0 | opcode: 8 · flags: 8 · slots: 8 · pieces: 8 · immediate: 32 | the same; opcode and immediate are 0 |
+//! | 0 | opcode: 8 · flags: 8 · slots: 8 · entries: 8 · immediate: 32 | the same; opcode and immediate are 0 |
 //! | 1 | `wr_id` | `wr_id` |
 //! | 2 | remote address | 0 |
 //! | 3 | remote key: 32 · inline bytes: 32 | 0 |
@@ -13,25 +13,25 @@
 //! | 6 | datagrams: address handle: 32 · queue pair: 32 | 0 |
 //! | 7 | datagrams: Q_Key: 32 · 0 | 0 |
 //!
-//! A piece is two words: its address, and its length: 32 · local key: 32. Fields of a word are named from the lowest
+//! A sge is two words: its address, and its length: 32 · local key: 32. Fields of a word are named from the lowest
 //! bit on.
 
 use crate::ring::{SLOT_BYTES, SLOT_WORDS, Slot};
 
-/// Pieces of memory of one work request.
-pub const PIECES_MAX: usize = 32;
-/// Bytes that a work request may carry itself.
+/// Sges of memory of one work request.
+pub const SGES_MAX: usize = 32;
+/// Payload that a work request may carry itself.
 pub const INLINE_MAX: usize = 1024;
 /// Slots of one work request.
-pub const SLOTS_MAX: u32 = 1 + (INLINE_MAX / SLOT_BYTES) as u32;
+pub const ENTRY_SLOTS_MAX: u32 = 1 + (INLINE_MAX / SLOT_BYTES) as u32;
 
-const PIECES_PER_SLOT: usize = SLOT_WORDS / 2;
+const SGES_PER_SLOT: usize = SLOT_WORDS / 2;
 
-const _: () = assert!(PIECES_MAX.div_ceil(PIECES_PER_SLOT) < SLOTS_MAX as usize);
+const _: () = assert!(SGES_MAX.div_ceil(SGES_PER_SLOT) < ENTRY_SLOTS_MAX as usize);
 
 /// Memory of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Piece {
+pub struct Sge {
     /// Its address.
     pub address: u64,
     /// Its bytes.
@@ -42,7 +42,7 @@ pub struct Piece {
 
 /// Memory of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Remote {
+pub struct RemoteAddress {
     /// Its address in the peer's program.
     pub address: u64,
     /// The region that it lies in.
@@ -55,20 +55,20 @@ pub enum Operation {
     /// Put the bytes into the peer's next receive.
     Send,
     /// Put the bytes there.
-    Write(Remote),
+    Write(RemoteAddress),
     /// Fetch the bytes from there.
-    Read(Remote),
+    Read(RemoteAddress),
     /// Add to 8 bytes there.
     FetchAdd {
         /// Where.
-        remote: Remote,
+        remote: RemoteAddress,
         /// How much.
         add: u64,
     },
     /// Replace 8 bytes there, if they are as expected.
     CompareSwap {
         /// Where.
-        remote: Remote,
+        remote: RemoteAddress,
         /// What is expected.
         compare: u64,
         /// What is to be there.
@@ -78,21 +78,21 @@ pub enum Operation {
 
 /// Where the bytes are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Bytes {
-    /// In pieces of the program's memory.
-    Pieces(Vec<Piece>),
+pub enum Payload {
+    /// In sges of the program's memory.
+    Sges(Vec<Sge>),
     /// In the ring.
     Inline(Vec<u8>),
 }
 
 /// To whom a datagram goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Datagram {
-    /// The way there.
+pub struct DatagramAddress {
+    /// The address handle of the peer.
     pub address_handle: u32,
-    /// The queue pair there.
+    /// The queue pair of the peer.
     pub queue_pair: u32,
-    /// The key that it asks for.
+    /// The Q_Key of that queue pair.
     pub q_key: u32,
 }
 
@@ -112,9 +112,9 @@ pub struct WorkRequest {
     /// Whether the peer is woken though it waits for solicited completions only.
     pub solicited: bool,
     /// Its bytes, or where they go.
-    pub bytes: Bytes,
+    pub payload: Payload,
     /// Of a datagram.
-    pub datagram: Option<Datagram>,
+    pub datagram: Option<DatagramAddress>,
 }
 
 /// What a program posts to a receive queue.
@@ -123,36 +123,49 @@ pub struct ReceiveRequest {
     /// Comes back in the completion.
     pub wr_id: u64,
     /// Where the bytes go.
-    pub pieces: Vec<Piece>,
+    pub sges: Vec<Sge>,
 }
 
-/// Slots that are no work request. The program wrote them past its library, or the library has another version.
+/// The slots hold no valid work request: the program wrote to the ring directly, or its library has another version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WorkRequestError {
     /// No such operation.
-    #[error("no operation has the number {0}")]
+    #[error("no operation has the number {0}: use the library of this release")]
     Opcode(u8),
     /// Flags that mean nothing, or nothing here.
-    #[error("flags {0:#04x} mean nothing for this operation")]
+    #[error("flags {0:#04x} mean nothing for this operation: use the library of this release")]
     Flags(u8),
     /// More slots than any has, or others than its bytes take.
-    #[error("it has {given} slots and needs {needed}")]
+    #[error("it has {given} slots and needs {needed}: use the library of this release")]
     Slots {
         /// What it says.
         given: u32,
-        /// What its pieces or bytes take.
+        /// What its sges or bytes take.
         needed: u32,
     },
-    /// More than one work request may have.
+    /// More than a work request may have.
     #[error(
-        "it has {pieces} pieces, at most {PIECES_MAX}, and {inline_bytes} inline bytes, at most {INLINE_MAX}"
+        "it has {sges} scatter-gather entries, at most {SGES_MAX}, and {inline_bytes} inline bytes, at most {INLINE_MAX}: split it"
     )]
-    TooMuch {
-        /// Pieces.
-        pieces: u32,
-        /// Bytes in the ring.
+    TooLarge {
+        /// Sges.
+        sges: u32,
+        /// Payload in the ring.
         inline_bytes: u32,
     },
+}
+
+impl WorkRequestError {
+    /// A short stable name.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Opcode(_) => "WorkRequestOpcode",
+            Self::Flags(_) => "WorkRequestFlags",
+            Self::Slots { .. } => "WorkRequestSlots",
+            Self::TooLarge { .. } => "WorkRequestTooLarge",
+        }
+    }
 }
 
 mod flag {
@@ -186,29 +199,29 @@ struct Header {
     opcode: u8,
     flags: u8,
     slots: u32,
-    pieces: usize,
+    sges: usize,
     inline_bytes: usize,
 }
 
 impl Header {
     fn of(slot: &Slot) -> Result<Self, WorkRequestError> {
-        let [opcode, flags, slots, pieces, ..] = slot[0].to_le_bytes();
+        let [opcode, flags, slots, sges, ..] = slot[0].to_le_bytes();
         let (_, inline_bytes) = split(slot[3]);
         let has = |bit| flags & bit != 0;
         let inline = inline_bytes as usize;
         let is_known = flags & !flag::ALL == 0 && (has(flag::INLINE) || inline == 0);
-        if !is_known || has(flag::INLINE) && pieces != 0 {
+        if !is_known || has(flag::INLINE) && sges != 0 {
             return Err(WorkRequestError::Flags(flags));
         }
-        if usize::from(pieces) > PIECES_MAX || inline > INLINE_MAX {
-            return Err(WorkRequestError::TooMuch {
-                pieces: pieces.into(),
+        if usize::from(sges) > SGES_MAX || inline > INLINE_MAX {
+            return Err(WorkRequestError::TooLarge {
+                sges: sges.into(),
                 inline_bytes,
             });
         }
         let behind = match has(flag::INLINE) {
             true => inline.div_ceil(SLOT_BYTES),
-            false => usize::from(pieces).div_ceil(PIECES_PER_SLOT),
+            false => usize::from(sges).div_ceil(SGES_PER_SLOT),
         };
         let (given, needed) = (u32::from(slots), 1 + behind as u32);
         if given != needed {
@@ -218,7 +231,7 @@ impl Header {
             opcode,
             flags,
             slots: needed,
-            pieces: pieces.into(),
+            sges: sges.into(),
             inline_bytes: inline,
         })
     }
@@ -231,8 +244,8 @@ impl Header {
 /// How many slots the work request takes that begins with this one.
 ///
 /// # Errors
-/// The slot begins none.
-pub fn slots(first: &Slot) -> Result<u32, WorkRequestError> {
+/// The slot is no valid header.
+pub fn entry_slots(first: &Slot) -> Result<u32, WorkRequestError> {
     Header::of(first).map(|header| header.slots)
 }
 
@@ -240,12 +253,12 @@ fn words(rest: &[Slot]) -> impl Iterator<Item = u64> {
     rest.iter().flatten().copied()
 }
 
-fn read_pieces(rest: &[Slot], pieces: usize) -> Vec<Piece> {
+fn read_sges(rest: &[Slot], sges: usize) -> Vec<Sge> {
     let words: Vec<u64> = words(rest).collect();
-    let read = words.as_chunks::<2>().0.iter().take(pieces);
+    let read = words.as_chunks::<2>().0.iter().take(sges);
     read.map(|&[address, second]| {
         let (bytes, local_key) = split(second);
-        Piece {
+        Sge {
             address,
             bytes,
             local_key,
@@ -254,27 +267,27 @@ fn read_pieces(rest: &[Slot], pieces: usize) -> Vec<Piece> {
     .collect()
 }
 
-fn write_pieces(pieces: &[Piece], out: &mut Vec<Slot>) {
-    for some in pieces.chunks(PIECES_PER_SLOT) {
+fn write_sges(sges: &[Sge], out: &mut Vec<Slot>) {
+    for some in sges.chunks(SGES_PER_SLOT) {
         let mut slot = Slot::default();
-        for (words, piece) in slot.as_chunks_mut::<2>().0.iter_mut().zip(some) {
-            *words = [piece.address, join(piece.bytes, piece.local_key)];
+        for (words, sge) in slot.as_chunks_mut::<2>().0.iter_mut().zip(some) {
+            *words = [sge.address, join(sge.bytes, sge.local_key)];
         }
         out.push(slot);
     }
 }
 
-fn first_word(opcode: u8, flags: u8, slots: usize, pieces: usize, immediate: u32) -> u64 {
-    let low = u32::from_le_bytes([opcode, flags, slots as u8, pieces as u8]);
+fn first_word(opcode: u8, flags: u8, slots: usize, sges: usize, immediate: u32) -> u64 {
+    let low = u32::from_le_bytes([opcode, flags, slots as u8, sges as u8]);
     join(low, immediate)
 }
 
-fn too_much(pieces: usize, inline_bytes: usize) -> Result<(), WorkRequestError> {
-    if pieces <= PIECES_MAX && inline_bytes <= INLINE_MAX {
+fn check_size(sges: usize, inline_bytes: usize) -> Result<(), WorkRequestError> {
+    if sges <= SGES_MAX && inline_bytes <= INLINE_MAX {
         return Ok(());
     }
-    Err(WorkRequestError::TooMuch {
-        pieces: u32::try_from(pieces).unwrap_or(u32::MAX),
+    Err(WorkRequestError::TooLarge {
+        sges: u32::try_from(sges).unwrap_or(u32::MAX),
         inline_bytes: u32::try_from(inline_bytes).unwrap_or(u32::MAX),
     })
 }
@@ -283,19 +296,19 @@ impl WorkRequest {
     /// Writes its slots to `out`, which is emptied before.
     ///
     /// # Errors
-    /// [`WorkRequestError::TooMuch`].
+    /// [`WorkRequestError::TooLarge`].
     pub fn encode(&self, out: &mut Vec<Slot>) -> Result<(), WorkRequestError> {
         out.clear();
         out.push(Slot::default());
         let mut flags = 0;
-        let (pieces, inline_bytes) = match &self.bytes {
-            Bytes::Pieces(pieces) => {
-                too_much(pieces.len(), 0)?;
-                write_pieces(pieces, out);
-                (pieces.len(), 0)
+        let (sges, inline_bytes) = match &self.payload {
+            Payload::Sges(sges) => {
+                check_size(sges.len(), 0)?;
+                write_sges(sges, out);
+                (sges.len(), 0)
             }
-            Bytes::Inline(bytes) => {
-                too_much(0, bytes.len())?;
+            Payload::Inline(bytes) => {
+                check_size(0, bytes.len())?;
                 flags |= flag::INLINE;
                 for some in bytes.chunks(SLOT_BYTES) {
                     let mut block = [0; SLOT_BYTES];
@@ -308,7 +321,7 @@ impl WorkRequest {
         };
         let mut header = Slot::default();
         let (opcode, remote) = match self.operation {
-            Operation::Send => (opcode::SEND, Remote::default()),
+            Operation::Send => (opcode::SEND, RemoteAddress::default()),
             Operation::Write(remote) => (opcode::WRITE, remote),
             Operation::Read(remote) => (opcode::READ, remote),
             Operation::FetchAdd { remote, add } => {
@@ -335,7 +348,7 @@ impl WorkRequest {
             flags |= if is_set { bit } else { 0 };
         }
         let immediate = self.immediate.unwrap_or_default();
-        header[0] = first_word(opcode, flags, out.len(), pieces, immediate);
+        header[0] = first_word(opcode, flags, out.len(), sges, immediate);
         header[1] = self.wr_id;
         header[2] = remote.address;
         header[3] = join(remote.key, inline_bytes as u32);
@@ -350,7 +363,7 @@ impl WorkRequest {
     /// Reads the slots of one work request, the first and the further ones.
     ///
     /// # Errors
-    /// They are none.
+    /// The slots are no valid work request.
     pub fn decode(first: &Slot, rest: &[Slot]) -> Result<Self, WorkRequestError> {
         let header = Header::of(first)?;
         if rest.len() + 1 != header.slots as usize {
@@ -359,7 +372,7 @@ impl WorkRequest {
                 needed: header.slots,
             });
         }
-        let remote = Remote {
+        let remote = RemoteAddress {
             address: first[2],
             key: split(first[3]).0,
         };
@@ -386,12 +399,12 @@ impl WorkRequest {
         {
             return Err(WorkRequestError::Flags(header.flags));
         }
-        let bytes = if header.has(flag::INLINE) {
+        let payload = if header.has(flag::INLINE) {
             let mut bytes: Vec<u8> = words(rest).flat_map(u64::to_le_bytes).collect();
             bytes.truncate(header.inline_bytes);
-            Bytes::Inline(bytes)
+            Payload::Inline(bytes)
         } else {
-            Bytes::Pieces(read_pieces(rest, header.pieces))
+            Payload::Sges(read_sges(rest, header.sges))
         };
         let (address_handle, queue_pair) = split(first[6]);
         Ok(Self {
@@ -401,8 +414,8 @@ impl WorkRequest {
             signaled: header.has(flag::SIGNALED),
             fence: header.has(flag::FENCE),
             solicited: header.has(flag::SOLICITED),
-            bytes,
-            datagram: header.has(flag::DATAGRAM).then_some(Datagram {
+            payload,
+            datagram: header.has(flag::DATAGRAM).then_some(DatagramAddress {
                 address_handle,
                 queue_pair,
                 q_key: split(first[7]).0,
@@ -415,13 +428,13 @@ impl ReceiveRequest {
     /// Writes its slots to `out`, which is emptied before.
     ///
     /// # Errors
-    /// [`WorkRequestError::TooMuch`].
+    /// [`WorkRequestError::TooLarge`].
     pub fn encode(&self, out: &mut Vec<Slot>) -> Result<(), WorkRequestError> {
-        too_much(self.pieces.len(), 0)?;
+        check_size(self.sges.len(), 0)?;
         out.clear();
         out.push(Slot::default());
-        write_pieces(&self.pieces, out);
-        out[0][0] = first_word(0, 0, out.len(), self.pieces.len(), 0);
+        write_sges(&self.sges, out);
+        out[0][0] = first_word(0, 0, out.len(), self.sges.len(), 0);
         out[0][1] = self.wr_id;
         Ok(())
     }
@@ -429,7 +442,7 @@ impl ReceiveRequest {
     /// Reads the slots of one receive, the first and the further ones.
     ///
     /// # Errors
-    /// They are none.
+    /// The slots are no valid work request.
     pub fn decode(first: &Slot, rest: &[Slot]) -> Result<Self, WorkRequestError> {
         let header = Header::of(first)?;
         if header.opcode != 0 {
@@ -446,7 +459,7 @@ impl ReceiveRequest {
         }
         Ok(Self {
             wr_id: first[1],
-            pieces: read_pieces(rest, header.pieces),
+            sges: read_sges(rest, header.sges),
         })
     }
 }
@@ -457,16 +470,16 @@ mod tests {
 
     use super::*;
 
-    fn piece() -> impl Strategy<Value = Piece> {
-        any::<(u64, u32, u32)>().prop_map(|(address, bytes, local_key)| Piece {
+    fn sge() -> impl Strategy<Value = Sge> {
+        any::<(u64, u32, u32)>().prop_map(|(address, bytes, local_key)| Sge {
             address,
             bytes,
             local_key,
         })
     }
 
-    fn pieces() -> impl Strategy<Value = Vec<Piece>> {
-        prop::collection::vec(piece(), 0..=PIECES_MAX)
+    fn sges() -> impl Strategy<Value = Vec<Sge>> {
+        prop::collection::vec(sge(), 0..=SGES_MAX)
     }
 
     prop_compose! {
@@ -478,11 +491,11 @@ mod tests {
             operands: (u64, u64),
             immediate: Option<u32>,
             (signaled, fence, solicited) in any::<(bool, bool, bool)>(),
-            pieces in pieces(),
+            sges in sges(),
             inline in prop::option::of(prop::collection::vec(any::<u8>(), 0..=INLINE_MAX)),
             datagram: Option<(u32, u32, u32)>,
         ) -> WorkRequest {
-            let remote = Remote { address, key };
+            let remote = RemoteAddress { address, key };
             let operation = match which {
                 0 => Operation::Send,
                 1 => Operation::Write(remote),
@@ -490,7 +503,7 @@ mod tests {
                 3 => Operation::FetchAdd { remote, add: operands.0 },
                 _ => Operation::CompareSwap { remote, compare: operands.0, swap: operands.1 },
             };
-            let datagram = datagram.filter(|_| which == 0).map(|(address_handle, queue_pair, q_key)| Datagram {
+            let datagram = datagram.filter(|_| which == 0).map(|(address_handle, queue_pair, q_key)| DatagramAddress {
                 address_handle,
                 queue_pair,
                 q_key,
@@ -502,9 +515,9 @@ mod tests {
                 signaled,
                 fence,
                 solicited,
-                bytes: match inline {
-                    Some(bytes) if which < 2 => Bytes::Inline(bytes),
-                    _ => Bytes::Pieces(pieces),
+                payload: match inline {
+                    Some(bytes) if which < 2 => Payload::Inline(bytes),
+                    _ => Payload::Sges(sges),
                 },
                 datagram,
             }
@@ -513,18 +526,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_encoded_is_decoded(request in work_request()) {
+        fn a_work_request_survives_a_round_trip(request in work_request()) {
             let mut encoded = Vec::new();
             request.encode(&mut encoded).unwrap();
             let (first, rest) = encoded.split_first().unwrap();
-            prop_assert_eq!(slots(first), Ok(encoded.len() as u32));
-            prop_assert!(encoded.len() as u32 <= SLOTS_MAX);
+            prop_assert_eq!(entry_slots(first), Ok(encoded.len() as u32));
+            prop_assert!(encoded.len() as u32 <= ENTRY_SLOTS_MAX);
             prop_assert_eq!(WorkRequest::decode(first, rest), Ok(request));
         }
 
         #[test]
-        fn a_receive_too(wr_id: u64, pieces in pieces()) {
-            let request = ReceiveRequest { wr_id, pieces };
+        fn a_receive_request_survives_a_round_trip(wr_id: u64, sges in sges()) {
+            let request = ReceiveRequest { wr_id, sges };
             let mut encoded = Vec::new();
             request.encode(&mut encoded).unwrap();
             let (first, rest) = encoded.split_first().unwrap();
@@ -539,8 +552,8 @@ mod tests {
             rest in prop::collection::vec(any::<Slot>(), 0..20),
         ) {
             for first in [words, [few, 0, 0, 0, 0, 0, 0, 0]] {
-                if let Ok(slots) = slots(&first) {
-                    prop_assert!((1..=SLOTS_MAX).contains(&slots));
+                if let Ok(slots) = entry_slots(&first) {
+                    prop_assert!((1..=ENTRY_SLOTS_MAX).contains(&slots));
                 }
                 let _ = ReceiveRequest::decode(&first, &rest);
                 if let Ok(request) = WorkRequest::decode(&first, &rest) {
@@ -553,13 +566,15 @@ mod tests {
     }
 
     #[test]
-    fn too_many_pieces_and_too_many_inline_bytes_are_refused() {
+    fn too_many_entries_and_too_many_inline_bytes_are_refused() {
         let mut out = Vec::new();
-        let pieces = vec![Piece::default(); PIECES_MAX + 1];
-        let receive = ReceiveRequest { wr_id: 1, pieces };
+        let sges = vec![Sge::default(); SGES_MAX + 1];
+        let receive = ReceiveRequest { wr_id: 1, sges };
         let error = receive.encode(&mut out).unwrap_err();
         assert!(
-            error.to_string().contains("33 pieces, at most 32"),
+            error
+                .to_string()
+                .contains("33 scatter-gather entries, at most 32"),
             "{error}"
         );
         let request = WorkRequest {
@@ -569,7 +584,7 @@ mod tests {
             signaled: true,
             fence: false,
             solicited: false,
-            bytes: Bytes::Inline(vec![0; INLINE_MAX + 1]),
+            payload: Payload::Inline(vec![0; INLINE_MAX + 1]),
             datagram: None,
         };
         let error = request.encode(&mut out).unwrap_err();

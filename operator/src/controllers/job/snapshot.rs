@@ -28,7 +28,7 @@ pub(crate) struct Snapshot {
     pub(crate) unrecorded_attempt: Option<u32>,
     /// How it has ended, once it is over.
     pub(crate) end: Option<End>,
-    /// The node that sends: the source, who reads from a store, or a verified copy in its place.
+    /// The node that sends: the source's, the one that reads from a store, or one with a verified copy in its place.
     pub(crate) sender: String,
     /// Who reads, where the bytes come from a store.
     pub(crate) reader: Option<String>,

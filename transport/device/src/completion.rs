@@ -1,16 +1,20 @@
-//! Completions, as they lie in the slots of a completion ring: one slot each.
+//! Completions, as they lie in the slots of a completion ring.
 //!
 //! | word | |
 //! |---|---|
-//! | 0 | `wr_id` |
-//! | 1 | status: 8 · opcode: 8 · flags: 8 · 0: 8 · bytes: 32 |
-//! | 2 | queue pair: 32 · immediate: 32 |
-//! | 3 | of a datagram: source queue pair: 32 · slots produced, by the end of the entry: 32 |
-//! | 4–7 | 0 |
+//! | 0 | opcode: 8 · flags: 8 · slots: 8 · status: 8 · immediate, or vendor error: 32 |
+//! | 1 | `wr_id` |
+//! | 2 | bytes: 32 · queue pair: 32 |
+//! | 3 | of a datagram: source queue pair: 32 · slots produced, by the end of the work request's entry: 32 |
+//! | 4 … | bytes that were received inline; the library puts them into the receive's memory |
 //!
-//! Only the engine writes them, and only the program reads them.
+//! Only the engine writes them, and only the program reads them. Fields of a word are named from the lowest address on.
+//! A datagram's bytes begin with the 40 of its global routing header, as verbs has it.
 
-use crate::ring::Slot;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::entry::{Entry, Head};
+use crate::work_request::INLINE_MAX;
 
 /// How a work request has ended. The numbers are those of `enum ibv_wc_status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -22,10 +26,14 @@ pub enum Status {
     LocalLength = 1,
     /// The work request itself was bad.
     LocalQueuePairOperation = 2,
-    /// A piece lies in no region of this program that allows it.
+    /// A scatter-gather entry lies in no region of this program that allows it.
     LocalProtection = 4,
     /// The queue pair is in error: this was not carried out.
     Flushed = 5,
+    /// The peer sent what this end does not understand.
+    BadResponse = 7,
+    /// The peer's write or send met a region of this program that does not allow it.
+    LocalAccess = 8,
     /// The peer's receive was too small, or the peer does not do this.
     RemoteInvalidRequest = 9,
     /// The peer's region does not allow it.
@@ -38,21 +46,26 @@ pub enum Status {
     ReceiverNotReadyRetryExceeded = 13,
     /// The device or the engine has failed.
     Fatal = 19,
+    /// Another error, which the vendor error names.
+    General = 21,
 }
 
 impl Status {
-    const ALL: [Status; 11] = [
+    const ALL: [Status; 14] = [
         Status::Success,
         Status::LocalLength,
         Status::LocalQueuePairOperation,
         Status::LocalProtection,
         Status::Flushed,
+        Status::BadResponse,
+        Status::LocalAccess,
         Status::RemoteInvalidRequest,
         Status::RemoteAccess,
         Status::RemoteOperation,
         Status::RetryExceeded,
         Status::ReceiverNotReadyRetryExceeded,
         Status::Fatal,
+        Status::General,
     ];
 }
 
@@ -90,102 +103,205 @@ impl Opcode {
 
 /// The end of one work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Completion {
+pub struct Completion<'e> {
     /// As it was posted.
     pub wr_id: u64,
     /// How it has ended.
-    pub status: Status,
+    pub outcome: Outcome,
     /// What it was.
     pub opcode: Opcode,
     /// Bytes that were received or fetched.
     pub bytes: u32,
     /// The queue pair here.
     pub queue_pair: u32,
-    /// What the peer gave with a send or write.
-    pub immediate: Option<u32>,
     /// Of a datagram: the queue pair that sent it.
     pub source_queue_pair: Option<u32>,
     /// Which entry of the send or receive ring it ends: the slots that were produced there by the end of the entry.
     /// It ends those before it, too, that asked for no completion.
     pub produced: u32,
+    /// The bytes, where they come with the completion.
+    pub inline: Option<&'e [u8]>,
+}
+
+/// How it has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Well.
+    Success {
+        /// What the peer gave with a send or write.
+        immediate: Option<u32>,
+    },
+    /// Not.
+    Failure {
+        /// The reason, as verbs has it.
+        status: Status,
+        /// The reason, as the engine has it (`vendor_err`).
+        vendor_error: u32,
+    },
+}
+
+/// The slots hold no completion of this version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the engine's completion cannot be read: use the library of the engine's release")]
+pub struct CompletionError;
+
+impl CompletionError {
+    /// A short stable name.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        "CompletionUnknown"
+    }
 }
 
 const IMMEDIATE: u8 = 1;
 const DATAGRAM: u8 = 2;
+const INLINE: u8 = 4;
 
-impl Completion {
-    /// The slot.
-    #[must_use]
-    pub fn encode(&self) -> Slot {
-        let bit = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
-        let flags = bit(self.immediate.is_some(), IMMEDIATE)
-            | bit(self.source_queue_pair.is_some(), DATAGRAM);
-        let low = u32::from_le_bytes([self.status as u8, self.opcode as u8, flags, 0]);
-        let join = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-        [
-            self.wr_id,
-            join(low, self.bytes),
-            join(self.queue_pair, self.immediate.unwrap_or_default()),
-            join(self.source_queue_pair.unwrap_or_default(), self.produced),
-            0,
-            0,
-            0,
-            0,
-        ]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Header {
+    head: Head,
+    bytes: u32,
+    queue_pair: u32,
+    source_queue_pair: u32,
+    produced: u32,
+}
+
+const PAYLOAD: usize = size_of::<Header>();
+
+impl Entry {
+    /// Makes it this completion. Of `inline`, [`INLINE_MAX`] bytes are kept at most: the engine places more itself.
+    pub fn set_completion(&mut self, completion: &Completion<'_>) {
+        let inline = completion.inline.unwrap_or_default();
+        let inline = &inline[..inline.len().min(INLINE_MAX)];
+        let (status, immediate, detail) = match completion.outcome {
+            Outcome::Success { immediate } => (
+                Status::Success,
+                immediate.is_some(),
+                immediate.unwrap_or_default(),
+            ),
+            Outcome::Failure {
+                status,
+                vendor_error,
+            } => (status, false, vendor_error),
+        };
+        let mut flags = 0;
+        for (is_set, bit) in [
+            (immediate, IMMEDIATE),
+            (completion.source_queue_pair.is_some(), DATAGRAM),
+            (completion.inline.is_some(), INLINE),
+        ] {
+            flags |= if is_set { bit } else { 0 };
+        }
+        let (out, slots) = self.resize(PAYLOAD + inline.len());
+        let header = Header {
+            head: Head {
+                opcode: completion.opcode as u8,
+                flags,
+                slots,
+                third: status as u8,
+                immediate: detail,
+                wr_id: completion.wr_id,
+            },
+            bytes: completion.bytes,
+            queue_pair: completion.queue_pair,
+            source_queue_pair: completion.source_queue_pair.unwrap_or_default(),
+            produced: completion.produced,
+        };
+        out[..PAYLOAD].copy_from_slice(header.as_bytes());
+        out[PAYLOAD..PAYLOAD + inline.len()].copy_from_slice(inline);
     }
 
-    /// What the slot says; `None` where it is none of this version.
-    #[must_use]
-    pub fn decode(slot: &Slot) -> Option<Self> {
-        let [status, opcode, flags, ..] = slot[1].to_le_bytes();
-        let high = |word: u64| (word >> 32) as u32;
-        Some(Self {
-            wr_id: slot[0],
-            status: Status::ALL
-                .into_iter()
-                .find(|known| *known as u8 == status)?,
-            opcode: Opcode::ALL
-                .into_iter()
-                .find(|known| *known as u8 == opcode)?,
-            bytes: high(slot[1]),
-            queue_pair: slot[2] as u32,
-            immediate: (flags & IMMEDIATE != 0).then_some(high(slot[2])),
-            source_queue_pair: (flags & DATAGRAM != 0).then_some(slot[3] as u32),
-            produced: high(slot[3]),
+    /// The completion that it is.
+    ///
+    /// # Errors
+    /// The slots hold no completion of this version.
+    pub fn completion(&self) -> Result<Completion<'_>, CompletionError> {
+        let (header, payload) =
+            Header::read_from_prefix(self.bytes()).map_err(|_| CompletionError)?;
+        let head = header.head;
+        let status = Status::ALL
+            .into_iter()
+            .find(|known| *known as u8 == head.third);
+        let opcode = Opcode::ALL
+            .into_iter()
+            .find(|known| *known as u8 == head.opcode);
+        let has = |bit| head.flags & bit != 0;
+        let inline = match has(INLINE) {
+            true => Some(
+                payload
+                    .get(..header.bytes as usize)
+                    .ok_or(CompletionError)?,
+            ),
+            false => None,
+        };
+        Ok(Completion {
+            wr_id: head.wr_id,
+            outcome: match status.ok_or(CompletionError)? {
+                Status::Success => Outcome::Success {
+                    immediate: has(IMMEDIATE).then_some(head.immediate),
+                },
+                status => Outcome::Failure {
+                    status,
+                    vendor_error: head.immediate,
+                },
+            },
+            opcode: opcode.ok_or(CompletionError)?,
+            bytes: header.bytes,
+            queue_pair: header.queue_pair,
+            source_queue_pair: has(DATAGRAM).then_some(header.source_queue_pair),
+            produced: header.produced,
+            inline,
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
-    #[test]
-    fn a_completion_survives_a_round_trip_and_its_numbers_are_those_of_verbs() {
-        for status in Status::ALL {
-            for opcode in Opcode::ALL {
-                for (immediate, source_queue_pair) in
-                    [(None, None), (Some(7), None), (Some(0), Some(9))]
-                {
-                    let completion = Completion {
-                        wr_id: u64::MAX - 1,
-                        status,
-                        opcode,
-                        bytes: u32::MAX,
-                        queue_pair: 0x00ff_ffff,
-                        immediate,
-                        source_queue_pair,
-                        produced: 0xffff_fff0,
-                    };
-                    assert_eq!(Completion::decode(&completion.encode()), Some(completion));
-                }
-            }
+    proptest! {
+        #[test]
+        fn a_completion_survives_a_round_trip(
+            (wr_id, queue_pair, produced) in any::<(u64, u32, u32)>(),
+            status in prop::sample::select(Status::ALL.to_vec()),
+            opcode in prop::sample::select(Opcode::ALL.to_vec()),
+            (immediate, source_queue_pair) in any::<(Option<u32>, Option<u32>)>(),
+            vendor_error: u32,
+            (bytes, is_inline) in (prop::collection::vec(any::<u8>(), 0..=INLINE_MAX), any::<bool>()),
+        ) {
+            let completion = Completion {
+                wr_id,
+                outcome: match status {
+                    Status::Success => Outcome::Success { immediate },
+                    status => Outcome::Failure { status, vendor_error },
+                },
+                opcode,
+                bytes: bytes.len() as u32,
+                queue_pair,
+                source_queue_pair,
+                produced,
+                inline: is_inline.then_some(&bytes),
+            };
+            let mut entry = Entry::new();
+            entry.set_completion(&completion);
+            prop_assert_eq!(entry.completion(), Ok(completion));
+            prop_assert!(entry.slots().len() == 1 || is_inline && bytes.len() > 32);
         }
+    }
+
+    #[test]
+    fn the_numbers_are_those_of_verbs() {
         // libibverbs/verbs.h, enum ibv_wc_status and enum ibv_wc_opcode.
         let statuses = Status::ALL.map(|status| status as u8);
-        assert_eq!(statuses, [0, 1, 2, 4, 5, 9, 10, 11, 12, 13, 19]);
+        assert_eq!(statuses, [0, 1, 2, 4, 5, 7, 8, 9, 10, 11, 12, 13, 19, 21]);
         let opcodes = Opcode::ALL.map(|opcode| opcode as u8);
         assert_eq!(opcodes, [0, 1, 2, 3, 4, 128, 129]);
-        assert_eq!(Completion::decode(&[0, 3, 0, 0, 0, 0, 0, 0]), None);
+        let mut entry = Entry::new();
+        // Of status 3, which the engine does not use.
+        entry.resize(64).0[..4].copy_from_slice(&[0, 0, 1, 3]);
+        assert_eq!(entry.completion(), Err(CompletionError));
     }
 }

@@ -1,10 +1,10 @@
 //! What a program and the engine share of a virtual RDMA device.
 //!
 //! A *device* is a directory that a program finds. Calls that create, change or destroy objects go over a socket; what
-//! is posted and polled goes through [rings](ring) in shared memory, without a system call. This crate is the part that
-//! both ends must agree on: the layout of a ring, of a [`WorkRequest`](work_request::WorkRequest) and of a
-//! [`Completion`](completion::Completion) in it, and which [states](state) a queue pair may go to. It opens no file,
-//! maps no memory and makes no system call.
+//! is posted and polled goes through [rings](ring) and [doorbells](doorbell) in shared memory, without a system call.
+//! This crate is the part that both ends must agree on: the layout of these, of a
+//! [`WorkRequest`](work_request::WorkRequest) and of a [`Completion`](completion::Completion), and which
+//! [states](state) a queue pair may go to. It opens no file, maps no memory and makes no system call.
 //!
 //! The program trusts the engine. The engine trusts nothing that it reads: each word is read once and then checked.
 //! When a check fails, the engine puts that queue pair or device in error, and no other.
@@ -13,19 +13,24 @@
 //! never undefined.
 
 pub mod completion;
+pub mod doorbell;
+pub mod entry;
 pub mod ring;
 pub mod state;
 pub mod work_request;
 
-/// The primitives of a ring. Its model test compiles the same file with loom's.
+/// The version of everything that both ends share. They agree on it when a device is opened.
+pub const VERSION: u32 = 1;
+
+/// The primitives of rings and doorbells. Their model test compiles the same file with loom's.
 mod sync {
-    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+    pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
 #[cfg(test)]
 #[expect(
     clippy::duplicate_mod,
-    reason = "the model compiles `ring` a second time, with loom's primitives"
+    reason = "the model compiles `ring` and `doorbell` a second time, with loom's primitives"
 )]
 mod model;
 #[cfg(test)]

@@ -1,13 +1,20 @@
-//! A model of `ring` under the interleavings and memory orders that the language allows (loom; of the larger test with
-//! at most two preemptions): the same file, compiled with loom's primitives.
+//! A model of `ring` and `doorbell` under the interleavings and memory orders that the language allows (loom; of the
+//! larger tests with at most two preemptions): the same files, compiled with loom's primitives.
 
 use loom::sync::Arc;
 use loom::thread;
 
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+    pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
+#[expect(
+    dead_code,
+    unreachable_pub,
+    reason = "the model does not use all of it"
+)]
+#[path = "doorbell.rs"]
+mod doorbell;
 #[expect(
     dead_code,
     unreachable_pub,
@@ -16,24 +23,31 @@ mod sync {
 #[path = "ring.rs"]
 mod ring;
 
-use ring::{Consumer, Counts, Producer, RingMemory, SLOT_WORDS, Slot, Wakeup};
+use doorbell::{DOORBELL_WORDS, Doorbells};
+use ring::{Consumer, Producer, RING_HEADER_WORDS, Ring, SLOT_WORDS, Slot, Wakeup};
 
 struct Shared {
-    counts: Counts,
     words: Vec<sync::AtomicU64>,
 }
 
-fn shared(slots: usize) -> Arc<Shared> {
-    let words = (0..slots * SLOT_WORDS).map(|_| sync::AtomicU64::new(0));
+fn zeros(words: usize) -> Arc<Shared> {
+    let words = (0..words).map(|_| sync::AtomicU64::new(0));
     Arc::new(Shared {
-        counts: Counts::new(),
         words: words.collect(),
     })
 }
 
+fn shared(slots: usize) -> Arc<Shared> {
+    zeros(RING_HEADER_WORDS + slots * SLOT_WORDS)
+}
+
 impl Shared {
-    fn memory(&self) -> RingMemory<'_> {
-        RingMemory::new(&self.counts, &self.words).unwrap()
+    fn memory(&self) -> Ring<&[sync::AtomicU64]> {
+        Ring::new(self.words.as_slice()).unwrap()
+    }
+
+    fn doorbells(&self) -> Doorbells<&[sync::AtomicU64]> {
+        Doorbells::new(self.words.as_slice()).unwrap()
     }
 }
 
@@ -76,21 +90,70 @@ fn an_entry_is_seen_whole_and_in_order_and_its_slots_are_not_filled_before_they_
 }
 
 #[test]
-fn a_consumer_that_goes_to_sleep_is_woken_or_finds_the_entry() {
-    loom::model(|| {
+fn an_entry_of_two_slots_that_wraps_around_is_seen_whole() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(|| {
         let shared = shared(2);
+        let mut consumer = Consumer::new(shared.memory(), 0);
+        let mut producer = Producer::new(shared.memory(), 0);
+        producer.push(&[slot(1)]).unwrap();
+        assert_eq!(consumer.peek().unwrap(), Some(slot(1)));
+        consumer.consume(1);
         let producer = thread::spawn({
             let shared = shared.clone();
             move || {
-                let mut producer = Producer::new(shared.memory(), 0);
-                producer.push(&[slot(1)]).unwrap();
-                producer.take_wakeup(false)
+                let mut producer = Producer::new(shared.memory(), 1);
+                producer.push(&[slot(2), slot(3)]).unwrap();
             }
         });
-        let mut consumer = Consumer::new(shared.memory(), 0);
-        let sleeps = consumer.prepare_to_sleep().unwrap();
-        let is_woken = producer.join().unwrap();
-        assert!(!sleeps || is_woken, "it sleeps beside an entry");
+        if let Some(first) = consumer.peek().unwrap() {
+            let mut rest = [Slot::default()];
+            consumer.read_rest(&mut rest).unwrap();
+            assert_eq!([first, rest[0]], [slot(2), slot(3)]);
+        }
+        producer.join().unwrap();
+    });
+}
+
+#[test]
+fn an_engine_that_goes_to_sleep_is_woken_or_finds_the_entry_of_each_queue() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let (page, ring) = (zeros(DOORBELL_WORDS), shared(2));
+        let program = thread::spawn({
+            let (page, ring) = (page.clone(), ring.clone());
+            move || {
+                let mut producer = Producer::new(ring.memory(), 0);
+                let mut is_woken = false;
+                for number in 1..=2 {
+                    producer.push(&[slot(number)]).unwrap();
+                    is_woken |= page.doorbells().ring(3);
+                }
+                is_woken
+            }
+        });
+        let mut consumer = Consumer::new(ring.memory(), 0);
+        let mut look = || {
+            let mut found = 0;
+            for queue in page.doorbells().take() {
+                assert_eq!(queue, 3);
+                while consumer.peek().unwrap().is_some() {
+                    consumer.consume(1);
+                    found += 1;
+                }
+            }
+            found
+        };
+        let found = look();
+        let sleeps = page.doorbells().prepare_to_sleep();
+        let is_woken = program.join().unwrap();
+        assert!(
+            !sleeps || found == 2 || is_woken,
+            "it sleeps beside an entry"
+        );
+        assert_eq!(found + look(), 2);
     });
 }
 

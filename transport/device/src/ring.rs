@@ -4,71 +4,48 @@
 //! wrap around at 2³². Each end keeps its own count and never reads it back from shared memory. An entry takes one
 //! slot or several.
 //!
-//! A consumer that waits for entries asks for a wake-up in a third word; a producer that finds it asked for wakes the
-//! consumer by a descriptor that is not part of the ring. Between each side's store and its load stands a sequentially
-//! consistent fence, so either the consumer sees the entry or the producer sees the request (Dekker's algorithm, as in
-//! virtio's notification suppression: Virtual I/O Device version 1.2, section 2.7.10). A completion queue is armed
-//! with the same word (InfiniBand Architecture Specification, volume 1, section 11.4.2.2).
+//! | words | |
+//! |---|---|
+//! | 0 | slots produced |
+//! | 16 | slots consumed |
+//! | 32 | which entries the consumer wants to be woken for: 0, or a [`Wakeup`] |
+//! | 48 … | the slots, a power of two of them |
+//!
+//! Each count is alone on two cache lines, because processors fetch them in pairs.
+//!
+//! A consumer that waits for entries arms the ring; a producer that finds it armed wakes the consumer by a descriptor
+//! that is not part of the ring. Between each side's store and its load stands a sequentially consistent fence, so
+//! either the consumer sees the entry or the producer sees the request (Dekker's algorithm, as in virtio's
+//! notification suppression: Virtual I/O Device version 1.2, section 2.7.10). Completion queues are armed (InfiniBand
+//! Architecture Specification, volume 1, section 11.4.2.2); the engine, which consumes the other rings, sleeps by the
+//! device's [doorbells](crate::doorbell).
 
-use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use std::ops::Deref;
+
+use super::sync::{AtomicU64, Ordering, fence};
 
 /// Words of a slot.
 pub const SLOT_WORDS: usize = 8;
 /// Bytes of a slot: a cache line.
 pub const SLOT_BYTES: usize = 8 * SLOT_WORDS;
-/// Slots of the largest ring.
-pub const RING_SLOTS_MAX: u32 = 1 << 16;
+/// Slots of the largest ring: the completions of 1,000 queue pairs with 1,000 entries each.
+pub const RING_SLOTS_MAX: u32 = 1 << 20;
+/// Words of a ring before its slots.
+pub const RING_HEADER_WORDS: usize = 48;
+
+const PRODUCED: usize = 0;
+const CONSUMED: usize = 16;
+const WAKEUP: usize = 32;
 
 /// What a slot holds.
 pub type Slot = [u64; SLOT_WORDS];
-
-/// The counts of a ring. Each is alone on its cache lines: two, because processors fetch them in pairs.
-#[repr(C)]
-#[derive(Debug)]
-pub struct Counts {
-    pub(super) produced: Line,
-    pub(super) consumed: Line,
-    wakeup: Line,
-}
-
-#[repr(C, align(128))]
-#[derive(Debug)]
-pub(super) struct Line(pub(super) AtomicU32);
-
-impl Counts {
-    /// Those of an empty ring.
-    #[must_use]
-    pub fn new() -> Self {
-        let line = || Line(AtomicU32::new(0));
-        Self {
-            produced: line(),
-            consumed: line(),
-            wakeup: line(),
-        }
-    }
-}
-
-impl Default for Counts {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-/// The memory of a ring, mapped by this process.
-#[derive(Debug, Clone, Copy)]
-pub struct RingMemory<'m> {
-    counts: &'m Counts,
-    /// [`SLOT_WORDS`] for each slot.
-    words: &'m [AtomicU64],
-    slots: u32,
-}
 
 /// An error in a ring's memory, in an entry, or in the other end's counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
     /// The memory has another size.
     #[error(
-        "a ring has a power of two of slots, at most {RING_SLOTS_MAX}, of {SLOT_WORDS} words each; this has {words} words: map as many as the engine says"
+        "a ring has {RING_HEADER_WORDS} words and a power of two of slots, at most {RING_SLOTS_MAX}, of {SLOT_WORDS} words each; this has {words} words: map as many as the engine says"
     )]
     Size {
         /// Words that were given.
@@ -97,7 +74,7 @@ pub enum RingError {
     #[error("an entry of {entry} slots, and {produced} are filled: create the queue again")]
     Entry {
         /// Slots of the entry, as it says.
-        entry: u32,
+        entry: usize,
         /// Slots that are filled.
         produced: u32,
     },
@@ -126,21 +103,28 @@ pub enum Wakeup {
     Any = 2,
 }
 
-impl<'m> RingMemory<'m> {
+/// The memory of a ring, mapped by this process and kept mapped by `M`.
+#[derive(Debug, Clone, Copy)]
+pub struct Ring<M> {
+    words: M,
+    slots: u32,
+}
+
+impl<M: Deref<Target = [AtomicU64]>> Ring<M> {
+    /// A new ring's words are all 0.
+    ///
     /// # Errors
     /// [`RingError::Size`].
-    pub fn new(counts: &'m Counts, words: &'m [AtomicU64]) -> Result<Self, RingError> {
-        let slots = words.len() / SLOT_WORDS;
-        let fits = words.len().is_multiple_of(SLOT_WORDS)
+    pub fn new(words: M) -> Result<Self, RingError> {
+        let given = words.len();
+        let slot_words = given.saturating_sub(RING_HEADER_WORDS);
+        let slots = slot_words / SLOT_WORDS;
+        let fits = slot_words.is_multiple_of(SLOT_WORDS)
             && slots.is_power_of_two()
             && slots <= RING_SLOTS_MAX as usize;
         match u32::try_from(slots) {
-            Ok(slots) if fits => Ok(Self {
-                counts,
-                words,
-                slots,
-            }),
-            _ => Err(RingError::Size { words: words.len() }),
+            Ok(slots) if fits => Ok(Self { words, slots }),
+            _ => Err(RingError::Size { words: given }),
         }
     }
 
@@ -150,29 +134,38 @@ impl<'m> RingMemory<'m> {
         self.slots
     }
 
-    fn slot(&self, count: u32) -> &'m [AtomicU64] {
-        let at = (count & (self.slots - 1)) as usize * SLOT_WORDS;
+    fn slot(&self, count: u32) -> &[AtomicU64] {
+        let at = RING_HEADER_WORDS + (count & (self.slots - 1)) as usize * SLOT_WORDS;
         &self.words[at..at + SLOT_WORDS]
+    }
+
+    /// The other end's count. What does not fit in 32 bits is no count, and then refused as one out of range.
+    fn load_count(&self, word: usize) -> u32 {
+        self.words[word].load(Ordering::Acquire) as u32
+    }
+
+    fn store_count(&self, word: usize, count: u32) {
+        self.words[word].store(count.into(), Ordering::Release);
     }
 }
 
 /// The end that fills slots.
 #[derive(Debug)]
-pub struct Producer<'m> {
-    memory: RingMemory<'m>,
+pub struct Producer<M> {
+    ring: Ring<M>,
     produced: u32,
     /// What the consumer has consumed, as far as it was looked at.
     consumed: u32,
 }
 
-impl<'m> Producer<'m> {
+impl<M: Deref<Target = [AtomicU64]>> Producer<M> {
     /// `produced` is the number of slots that this end has filled so far: 0 in a new ring.
     #[must_use]
-    pub fn new(memory: RingMemory<'m>, produced: u32) -> Self {
+    pub fn new(ring: Ring<M>, produced: u32) -> Self {
         Self {
-            memory,
             produced,
-            consumed: produced.wrapping_sub(memory.slots),
+            consumed: produced.wrapping_sub(ring.slots),
+            ring,
         }
     }
 
@@ -182,48 +175,23 @@ impl<'m> Producer<'m> {
         self.produced
     }
 
-    /// Fills the next slots with an entry. The consumer sees all of it or nothing.
-    ///
-    /// # Errors
-    /// [`RingError::Full`], [`RingError::TooLong`], and of the consumer [`RingError::Count`]; nothing was pushed.
-    pub fn push(&mut self, entry: &[Slot]) -> Result<(), RingError> {
-        let slots = self.memory.slots;
-        let wanted = u32::try_from(entry.len()).unwrap_or(u32::MAX);
-        if wanted > slots {
-            return Err(RingError::TooLong {
-                entry: entry.len(),
-                slots,
-            });
+    /// Begins to fill slots, of which the consumer sees nothing before [`Batch::commit`].
+    pub fn begin(&mut self) -> Batch<'_, M> {
+        Batch {
+            produced: self.produced,
+            producer: self,
         }
-        if self.room() < wanted {
-            // Pairs with the consumer's store: it has read the slots before they are filled again.
-            let consumed = self.memory.counts.consumed.0.load(Ordering::Acquire);
-            let count = self.produced.wrapping_sub(consumed);
-            if count > slots {
-                return Err(RingError::Count { count, slots });
-            }
-            self.consumed = consumed;
-            if self.room() < wanted {
-                return Err(RingError::Full);
-            }
-        }
-        for (count, slot) in (0..).zip(entry) {
-            let words = self.memory.slot(self.produced.wrapping_add(count));
-            for (word, value) in words.iter().zip(slot) {
-                word.store(*value, Ordering::Relaxed);
-            }
-        }
-        self.produced = self.produced.wrapping_add(wanted);
-        // Pairs with the consumer's load: it sees the slots.
-        let produced = &self.memory.counts.produced.0;
-        produced.store(self.produced, Ordering::Release);
-        Ok(())
     }
 
-    /// Slots that are free, as far as the consumer was looked at.
-    fn room(&self) -> u32 {
-        let used = self.produced.wrapping_sub(self.consumed);
-        self.memory.slots - used.min(self.memory.slots)
+    /// Fills the next slots with an entry.
+    ///
+    /// # Errors
+    /// As [`Batch::append`]; nothing was pushed.
+    pub fn push(&mut self, entry: &[Slot]) -> Result<(), RingError> {
+        let mut batch = self.begin();
+        batch.append(entry)?;
+        batch.commit();
+        Ok(())
     }
 
     /// Whether the consumer has to be woken. Call it once after a batch of pushes, and say whether a solicited entry
@@ -234,26 +202,90 @@ impl<'m> Producer<'m> {
             false => Wakeup::Any,
         };
         fence(Ordering::SeqCst);
-        let wakeup = &self.memory.counts.wakeup.0;
-        wakeup.load(Ordering::Relaxed) >= least as u32 && wakeup.swap(0, Ordering::Relaxed) != 0
+        let wakeup = &self.ring.words[WAKEUP];
+        wakeup.load(Ordering::Relaxed) >= least as u64 && wakeup.swap(0, Ordering::Relaxed) != 0
+    }
+}
+
+/// Entries that are being filled. Dropped, it leaves the ring as it was (`ibv_wr_abort`).
+#[derive(Debug)]
+pub struct Batch<'p, M> {
+    producer: &'p mut Producer<M>,
+    produced: u32,
+}
+
+impl<M: Deref<Target = [AtomicU64]>> Batch<'_, M> {
+    /// Slots produced by the end of what was appended.
+    #[must_use]
+    pub fn produced(&self) -> u32 {
+        self.produced
+    }
+
+    /// Fills the next slots with an entry.
+    ///
+    /// # Errors
+    /// [`RingError::Full`], [`RingError::TooLong`], and of the consumer [`RingError::Count`]; the batch is as it was.
+    pub fn append(&mut self, entry: &[Slot]) -> Result<(), RingError> {
+        let slots = self.producer.ring.slots;
+        let wanted = u32::try_from(entry.len()).unwrap_or(u32::MAX);
+        if wanted > slots {
+            return Err(RingError::TooLong {
+                entry: entry.len(),
+                slots,
+            });
+        }
+        if self.room() < wanted {
+            // Pairs with the consumer's store: it has read the slots before they are filled again.
+            let consumed = self.producer.ring.load_count(CONSUMED);
+            let count = self.producer.produced.wrapping_sub(consumed);
+            if count > slots {
+                return Err(RingError::Count { count, slots });
+            }
+            self.producer.consumed = consumed;
+            if self.room() < wanted {
+                return Err(RingError::Full);
+            }
+        }
+        for (count, slot) in (0..).zip(entry) {
+            let words = self.producer.ring.slot(self.produced.wrapping_add(count));
+            for (word, value) in words.iter().zip(slot) {
+                word.store(*value, Ordering::Relaxed);
+            }
+        }
+        self.produced = self.produced.wrapping_add(wanted);
+        Ok(())
+    }
+
+    /// Lets the consumer see all entries of the batch.
+    pub fn commit(self) {
+        self.producer.produced = self.produced;
+        // Pairs with the consumer's load: it sees the slots.
+        self.producer.ring.store_count(PRODUCED, self.produced);
+    }
+
+    /// Slots that are free, as far as the consumer was looked at.
+    fn room(&self) -> u32 {
+        let slots = self.producer.ring.slots;
+        let used = self.produced.wrapping_sub(self.producer.consumed);
+        slots - used.min(slots)
     }
 }
 
 /// The end that empties slots.
 #[derive(Debug)]
-pub struct Consumer<'m> {
-    memory: RingMemory<'m>,
+pub struct Consumer<M> {
+    ring: Ring<M>,
     /// What the producer has produced, as far as it was looked at.
     produced: u32,
     consumed: u32,
 }
 
-impl<'m> Consumer<'m> {
+impl<M: Deref<Target = [AtomicU64]>> Consumer<M> {
     /// `consumed` is the number of slots that this end has emptied so far: 0 in a new ring.
     #[must_use]
-    pub fn new(memory: RingMemory<'m>, consumed: u32) -> Self {
+    pub fn new(ring: Ring<M>, consumed: u32) -> Self {
         Self {
-            memory,
+            ring,
             produced: consumed,
             consumed,
         }
@@ -272,8 +304,8 @@ impl<'m> Consumer<'m> {
     pub fn peek(&mut self) -> Result<Option<Slot>, RingError> {
         if self.produced == self.consumed {
             // Pairs with the producer's store.
-            let produced = self.memory.counts.produced.0.load(Ordering::Acquire);
-            let (count, slots) = (produced.wrapping_sub(self.consumed), self.memory.slots);
+            let produced = self.ring.load_count(PRODUCED);
+            let (count, slots) = (produced.wrapping_sub(self.consumed), self.ring.slots);
             if count > slots {
                 return Err(RingError::Count { count, slots });
             }
@@ -282,17 +314,19 @@ impl<'m> Consumer<'m> {
         Ok((self.produced != self.consumed).then(|| self.read(0)))
     }
 
-    /// Copies the further slots of an entry out, of which [`Consumer::peek`] gave the first, and that many in all.
+    /// Copies the further slots of an entry out, of which [`Consumer::peek`] gave the first: as many as `rest` has.
     ///
     /// # Errors
     /// [`RingError::Entry`]: the producer has not produced them.
-    pub fn read_rest(&self, entry: u32, out: &mut Vec<Slot>) -> Result<(), RingError> {
+    pub fn read_rest(&self, rest: &mut [Slot]) -> Result<(), RingError> {
         let produced = self.produced.wrapping_sub(self.consumed);
-        if entry == 0 || entry > produced {
+        if rest.len() >= produced as usize {
+            let entry = rest.len() + 1;
             return Err(RingError::Entry { entry, produced });
         }
-        out.clear();
-        out.extend((1..entry).map(|count| self.read(count)));
+        for (count, slot) in (1..).zip(rest) {
+            *slot = self.read(count);
+        }
         Ok(())
     }
 
@@ -300,32 +334,18 @@ impl<'m> Consumer<'m> {
     pub fn consume(&mut self, entry: u32) {
         let produced = self.produced.wrapping_sub(self.consumed);
         self.consumed = self.consumed.wrapping_add(entry.min(produced));
-        let consumed = &self.memory.counts.consumed.0;
-        consumed.store(self.consumed, Ordering::Release);
+        self.ring.store_count(CONSUMED, self.consumed);
     }
 
     /// Asks for one wake-up, whatever is in the ring now: a consumer that then empties the ring may wait.
     pub fn arm(&mut self, wakeup: Wakeup) {
-        let word = &self.memory.counts.wakeup.0;
-        word.fetch_max(wakeup as u32, Ordering::Relaxed);
+        let word = &self.ring.words[WAKEUP];
+        word.fetch_max(wakeup as u64, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// Asks for a wake-up unless there is something to read. Answers whether this end may sleep.
-    ///
-    /// # Errors
-    /// As [`Consumer::peek`].
-    pub fn prepare_to_sleep(&mut self) -> Result<bool, RingError> {
-        self.arm(Wakeup::Any);
-        let is_empty = self.peek()?.is_none();
-        if !is_empty {
-            self.memory.counts.wakeup.0.store(0, Ordering::Relaxed);
-        }
-        Ok(is_empty)
-    }
-
     fn read(&self, count: u32) -> Slot {
-        let words = self.memory.slot(self.consumed.wrapping_add(count));
+        let words = self.ring.slot(self.consumed.wrapping_add(count));
         let mut slot = [0; SLOT_WORDS];
         for (value, word) in slot.iter_mut().zip(words) {
             *value = word.load(Ordering::Relaxed);

@@ -1,36 +1,41 @@
 //! Work requests, as they lie in the slots of a send or receive ring.
 //!
-//! The first slot is the header; the scatter-gather entries or the inline bytes follow in further slots.
+//! | word | of a send, write or read | of an atomic | of a receive |
+//! |---|---|---|---|
+//! | 0 | opcode: 8 · flags: 8 · slots: 8 · entries: 8 · immediate: 32 | the same | the same; all but slots and entries are 0 |
+//! | 1 | `wr_id` | the same | the same |
+//! | 2 | remote address; of a datagram: address handle: 32 · queue pair: 32 | remote address | payload … |
+//! | 3 | remote key, or Q_Key: 32 · inline bytes: 32 | remote key: 32 · 0 | |
+//! | 4 | payload … | add, or compare | |
+//! | 5 | | swap | |
+//! | 6 | | payload … | |
 //!
-//! | word | of a send ring | of a receive ring |
-//! |---|---|---|
-//! | 0 | opcode: 8 · flags: 8 · slots: 8 · entries: 8 · immediate: 32 | the same; opcode and immediate are 0 |
-//! | 1 | `wr_id` | `wr_id` |
-//! | 2 | remote address | 0 |
-//! | 3 | remote key: 32 · inline bytes: 32 | 0 |
-//! | 4 | add, or compare | 0 |
-//! | 5 | swap | 0 |
-//! | 6 | datagrams: address handle: 32 · queue pair: 32 | 0 |
-//! | 7 | datagrams: Q_Key: 32 · 0 | 0 |
-//!
-//! A sge is two words: its address, and its length: 32 · local key: 32. Fields of a word are named from the lowest
-//! bit on.
+//! The payload is scatter-gather entries (address: 64 · bytes: 32 · local key: 32), or inline bytes. It goes on in
+//! further slots. So a request with two entries or 32 inline bytes takes one slot. Fields of a word are named from the
+//! lowest address on; numbers are the processor's own, for both ends run on it.
 
-use crate::ring::{SLOT_BYTES, SLOT_WORDS, Slot};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Sges of memory of one work request.
+use crate::entry::{ENTRY_SLOTS_MAX, Entry, Head};
+use crate::ring::SLOT_BYTES;
+
+/// Scatter-gather entries of one work request.
 pub const SGES_MAX: usize = 32;
 /// Payload that a work request may carry itself.
 pub const INLINE_MAX: usize = 1024;
-/// Slots of one work request.
-pub const ENTRY_SLOTS_MAX: u32 = 1 + (INLINE_MAX / SLOT_BYTES) as u32;
 
-const SGES_PER_SLOT: usize = SLOT_WORDS / 2;
+const TARGET: usize = size_of::<Head>();
+const OPERANDS: usize = TARGET + size_of::<Target>();
+const ATOMIC_PAYLOAD: usize = OPERANDS + size_of::<Operands>();
 
-const _: () = assert!(SGES_MAX.div_ceil(SGES_PER_SLOT) < ENTRY_SLOTS_MAX as usize);
+const _: () = assert!(OPERANDS + INLINE_MAX <= ENTRY_SLOTS_MAX * SLOT_BYTES);
+const _: () = assert!(ATOMIC_PAYLOAD + SGES_MAX * size_of::<Sge>() <= ENTRY_SLOTS_MAX * SLOT_BYTES);
 
 /// Memory of the program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
 pub struct Sge {
     /// Its address.
     pub address: u64,
@@ -49,11 +54,24 @@ pub struct RemoteAddress {
     pub key: u32,
 }
 
+/// To whom a datagram goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DatagramAddress {
+    /// The address handle of the peer.
+    pub address_handle: u32,
+    /// The queue pair of the peer.
+    pub queue_pair: u32,
+    /// The Q_Key of that queue pair.
+    pub q_key: u32,
+}
+
 /// What is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// Put the bytes into the peer's next receive.
     Send,
+    /// Put the bytes into the next receive of a queue pair.
+    SendDatagram(DatagramAddress),
     /// Put the bytes there.
     Write(RemoteAddress),
     /// Fetch the bytes from there.
@@ -77,28 +95,17 @@ pub enum Operation {
 }
 
 /// Where the bytes are.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Payload {
-    /// In sges of the program's memory.
-    Sges(Vec<Sge>),
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Payload<'e> {
+    /// In the program's memory.
+    Sges(&'e [Sge]),
     /// In the ring.
-    Inline(Vec<u8>),
-}
-
-/// To whom a datagram goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct DatagramAddress {
-    /// The address handle of the peer.
-    pub address_handle: u32,
-    /// The queue pair of the peer.
-    pub queue_pair: u32,
-    /// The Q_Key of that queue pair.
-    pub q_key: u32,
+    Inline(&'e [u8]),
 }
 
 /// What a program posts to a send queue.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WorkRequest {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkRequest<'e> {
     /// Comes back in the completion.
     pub wr_id: u64,
     /// What is to be done.
@@ -112,18 +119,16 @@ pub struct WorkRequest {
     /// Whether the peer is woken though it waits for solicited completions only.
     pub solicited: bool,
     /// Its bytes, or where they go.
-    pub payload: Payload,
-    /// Of a datagram.
-    pub datagram: Option<DatagramAddress>,
+    pub payload: Payload<'e>,
 }
 
 /// What a program posts to a receive queue.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReceiveRequest {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReceiveRequest<'e> {
     /// Comes back in the completion.
     pub wr_id: u64,
     /// Where the bytes go.
-    pub sges: Vec<Sge>,
+    pub sges: &'e [Sge],
 }
 
 /// The slots hold no valid work request: the program wrote to the ring directly, or its library has another version.
@@ -135,23 +140,23 @@ pub enum WorkRequestError {
     /// Flags that mean nothing, or nothing here.
     #[error("flags {0:#04x} mean nothing for this operation: use the library of this release")]
     Flags(u8),
-    /// More slots than any has, or others than its bytes take.
+    /// Others than its payload takes.
     #[error("it has {given} slots and needs {needed}: use the library of this release")]
     Slots {
-        /// What it says.
-        given: u32,
-        /// What its sges or bytes take.
-        needed: u32,
+        /// What it has.
+        given: usize,
+        /// What its payload takes.
+        needed: usize,
     },
     /// More than a work request may have.
     #[error(
         "it has {sges} scatter-gather entries, at most {SGES_MAX}, and {inline_bytes} inline bytes, at most {INLINE_MAX}: split it"
     )]
     TooLarge {
-        /// Sges.
-        sges: u32,
+        /// Scatter-gather entries.
+        sges: usize,
         /// Payload in the ring.
-        inline_bytes: u32,
+        inline_bytes: usize,
     },
 }
 
@@ -174,293 +179,308 @@ mod flag {
     pub(super) const SOLICITED: u8 = 4;
     pub(super) const IMMEDIATE: u8 = 8;
     pub(super) const INLINE: u8 = 16;
-    pub(super) const DATAGRAM: u8 = 32;
-    pub(super) const ALL: u8 = 63;
+    pub(super) const ALL: u8 = 31;
 }
 
 mod opcode {
+    pub(super) const RECEIVE: u8 = 0;
     pub(super) const SEND: u8 = 1;
     pub(super) const WRITE: u8 = 2;
     pub(super) const READ: u8 = 3;
     pub(super) const FETCH_ADD: u8 = 4;
     pub(super) const COMPARE_SWAP: u8 = 5;
+    pub(super) const SEND_DATAGRAM: u8 = 6;
 }
 
-fn join(low: u32, high: u32) -> u64 {
-    u64::from(low) | u64::from(high) << 32
+/// Where it goes, and how much it carries.
+#[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Target {
+    address: u64,
+    key: u32,
+    inline_bytes: u32,
 }
 
-fn split(word: u64) -> (u32, u32) {
-    (word as u32, (word >> 32) as u32)
+/// Of an atomic.
+#[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Operands {
+    add_or_compare: u64,
+    swap: u64,
 }
 
-/// The first slot of either kind, checked as far as it can be by itself.
-struct Header {
-    opcode: u8,
-    flags: u8,
-    slots: u32,
-    sges: usize,
-    inline_bytes: usize,
-}
-
-impl Header {
-    fn of(slot: &Slot) -> Result<Self, WorkRequestError> {
-        let [opcode, flags, slots, sges, ..] = slot[0].to_le_bytes();
-        let (_, inline_bytes) = split(slot[3]);
-        let has = |bit| flags & bit != 0;
-        let inline = inline_bytes as usize;
-        let is_known = flags & !flag::ALL == 0 && (has(flag::INLINE) || inline == 0);
-        if !is_known || has(flag::INLINE) && sges != 0 {
-            return Err(WorkRequestError::Flags(flags));
+impl RemoteAddress {
+    fn target(self) -> Target {
+        Target {
+            address: self.address,
+            key: self.key,
+            inline_bytes: 0,
         }
-        if usize::from(sges) > SGES_MAX || inline > INLINE_MAX {
-            return Err(WorkRequestError::TooLarge {
-                sges: sges.into(),
-                inline_bytes,
-            });
-        }
-        let behind = match has(flag::INLINE) {
-            true => inline.div_ceil(SLOT_BYTES),
-            false => usize::from(sges).div_ceil(SGES_PER_SLOT),
-        };
-        let (given, needed) = (u32::from(slots), 1 + behind as u32);
-        if given != needed {
-            return Err(WorkRequestError::Slots { given, needed });
-        }
-        Ok(Self {
-            opcode,
-            flags,
-            slots: needed,
-            sges: sges.into(),
-            inline_bytes: inline,
-        })
-    }
-
-    fn has(&self, bit: u8) -> bool {
-        self.flags & bit != 0
     }
 }
 
-/// How many slots the work request takes that begins with this one.
-///
-/// # Errors
-/// The slot is no valid header.
-pub fn entry_slots(first: &Slot) -> Result<u32, WorkRequestError> {
-    Header::of(first).map(|header| header.slots)
-}
-
-fn words(rest: &[Slot]) -> impl Iterator<Item = u64> {
-    rest.iter().flatten().copied()
-}
-
-fn read_sges(rest: &[Slot], sges: usize) -> Vec<Sge> {
-    let words: Vec<u64> = words(rest).collect();
-    let read = words.as_chunks::<2>().0.iter().take(sges);
-    read.map(|&[address, second]| {
-        let (bytes, local_key) = split(second);
-        Sge {
-            address,
-            bytes,
-            local_key,
+impl DatagramAddress {
+    fn target(self) -> Target {
+        Target {
+            address: u64::from(self.address_handle) | u64::from(self.queue_pair) << 32,
+            key: self.q_key,
+            inline_bytes: 0,
         }
-    })
-    .collect()
-}
-
-fn write_sges(sges: &[Sge], out: &mut Vec<Slot>) {
-    for some in sges.chunks(SGES_PER_SLOT) {
-        let mut slot = Slot::default();
-        for (words, sge) in slot.as_chunks_mut::<2>().0.iter_mut().zip(some) {
-            *words = [sge.address, join(sge.bytes, sge.local_key)];
-        }
-        out.push(slot);
     }
-}
 
-fn first_word(opcode: u8, flags: u8, slots: usize, sges: usize, immediate: u32) -> u64 {
-    let low = u32::from_le_bytes([opcode, flags, slots as u8, sges as u8]);
-    join(low, immediate)
+    fn of(target: Target) -> Self {
+        Self {
+            address_handle: target.address as u32,
+            queue_pair: (target.address >> 32) as u32,
+            q_key: target.key,
+        }
+    }
 }
 
 fn check_size(sges: usize, inline_bytes: usize) -> Result<(), WorkRequestError> {
     if sges <= SGES_MAX && inline_bytes <= INLINE_MAX {
         return Ok(());
     }
-    Err(WorkRequestError::TooLarge {
-        sges: u32::try_from(sges).unwrap_or(u32::MAX),
-        inline_bytes: u32::try_from(inline_bytes).unwrap_or(u32::MAX),
-    })
+    Err(WorkRequestError::TooLarge { sges, inline_bytes })
 }
 
-impl WorkRequest {
-    /// Writes its slots to `out`, which is emptied before.
+fn payload_offset(code: u8) -> usize {
+    match code {
+        opcode::RECEIVE => TARGET,
+        opcode::FETCH_ADD | opcode::COMPARE_SWAP => ATOMIC_PAYLOAD,
+        _ => OPERANDS,
+    }
+}
+
+/// Slots of an entry of this kind with so much payload.
+fn slots_of(code: u8, payload_bytes: usize) -> usize {
+    (payload_offset(code) + payload_bytes).div_ceil(SLOT_BYTES)
+}
+
+/// Slots of a ring for as many of a queue pair's work requests as it may have outstanding, each with so many
+/// scatter-gather entries or inline bytes: a power of two. `None` where no ring is as large.
+#[must_use]
+pub fn ring_slots(requests: u32, sges: usize, inline_bytes: usize) -> Option<u32> {
+    check_size(sges, inline_bytes).ok()?;
+    // Atomics have one entry, and then take one slot as well.
+    let by_sges = slots_of(opcode::SEND, sges * size_of::<Sge>());
+    let by_bytes = slots_of(opcode::SEND, inline_bytes);
+    let entry = u32::try_from(by_sges.max(by_bytes)).ok()?;
+    let slots = requests
+        .max(1)
+        .checked_mul(entry)?
+        .checked_next_power_of_two()?;
+    (slots <= crate::ring::RING_SLOTS_MAX).then_some(slots)
+}
+
+fn put(out: &mut [u8], at: usize, value: &(impl IntoBytes + Immutable + ?Sized)) {
+    let bytes = value.as_bytes();
+    out[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+fn get<T: FromBytes + Default>(bytes: &[u8], at: usize) -> T {
+    let value = bytes.get(at..).map(T::read_from_prefix);
+    // An entry has a whole slot, which holds every header.
+    value
+        .and_then(Result::ok)
+        .map_or_else(T::default, |(value, _)| value)
+}
+
+impl Entry {
+    /// Makes it this work request.
     ///
     /// # Errors
-    /// [`WorkRequestError::TooLarge`].
-    pub fn encode(&self, out: &mut Vec<Slot>) -> Result<(), WorkRequestError> {
-        out.clear();
-        out.push(Slot::default());
-        let mut flags = 0;
-        let (sges, inline_bytes) = match &self.payload {
+    /// [`WorkRequestError::TooLarge`]; nothing was changed.
+    pub fn set_work_request(&mut self, request: &WorkRequest<'_>) -> Result<(), WorkRequestError> {
+        let (sges, payload) = match request.payload {
             Payload::Sges(sges) => {
                 check_size(sges.len(), 0)?;
-                write_sges(sges, out);
-                (sges.len(), 0)
+                (sges.len(), sges.as_bytes())
             }
             Payload::Inline(bytes) => {
                 check_size(0, bytes.len())?;
-                flags |= flag::INLINE;
-                for some in bytes.chunks(SLOT_BYTES) {
-                    let mut block = [0; SLOT_BYTES];
-                    block[..some.len()].copy_from_slice(some);
-                    let words = block.as_chunks::<8>().0;
-                    out.push(std::array::from_fn(|word| u64::from_le_bytes(words[word])));
-                }
-                (0, bytes.len())
+                (0, bytes)
             }
         };
-        let mut header = Slot::default();
-        let (opcode, remote) = match self.operation {
-            Operation::Send => (opcode::SEND, RemoteAddress::default()),
-            Operation::Write(remote) => (opcode::WRITE, remote),
-            Operation::Read(remote) => (opcode::READ, remote),
+        let mut operands = Operands::default();
+        let (code, mut target) = match request.operation {
+            Operation::Send => (opcode::SEND, Target::default()),
+            Operation::SendDatagram(to) => (opcode::SEND_DATAGRAM, to.target()),
+            Operation::Write(remote) => (opcode::WRITE, remote.target()),
+            Operation::Read(remote) => (opcode::READ, remote.target()),
             Operation::FetchAdd { remote, add } => {
-                header[4] = add;
-                (opcode::FETCH_ADD, remote)
+                operands.add_or_compare = add;
+                (opcode::FETCH_ADD, remote.target())
             }
             Operation::CompareSwap {
                 remote,
                 compare,
                 swap,
             } => {
-                header[4] = compare;
-                header[5] = swap;
-                (opcode::COMPARE_SWAP, remote)
+                operands.add_or_compare = compare;
+                operands.swap = swap;
+                (opcode::COMPARE_SWAP, remote.target())
             }
         };
+        let mut flags = 0;
         for (is_set, bit) in [
-            (self.signaled, flag::SIGNALED),
-            (self.fence, flag::FENCE),
-            (self.solicited, flag::SOLICITED),
-            (self.immediate.is_some(), flag::IMMEDIATE),
-            (self.datagram.is_some(), flag::DATAGRAM),
+            (request.signaled, flag::SIGNALED),
+            (request.fence, flag::FENCE),
+            (request.solicited, flag::SOLICITED),
+            (request.immediate.is_some(), flag::IMMEDIATE),
         ] {
             flags |= if is_set { bit } else { 0 };
         }
-        let immediate = self.immediate.unwrap_or_default();
-        header[0] = first_word(opcode, flags, out.len(), sges, immediate);
-        header[1] = self.wr_id;
-        header[2] = remote.address;
-        header[3] = join(remote.key, inline_bytes as u32);
-        if let Some(datagram) = self.datagram {
-            header[6] = join(datagram.address_handle, datagram.queue_pair);
-            header[7] = join(datagram.q_key, 0);
+        if let Payload::Inline(bytes) = request.payload {
+            flags |= flag::INLINE;
+            target.inline_bytes = bytes.len() as u32;
         }
-        out[0] = header;
+        let begin = payload_offset(code);
+        let (out, slots) = self.resize(begin + payload.len());
+        let head = Head {
+            opcode: code,
+            flags,
+            slots,
+            third: sges as u8,
+            immediate: request.immediate.unwrap_or_default(),
+            wr_id: request.wr_id,
+        };
+        put(out, 0, &head);
+        put(out, TARGET, &target);
+        if begin == ATOMIC_PAYLOAD {
+            put(out, OPERANDS, &operands);
+        }
+        put(out, begin, payload);
         Ok(())
     }
 
-    /// Reads the slots of one work request, the first and the further ones.
+    /// The work request that it is.
     ///
     /// # Errors
     /// The slots are no valid work request.
-    pub fn decode(first: &Slot, rest: &[Slot]) -> Result<Self, WorkRequestError> {
-        let header = Header::of(first)?;
-        if rest.len() + 1 != header.slots as usize {
-            return Err(WorkRequestError::Slots {
-                given: rest.len() as u32 + 1,
-                needed: header.slots,
-            });
-        }
+    pub fn work_request(&self) -> Result<WorkRequest<'_>, WorkRequestError> {
+        let bytes = self.bytes();
+        let (head, target): (Head, Target) = (get(bytes, 0), get(bytes, TARGET));
         let remote = RemoteAddress {
-            address: first[2],
-            key: split(first[3]).0,
+            address: target.address,
+            key: target.key,
         };
-        let operation = match header.opcode {
+        let operands = || get::<Operands>(bytes, OPERANDS);
+        let operation = match head.opcode {
             opcode::SEND => Operation::Send,
+            opcode::SEND_DATAGRAM => Operation::SendDatagram(DatagramAddress::of(target)),
             opcode::WRITE => Operation::Write(remote),
             opcode::READ => Operation::Read(remote),
             opcode::FETCH_ADD => Operation::FetchAdd {
                 remote,
-                add: first[4],
+                add: operands().add_or_compare,
             },
             opcode::COMPARE_SWAP => Operation::CompareSwap {
                 remote,
-                compare: first[4],
-                swap: first[5],
+                compare: operands().add_or_compare,
+                swap: operands().swap,
             },
             other => return Err(WorkRequestError::Opcode(other)),
         };
+        let has = |bit| head.flags & bit != 0;
         // What brings bytes here carries none, and only what has a receive at the other end an immediate.
-        let is_fetch = header.opcode >= opcode::READ;
-        let is_send = header.opcode == opcode::SEND;
-        if is_fetch && (header.has(flag::INLINE) || header.has(flag::IMMEDIATE))
-            || header.has(flag::DATAGRAM) && !is_send
-        {
-            return Err(WorkRequestError::Flags(header.flags));
-        }
-        let payload = if header.has(flag::INLINE) {
-            let mut bytes: Vec<u8> = words(rest).flat_map(u64::to_le_bytes).collect();
-            bytes.truncate(header.inline_bytes);
-            Payload::Inline(bytes)
-        } else {
-            Payload::Sges(read_sges(rest, header.sges))
-        };
-        let (address_handle, queue_pair) = split(first[6]);
-        Ok(Self {
-            wr_id: first[1],
+        let carries = !matches!(
             operation,
-            immediate: header.has(flag::IMMEDIATE).then_some(split(first[0]).1),
-            signaled: header.has(flag::SIGNALED),
-            fence: header.has(flag::FENCE),
-            solicited: header.has(flag::SOLICITED),
+            Operation::Read(_) | Operation::FetchAdd { .. } | Operation::CompareSwap { .. }
+        );
+        let allowed = match carries {
+            true => flag::ALL,
+            false => flag::ALL & !(flag::INLINE | flag::IMMEDIATE),
+        };
+        let sges = usize::from(head.third);
+        let stray = if has(flag::INLINE) {
+            sges
+        } else {
+            target.inline_bytes as usize
+        };
+        if head.flags & !allowed != 0 || stray != 0 {
+            return Err(WorkRequestError::Flags(head.flags));
+        }
+        let payload = match has(flag::INLINE) {
+            true => Payload::Inline(
+                self.payload(head.opcode, 0, target.inline_bytes as usize)?
+                    .1,
+            ),
+            false => Payload::Sges(self.payload(head.opcode, sges, 0)?.0),
+        };
+        Ok(WorkRequest {
+            wr_id: head.wr_id,
+            operation,
+            immediate: has(flag::IMMEDIATE).then_some(head.immediate),
+            signaled: has(flag::SIGNALED),
+            fence: has(flag::FENCE),
+            solicited: has(flag::SOLICITED),
             payload,
-            datagram: header.has(flag::DATAGRAM).then_some(DatagramAddress {
-                address_handle,
-                queue_pair,
-                q_key: split(first[7]).0,
-            }),
         })
     }
-}
 
-impl ReceiveRequest {
-    /// Writes its slots to `out`, which is emptied before.
+    /// Makes it a receive.
     ///
     /// # Errors
-    /// [`WorkRequestError::TooLarge`].
-    pub fn encode(&self, out: &mut Vec<Slot>) -> Result<(), WorkRequestError> {
-        check_size(self.sges.len(), 0)?;
-        out.clear();
-        out.push(Slot::default());
-        write_sges(&self.sges, out);
-        out[0][0] = first_word(0, 0, out.len(), self.sges.len(), 0);
-        out[0][1] = self.wr_id;
+    /// [`WorkRequestError::TooLarge`]; nothing was changed.
+    pub fn set_receive(&mut self, receive: &ReceiveRequest<'_>) -> Result<(), WorkRequestError> {
+        check_size(receive.sges.len(), 0)?;
+        let payload = receive.sges.as_bytes();
+        let (out, slots) = self.resize(TARGET + payload.len());
+        let head = Head {
+            opcode: opcode::RECEIVE,
+            flags: 0,
+            slots,
+            third: receive.sges.len() as u8,
+            immediate: 0,
+            wr_id: receive.wr_id,
+        };
+        put(out, 0, &head);
+        put(out, TARGET, payload);
         Ok(())
     }
 
-    /// Reads the slots of one receive, the first and the further ones.
+    /// The receive that it is.
     ///
     /// # Errors
-    /// The slots are no valid work request.
-    pub fn decode(first: &Slot, rest: &[Slot]) -> Result<Self, WorkRequestError> {
-        let header = Header::of(first)?;
-        if header.opcode != 0 {
-            return Err(WorkRequestError::Opcode(header.opcode));
+    /// The slots are no valid receive.
+    pub fn receive(&self) -> Result<ReceiveRequest<'_>, WorkRequestError> {
+        let head: Head = get(self.bytes(), 0);
+        if head.opcode != opcode::RECEIVE {
+            return Err(WorkRequestError::Opcode(head.opcode));
         }
-        if header.flags != 0 {
-            return Err(WorkRequestError::Flags(header.flags));
+        if head.flags != 0 {
+            return Err(WorkRequestError::Flags(head.flags));
         }
-        if rest.len() + 1 != header.slots as usize {
-            return Err(WorkRequestError::Slots {
-                given: rest.len() as u32 + 1,
-                needed: header.slots,
-            });
-        }
-        Ok(Self {
-            wr_id: first[1],
-            sges: read_sges(rest, header.sges),
+        let (sges, _) = self.payload(head.opcode, head.third.into(), 0)?;
+        Ok(ReceiveRequest {
+            wr_id: head.wr_id,
+            sges,
         })
+    }
+
+    /// The payload, of which there are so many entries or inline bytes.
+    fn payload(
+        &self,
+        code: u8,
+        sges: usize,
+        inline_bytes: usize,
+    ) -> Result<(&[Sge], &[u8]), WorkRequestError> {
+        check_size(sges, inline_bytes)?;
+        let payload_bytes = sges * size_of::<Sge>() + inline_bytes;
+        let (given, needed) = (self.slots().len(), slots_of(code, payload_bytes));
+        let wrong = WorkRequestError::Slots { given, needed };
+        if given != needed {
+            return Err(wrong);
+        }
+        let begin = payload_offset(code);
+        let payload = self
+            .bytes()
+            .get(begin..begin + payload_bytes)
+            .ok_or(wrong)?;
+        let (entries, bytes) =
+            <[Sge]>::ref_from_prefix_with_elems(payload, sges).map_err(|_| wrong)?;
+        Ok((entries, bytes))
     }
 }
 
@@ -469,6 +489,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ring::{Consumer, Producer, RING_HEADER_WORDS, Ring, SLOT_WORDS, Slot};
+    use crate::sync::AtomicU64;
 
     fn sge() -> impl Strategy<Value = Sge> {
         any::<(u64, u32, u32)>().prop_map(|(address, bytes, local_key)| Sge {
@@ -478,121 +500,182 @@ mod tests {
         })
     }
 
-    fn sges() -> impl Strategy<Value = Vec<Sge>> {
-        prop::collection::vec(sge(), 0..=SGES_MAX)
+    fn operation() -> impl Strategy<Value = Operation> {
+        let remote =
+            || any::<(u64, u32)>().prop_map(|(address, key)| RemoteAddress { address, key });
+        prop_oneof![
+            Just(Operation::Send),
+            any::<(u32, u32, u32)>().prop_map(|(address_handle, queue_pair, q_key)| {
+                Operation::SendDatagram(DatagramAddress {
+                    address_handle,
+                    queue_pair,
+                    q_key,
+                })
+            }),
+            remote().prop_map(Operation::Write),
+            remote().prop_map(Operation::Read),
+            (remote(), any::<u64>()).prop_map(|(remote, add)| Operation::FetchAdd { remote, add }),
+            (remote(), any::<(u64, u64)>()).prop_map(|(remote, (compare, swap))| {
+                Operation::CompareSwap {
+                    remote,
+                    compare,
+                    swap,
+                }
+            }),
+        ]
     }
 
-    prop_compose! {
-        fn work_request()(
-            wr_id: u64,
-            which in 0..5u8,
-            address: u64,
-            key: u32,
-            operands: (u64, u64),
-            immediate: Option<u32>,
-            (signaled, fence, solicited) in any::<(bool, bool, bool)>(),
-            sges in sges(),
-            inline in prop::option::of(prop::collection::vec(any::<u8>(), 0..=INLINE_MAX)),
-            datagram: Option<(u32, u32, u32)>,
-        ) -> WorkRequest {
-            let remote = RemoteAddress { address, key };
-            let operation = match which {
-                0 => Operation::Send,
-                1 => Operation::Write(remote),
-                2 => Operation::Read(remote),
-                3 => Operation::FetchAdd { remote, add: operands.0 },
-                _ => Operation::CompareSwap { remote, compare: operands.0, swap: operands.1 },
-            };
-            let datagram = datagram.filter(|_| which == 0).map(|(address_handle, queue_pair, q_key)| DatagramAddress {
-                address_handle,
-                queue_pair,
-                q_key,
-            });
-            WorkRequest {
-                wr_id,
-                operation,
-                immediate: immediate.filter(|_| which < 2),
-                signaled,
-                fence,
-                solicited,
-                payload: match inline {
-                    Some(bytes) if which < 2 => Payload::Inline(bytes),
-                    _ => Payload::Sges(sges),
-                },
-                datagram,
-            }
-        }
+    /// An entry of the slots that a program wrote past its library.
+    fn taken(slots: &[Slot]) -> Option<Entry> {
+        let words: Vec<AtomicU64> = (0..RING_HEADER_WORDS + 32 * SLOT_WORDS)
+            .map(|_| AtomicU64::new(0))
+            .collect();
+        let ring = Ring::new(words.as_slice()).unwrap();
+        Producer::new(ring, 0).push(slots).unwrap();
+        let mut entry = Entry::new();
+        let taken = entry.take(&mut Consumer::new(ring, 0));
+        taken.is_ok_and(|taken| taken).then_some(entry)
     }
 
     proptest! {
         #[test]
-        fn a_work_request_survives_a_round_trip(request in work_request()) {
-            let mut encoded = Vec::new();
-            request.encode(&mut encoded).unwrap();
-            let (first, rest) = encoded.split_first().unwrap();
-            prop_assert_eq!(entry_slots(first), Ok(encoded.len() as u32));
-            prop_assert!(encoded.len() as u32 <= ENTRY_SLOTS_MAX);
-            prop_assert_eq!(WorkRequest::decode(first, rest), Ok(request));
-        }
-
-        #[test]
-        fn a_receive_request_survives_a_round_trip(wr_id: u64, sges in sges()) {
-            let request = ReceiveRequest { wr_id, sges };
-            let mut encoded = Vec::new();
-            request.encode(&mut encoded).unwrap();
-            let (first, rest) = encoded.split_first().unwrap();
-            prop_assert_eq!(ReceiveRequest::decode(first, rest), Ok(request));
-        }
-
-        /// What a program may write past its library.
-        #[test]
-        fn any_words_are_a_work_request_or_refused_and_never_more_slots_than_allowed(
-            words: [u64; SLOT_WORDS],
-            few in 0..64u64,
-            rest in prop::collection::vec(any::<Slot>(), 0..20),
+        fn a_work_request_survives_a_round_trip(
+            wr_id: u64,
+            operation in operation(),
+            immediate: Option<u32>,
+            (signaled, fence, solicited) in any::<(bool, bool, bool)>(),
+            sges in prop::collection::vec(sge(), 0..=SGES_MAX),
+            inline in prop::option::of(prop::collection::vec(any::<u8>(), 0..=INLINE_MAX)),
         ) {
-            for first in [words, [few, 0, 0, 0, 0, 0, 0, 0]] {
-                if let Ok(slots) = entry_slots(&first) {
-                    prop_assert!((1..=ENTRY_SLOTS_MAX).contains(&slots));
-                }
-                let _ = ReceiveRequest::decode(&first, &rest);
-                if let Ok(request) = WorkRequest::decode(&first, &rest) {
-                    let mut again = Vec::new();
-                    prop_assert_eq!(request.encode(&mut again), Ok(()));
-                    prop_assert_eq!(again.len(), 1 + rest.len());
+            let carries = matches!(
+                operation,
+                Operation::Send | Operation::SendDatagram(_) | Operation::Write(_)
+            );
+            let request = WorkRequest {
+                wr_id,
+                operation,
+                immediate: immediate.filter(|_| carries),
+                signaled,
+                fence,
+                solicited,
+                payload: match &inline {
+                    Some(bytes) if carries => Payload::Inline(bytes),
+                    _ => Payload::Sges(&sges),
+                },
+            };
+            // What the entry was before does not shine through.
+            let mut entry = Entry::new();
+            let _ = entry.resize(ENTRY_SLOTS_MAX * SLOT_BYTES).0.iter_mut().map(|byte| *byte = 255).count();
+            entry.set_work_request(&request).unwrap();
+            prop_assert_eq!(entry.work_request(), Ok(request));
+            let taken = taken(entry.slots()).unwrap();
+            prop_assert_eq!(taken.work_request(), Ok(request));
+        }
+
+        #[test]
+        fn a_receive_request_survives_a_round_trip(
+            wr_id: u64,
+            sges in prop::collection::vec(sge(), 0..=SGES_MAX),
+        ) {
+            let request = ReceiveRequest { wr_id, sges: &sges };
+            let mut entry = Entry::new();
+            entry.set_receive(&request).unwrap();
+            let taken = taken(entry.slots()).unwrap();
+            prop_assert_eq!(taken.receive(), Ok(request));
+        }
+
+        #[test]
+        fn any_words_are_a_work_request_or_refused(
+            words: [u64; SLOT_WORDS],
+            (opcode, flags, slots, sges) in (0..8u8, 0..64u8, 0..20u8, 0..40u8),
+            inline_bytes in 0..2000u32,
+            rest in prop::collection::vec(any::<Slot>(), 19),
+        ) {
+            let mut likely = words;
+            let low = u32::from_ne_bytes([opcode, flags, slots, sges]);
+            likely[0] = u64::from(low);
+            likely[3] = u64::from(inline_bytes) << 32;
+            for first in [words, likely] {
+                let mut slots = rest.clone();
+                slots[0] = first;
+                let Some(entry) = taken(&slots) else { continue };
+                let _ = entry.receive();
+                if let Ok(request) = entry.work_request() {
+                    let mut again = Entry::new();
+                    prop_assert_eq!(again.set_work_request(&request), Ok(()));
+                    prop_assert_eq!(again.work_request(), Ok(request));
+                    prop_assert_eq!(again.slots().len(), entry.slots().len());
                 }
             }
         }
     }
 
-    #[test]
-    fn too_many_entries_and_too_many_inline_bytes_are_refused() {
-        let mut out = Vec::new();
-        let sges = vec![Sge::default(); SGES_MAX + 1];
-        let receive = ReceiveRequest { wr_id: 1, sges };
-        let error = receive.encode(&mut out).unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains("33 scatter-gather entries, at most 32"),
-            "{error}"
-        );
-        let request = WorkRequest {
+    fn send(payload: Payload<'_>) -> WorkRequest<'_> {
+        WorkRequest {
             wr_id: 1,
             operation: Operation::Send,
             immediate: None,
             signaled: true,
             fence: false,
             solicited: false,
-            payload: Payload::Inline(vec![0; INLINE_MAX + 1]),
-            datagram: None,
+            payload,
+        }
+    }
+
+    #[test]
+    fn the_commonest_requests_take_one_slot() {
+        let mut entry = Entry::new();
+        let sges = [Sge::default(); 3];
+        let remote = RemoteAddress::default();
+        let mut slots = |request: &WorkRequest<'_>| {
+            entry.set_work_request(request).unwrap();
+            entry.slots().len()
         };
-        let error = request.encode(&mut out).unwrap_err();
+        assert_eq!(slots(&send(Payload::Sges(&sges[..2]))), 1);
+        assert_eq!(slots(&send(Payload::Sges(&sges))), 2);
+        assert_eq!(slots(&send(Payload::Inline(&[0; 32]))), 1);
+        assert_eq!(
+            slots(&send(Payload::Inline(&[0; INLINE_MAX]))),
+            ENTRY_SLOTS_MAX
+        );
+        let atomic = WorkRequest {
+            operation: Operation::FetchAdd { remote, add: 1 },
+            ..send(Payload::Sges(&sges[..1]))
+        };
+        assert_eq!(slots(&atomic), 1);
+        let receive = ReceiveRequest {
+            wr_id: 1,
+            sges: &sges,
+        };
+        entry.set_receive(&receive).unwrap();
+        assert_eq!(entry.slots().len(), 1);
+    }
+
+    #[test]
+    fn a_ring_holds_as_many_requests_as_a_queue_pair_may_have() {
+        assert_eq!(ring_slots(128, 1, 0), Some(128));
+        assert_eq!(ring_slots(128, 1, 64), Some(256));
+        assert_eq!(ring_slots(4096, 1, INLINE_MAX), Some(1 << 17));
+        assert_eq!(ring_slots(0, 0, 0), Some(1));
+        assert_eq!(ring_slots(1 << 20, SGES_MAX, 0), None);
+        assert_eq!(ring_slots(1, SGES_MAX + 1, 0), None);
+    }
+
+    #[test]
+    fn too_many_entries_and_too_many_inline_bytes_are_refused() {
+        let mut entry = Entry::new();
+        let sges = vec![Sge::default(); SGES_MAX + 1];
+        let receive = ReceiveRequest {
+            wr_id: 1,
+            sges: &sges,
+        };
+        let error = entry.set_receive(&receive).unwrap_err().to_string();
         assert!(
-            error
-                .to_string()
-                .contains("1025 inline bytes, at most 1024"),
+            error.contains("33 scatter-gather entries, at most 32"),
             "{error}"
         );
+        let request = send(Payload::Inline(&[0; INLINE_MAX + 1]));
+        let error = entry.set_work_request(&request).unwrap_err().to_string();
+        assert!(error.contains("1025 inline bytes, at most 1024"), "{error}");
     }
 }

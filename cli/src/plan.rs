@@ -9,6 +9,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use thiserror::Error;
 use weft_planner::{
     Manifest, ManifestError, PAYLOAD_SHARE, PlanError, Request, Strategy, Topology, TopologyError,
@@ -43,7 +44,13 @@ pub struct Args {
     )]
     pub to: Vec<String>,
     /// Who sends to whom: auto, direct, chain or binomial.
-    #[arg(long, value_name = "STRATEGY", default_value = "auto")]
+    #[arg(
+        long,
+        value_name = "STRATEGY",
+        default_value = "auto",
+        hide_possible_values = true,
+        value_parser = strategy_parser()
+    )]
     pub strategy: Strategy,
     /// A relay forwards after this much.
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = quantity::parse_bytes)]
@@ -54,6 +61,12 @@ pub struct Args {
     /// Print the plan as one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Reads a strategy, and gives a shell's completion all names.
+pub(crate) fn strategy_parser() -> impl TypedValueParser<Value = Strategy> {
+    PossibleValuesParser::new(Strategy::ALL.map(Strategy::name))
+        .try_map(|name| name.parse::<Strategy>())
 }
 
 /// Why there is nothing to print. Every text names the flag or the file, the field and the remedy.

@@ -47,8 +47,6 @@ const FAILED: u8 = 1;
 const SIGNALLED: u8 = 128;
 /// What still runs by then on other threads ends with the process.
 const SHUTDOWN: Duration = Duration::from_millis(500);
-/// The control plane is idle most of the time.
-const THREADS: usize = 2;
 
 /// Plays, and gives the exit status. Call it before any thread is started.
 pub fn run(args: &Args, out: &mut impl Write, err: &mut impl Write) -> u8 {
@@ -74,16 +72,16 @@ pub fn run(args: &Args, out: &mut impl Write, err: &mut impl Write) -> u8 {
             return failed(&settings, &error, out, err);
         }
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(THREADS)
+    // The control plane is idle most of the time, and a runtime of several threads waits for ever for one that the system
+    // does not give.
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => return failed(&settings, &PlayError::Runtime(error), out, err),
     };
-    // On this thread and not on one of the runtime's: loopback agents die with the thread that
-    // started them.
+    // On the main thread: loopback agents die with the thread that started them.
     let outcome = runtime.block_on(until_signalled(&settings, &program, out, err));
     runtime.shutdown_timeout(SHUTDOWN);
     match outcome {

@@ -18,6 +18,7 @@ use weft_proto::agent::v1::{self as agent, Algorithm};
 use super::out;
 use crate::{
     fabric::{Spec, SpecError},
+    plan::strategy_parser,
     quantity,
     stage::{CongestionControl, Encryption, PathPolicy},
 };
@@ -33,12 +34,12 @@ pub struct Args {
     /// Nodes; node 0 has the data.
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub nodes: usize,
-    /// Leaf switches; the nodes are spread over them in turn.
-    #[arg(long, value_name = "L", default_value_t = 2)]
-    pub leaves: usize,
-    /// Spine switches; every one is a way between any two leaves.
-    #[arg(long, value_name = "S", default_value_t = 4)]
-    pub spines: usize,
+    /// Leaf switches; the nodes are spread over them in turn [default: 2].
+    #[arg(long, value_name = "L")]
+    pub leaves: Option<usize>,
+    /// Spine switches; every one is a way between any two leaves [default: 4].
+    #[arg(long, value_name = "S")]
+    pub spines: Option<usize>,
     /// Paths between two nodes, 1 to 256 [default: 128; 1 without a fabric].
     #[arg(long, value_name = "P")]
     pub paths: Option<u16>,
@@ -70,7 +71,13 @@ pub struct Args {
     #[arg(long, value_name = "all|1,3", default_value = "all")]
     pub to: Destinations,
     /// Who sends to whom: auto, direct, chain or binomial.
-    #[arg(long, value_name = "STRATEGY", default_value = "auto")]
+    #[arg(
+        long,
+        value_name = "STRATEGY",
+        default_value = "auto",
+        hide_possible_values = true,
+        value_parser = strategy_parser()
+    )]
     pub strategy: Strategy,
     /// How a chunk's path is chosen.
     #[arg(long, value_name = "POLICY", default_value = "reps")]
@@ -461,8 +468,8 @@ impl Args {
         }
         let fabric = Spec {
             nodes: self.nodes,
-            leaves: self.leaves,
-            spines: self.spines,
+            leaves: self.leaves(),
+            spines: self.spines(),
             rate: self.rate,
             node_rate: self.node_rate,
             loss: self.loss,
@@ -505,8 +512,18 @@ impl Args {
         })
     }
 
+    fn leaves(&self) -> usize {
+        self.leaves.unwrap_or(2)
+    }
+
+    fn spines(&self) -> usize {
+        self.spines.unwrap_or(4)
+    }
+
     fn of_fabric(&self) -> Vec<&'static str> {
         [
+            ("--leaves", self.leaves.is_some()),
+            ("--spines", self.spines.is_some()),
             ("--rate", self.rate.is_some()),
             ("--node-rate", self.node_rate.is_some()),
             ("--loss", self.loss > 0.0),
@@ -547,9 +564,9 @@ impl Args {
     }
 
     fn faults(&self) -> Result<Vec<Fault>, UsageError> {
-        let last = self.spines - 1;
+        let last = self.spines() - 1;
         if let Some(moment) = self.fail_spine.first() {
-            if self.leaves == 1 {
+            if self.leaves() == 1 {
                 return Err(SpecError::NoSpineCrossed { flag: "fail-spine" }.into());
             }
             let given = self

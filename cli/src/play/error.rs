@@ -66,8 +66,10 @@ pub enum PlayError {
     /// The result could not be written.
     #[error("the result cannot be written: {0}; check the pipe or the disk behind the output")]
     Output(io::Error),
-    /// No threads.
-    #[error("no threads can be started: {0}; check the limits of this user (ulimit -u)")]
+    /// No runtime.
+    #[error(
+        "the runtime cannot be started: {0}; raise the limit of open files, as with `ulimit -n 1024`"
+    )]
     Runtime(io::Error),
     /// A signal asked for the end.
     #[error("ended by signal {number}")]
@@ -90,7 +92,7 @@ impl PlayError {
             Self::OutInUse { .. } => "OutInUse",
             Self::Json(_) => "ResultNotJson",
             Self::Output(_) => "OutputNotWritten",
-            Self::Runtime(_) => "NoThreads",
+            Self::Runtime(_) => "NoRuntime",
             Self::Signalled { .. } => "Signalled",
         }
     }

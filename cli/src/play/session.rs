@@ -5,10 +5,14 @@ use std::{
     io::Write,
     path::{Path, PathBuf},
     sync::Arc,
+    thread,
     time::Duration,
 };
 
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, MissedTickBehavior, interval, sleep_until},
+};
 
 use weft_proto::agent::v1::Overwrite;
 use weft_transfer::{LeaderContext, Spec, Timing};
@@ -19,7 +23,7 @@ use super::{
     scratch::{Origin, Scratch},
 };
 use crate::{
-    fabric::{Fabric, isolation},
+    fabric::{Fabric, FabricError, isolation},
     stage::{Access, Ground, Root, Setup, Stage, StageError, directory, node_name},
 };
 
@@ -116,16 +120,17 @@ impl<'a> Play<'a> {
 
         // Data and fabric are made at the same time, on threads that a signal does not wait for.
         let (data, made) = (settings.data.clone(), base.join(node_name(0)));
-        let data = tokio::task::spawn_blocking(move || data.lay_out(&made));
-        let ground = if isolation::is_inside() {
-            let spec = settings.fabric.clone();
-            let fabric =
-                unpanicked(tokio::task::spawn_blocking(move || Fabric::build(&spec)).await)?;
-            Ground::Fabric(Arc::new(fabric))
-        } else {
-            Ground::loopback(nodes, settings.fabric.mtu)?
+        let data = on_a_thread(move || data.lay_out(&made));
+        let ground = async {
+            if isolation::is_inside() {
+                let spec = settings.fabric.clone();
+                let fabric = on_a_thread(move || Fabric::build(&spec)).await?;
+                Ok(Ground::Fabric(Arc::new(fabric)))
+            } else {
+                Ok(Ground::loopback(nodes, settings.fabric.mtu)?)
+            }
         };
-        let origin = unpanicked(data.await)?;
+        let (origin, ground) = tokio::try_join!(data, ground)?;
         let source = Root {
             name: SOURCE_ROOT,
             directory: origin.root.clone(),
@@ -275,7 +280,7 @@ impl<'a> Play<'a> {
             FaultKind::FailSpine => {
                 if let Some(fabric) = self.stage.ground().fabric().cloned() {
                     let fail = move || fabric.fail_spine(fault.index);
-                    unpanicked(tokio::task::spawn_blocking(fail).await)?;
+                    on_a_thread(fail).await?;
                 }
                 Ok(())
             }
@@ -364,16 +369,26 @@ fn patience(faults: &[Fault]) -> u32 {
     u32::try_from(dead.as_secs() / BACKOFF_LONGEST.as_secs()).unwrap_or(u32::MAX / 2)
 }
 
-fn unpanicked<T, E>(joined: Result<Result<T, E>, tokio::task::JoinError>) -> Result<T, PlayError>
+/// Does what blocks beside the runtime. A panic of it goes on here.
+async fn on_a_thread<T, E>(
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, PlayError>
 where
+    T: Send + 'static,
+    E: Send + 'static,
     PlayError: From<E>,
 {
-    match joined {
+    let (running, ended) = oneshot::channel::<()>();
+    let started = thread::Builder::new().spawn(move || {
+        let _running = running;
+        work()
+    });
+    let thread = started.map_err(|source| FabricError::NoThread { source })?;
+    // Nothing is sent: it ends when the other half is gone, after a panic too.
+    let _ = ended.await;
+    match thread.join() {
         Ok(result) => Ok(result?),
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(cancelled) => Err(PlayError::Runtime(std::io::Error::other(cancelled))),
-        },
+        Err(panic) => std::panic::resume_unwind(panic),
     }
 }
 

@@ -21,7 +21,10 @@ use tokio::{
 use weft_identity::authority::IdentityFiles;
 
 use super::{Addresses, Root, StageError};
-use crate::quantity;
+use crate::{
+    fabric::{MAX_RATE, MIN_RATE},
+    quantity,
+};
 
 const PROGRAM: &str = "weft-agent";
 /// From start to ready; an agent takes some 50 ms where nothing else runs.
@@ -106,10 +109,10 @@ impl FromStr for CongestionControl {
             ("ecn-rtt", _) => Ok(Self::EcnRtt),
             ("swift", _) => Ok(Self::Swift),
             (_, Some(rate)) => match quantity::parse_rate(rate) {
-                Ok(bps) if bps >= 1_000_000 => Ok(Self::Eqds {
+                Ok(bps) if (MIN_RATE..=MAX_RATE).contains(&bps) => Ok(Self::Eqds {
                     mbps: bps / 1_000_000,
                 }),
-                Ok(_) => Err("a node receives 1mbit at least".to_owned()),
+                Ok(_) => Err("give a rate from 1mbit to 400gbit, as eqds:10gbit".to_owned()),
                 Err(error) => Err(error.to_string()),
             },
             _ => Err(
@@ -401,7 +404,14 @@ mod tests {
         };
         assert_eq!(told("swift"), Ok("swift".to_owned()));
         assert_eq!(told("eqds:10gbit"), Ok("eqds:10000mbit".to_owned()));
-        for text in ["eqds", "eqds:", "eqds:10", "cubic"] {
+        for text in [
+            "eqds",
+            "eqds:",
+            "eqds:10",
+            "eqds:999kbit",
+            "eqds:401gbit",
+            "cubic",
+        ] {
             assert!(told(text).is_err(), "{text}");
         }
     }

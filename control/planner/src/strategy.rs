@@ -39,6 +39,9 @@ impl Strategy {
         (Self::Chain, chain::tree),
     ];
 
+    /// Every strategy.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::Direct, Self::Chain, Self::Binomial];
+
     /// The name as written in specs and on the command line.
     pub fn name(self) -> &'static str {
         match self {
@@ -60,8 +63,9 @@ impl FromStr for Strategy {
     type Err = UnknownStrategy;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let all = [Self::Auto, Self::Direct, Self::Chain, Self::Binomial];
-        let named = all.into_iter().find(|strategy| strategy.name() == text);
+        let named = Self::ALL
+            .into_iter()
+            .find(|strategy| strategy.name() == text);
         named.ok_or_else(|| UnknownStrategy(text.to_owned()))
     }
 }

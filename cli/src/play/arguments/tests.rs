@@ -83,7 +83,11 @@ fn every_bad_argument_names_its_flag_and_the_remedy() {
         ),
         (
             "--strategy fast",
-            "\"fast\" is no strategy: use auto, direct, chain or binomial",
+            "[possible values: auto, direct, chain, binomial]",
+        ),
+        (
+            "--congestion eqds:1tbit",
+            "give a rate from 1mbit to 400gbit, as eqds:10gbit",
         ),
         (
             "--path-policy best",

@@ -200,7 +200,7 @@ fn bad_flags_are_refused_before_anything_is_read() {
         ),
         (
             "--nodes @nodes.yaml --source node0 --size 1MB --strategy ring",
-            "use auto, direct,",
+            "[possible values: auto, direct, chain, binomial]",
         ),
     ] {
         let (reason, text) = files.refused(flags);

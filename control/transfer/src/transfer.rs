@@ -464,6 +464,10 @@ impl Transfer {
             self.progress_before = self.progress_before.saturating_sub(bytes);
             let spec = Arc::make_mut(&mut self.spec);
             spec.destinations.retain(|location| location.node != *node);
+            let paused_object = self.paused_object.iter_mut().map(PausedObject::object);
+            for object in spec.object.iter_mut().chain(paused_object) {
+                object.readers.retain(|reader| reader != node);
+            }
             self.departed.insert(node.clone());
         }
         !departed.is_empty()

@@ -163,7 +163,7 @@ impl Transfer {
     pub(super) fn finish(&mut self) {
         self.destinations.compare_digests();
         let mut nodes = BTreeSet::new();
-        if self.attempt > self.spec.leader.attempts_before {
+        if self.attempt > 0 {
             let failed = self.destinations.failed().map(|(node, _)| node);
             let failed = failed.filter(|node| self.may_have_files(node));
             nodes = failed.map(str::to_owned).collect();

@@ -25,6 +25,10 @@ pub(super) struct PausedObject {
 }
 
 impl PausedObject {
+    pub(super) fn object(&mut self) -> &mut StoreObject {
+        &mut self.object
+    }
+
     /// Names the files of the copy that are the object's.
     pub(super) fn manifest_digest(&self) -> Vec<u8> {
         self.listing.stat.manifest_digest.clone()

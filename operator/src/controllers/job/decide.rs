@@ -30,7 +30,7 @@ use crate::controllers::{
     request::{Change, FINALIZER, Priority, Request},
 };
 use crate::reports::{NodeState, nodes_with_copy};
-use weft_transfer::{AgentEndpoint, Cleanup, DestinationsUpdate, End};
+use weft_transfer::{AgentEndpoint, Cleanup, DestinationsUpdate, End, TransferPhase};
 
 /// Progress is written when the written progress is so old …
 const PROGRESS_AGE: SignedDuration = SignedDuration::from_secs(5);
@@ -120,18 +120,20 @@ impl From<Request> for Decision {
 }
 
 /// Why a job is being stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum StopReason {
     Suspend,
     Deadline,
+    /// An earlier process has begun it, and it can no more go on.
+    Obstacle(Obstacle),
 }
 
 impl StopReason {
     /// What the agents remove. Verified copies stay.
-    fn cleanup(self) -> Cleanup {
+    fn cleanup(&self) -> Cleanup {
         match self {
             Self::Suspend => Cleanup::Nothing,
-            Self::Deadline => Cleanup::Partials,
+            Self::Deadline | Self::Obstacle(_) => Cleanup::Partials,
         }
     }
 }
@@ -164,12 +166,12 @@ fn next(view: &View<'_>) -> Decision {
     if old.phase.is_over() {
         return finished(view);
     }
-    let stop = stop(view.job, &old, view.now);
+    let stop = stop(view, &old);
     match (view.snapshot, stop) {
         (Some(snapshot), stop) => match (&snapshot.end, stop) {
             // Agents that were cancelled to suspend the job are cancelled again when its partial files are to be removed.
             (Some(End::Cancelled(done)), Some(stop)) if *done >= stop.cleanup() => {
-                stopped(view, &old, stop)
+                stopped(view, &old, &stop)
             }
             (Some(End::Cancelled(_)), _) => Effect::DropTask.into(),
             (Some(End::Complete | End::Failed), _) => write(
@@ -182,7 +184,7 @@ fn next(view: &View<'_>) -> Decision {
         },
         (None, Some(stop)) => match cancel_orphan(view, &old, stop.cleanup()) {
             Some(effect) => effect.into(),
-            None => stopped(view, &old, stop),
+            None => stopped(view, &old, &stop),
         },
         (None, None) => begin(view, &old),
     }
@@ -205,12 +207,24 @@ pub(crate) fn next_deadline(job: &TransferJob) -> Option<Timestamp> {
     }
 }
 
-fn stop(job: &TransferJob, old: &TransferJobStatus, now: Timestamp) -> Option<StopReason> {
-    if !old.phase.is_over() && next_deadline(job).is_some_and(|until| now >= until) {
-        Some(StopReason::Deadline)
-    } else {
-        job.spec.suspend.then_some(StopReason::Suspend)
+fn stop(view: &View<'_>, old: &TransferJobStatus) -> Option<StopReason> {
+    if !old.phase.is_over() && next_deadline(view.job).is_some_and(|until| view.now >= until) {
+        return Some(StopReason::Deadline);
     }
+    if view.job.spec.suspend {
+        return Some(StopReason::Suspend);
+    }
+    // What runs in this process goes on with the job as it was when it began.
+    let runs =
+        |snapshot: &Snapshot| snapshot.phase != TransferPhase::Ending && snapshot.end.is_none();
+    if old.attempt == 0 || view.snapshot.is_some_and(runs) {
+        return None;
+    }
+    let found = resolve::resolve(view.job, view.cache, view.membership, view.leader_epoch).err()?;
+    let first = found.into_iter().next();
+    first
+        .filter(|obstacle| obstacle.is_final)
+        .map(StopReason::Obstacle)
 }
 
 fn has_finalizer(job: &TransferJob) -> bool {
@@ -341,8 +355,9 @@ fn update_labelled_condition(view: &View<'_>) -> Option<Request> {
     })
 }
 
-fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: StopReason) -> Decision {
+fn stopped(view: &View<'_>, old: &TransferJobStatus, stop: &StopReason) -> Decision {
     let new = match stop {
+        StopReason::Obstacle(obstacle) => status::failed_status(view.job, obstacle, view.now),
         StopReason::Suspend => status::suspended_status(view.job, view.now),
         StopReason::Deadline => {
             let seconds = view.job.spec.deadline_seconds.unwrap_or_default();

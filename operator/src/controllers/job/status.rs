@@ -262,7 +262,7 @@ fn merge_with_written(
         .iter()
         .map(|destination| (destination.node.as_str(), destination))
         .collect();
-    let mut is_any_unknown = false;
+    let (mut is_any_unknown, mut unlisted) = (false, 0i64);
     let merged = |destination: &DestinationStatus| {
         let has_no_report = destination.state == DestinationState::Pending
             && destination.bytes == 0
@@ -273,20 +273,25 @@ fn merge_with_written(
             }
             written => {
                 is_any_unknown |= has_no_report && written.is_none();
+                unlisted += if written.is_none() {
+                    destination.bytes
+                } else {
+                    0
+                };
                 destination.clone()
             }
         }
     };
     let destinations: Vec<DestinationStatus> = snapshot.destinations.iter().map(merged).collect();
-    // Of those that the status had no room for, only the sum is known.
+    // Of those that the status had no room for, only the sum is known. Some may have reported again.
     let bytes_of = |all: &[DestinationStatus]| all.iter().map(|one| one.bytes).sum::<i64>();
-    let listed = bytes_of(&old.destinations);
-    let unlisted = match is_any_unknown && old.destinations_truncated {
-        true => old.bytes.saturating_sub(listed).max(0),
+    let unlisted_before = old.bytes.saturating_sub(bytes_of(&old.destinations));
+    let missing = match is_any_unknown && old.destinations_truncated {
+        true => unlisted_before.saturating_sub(unlisted).max(0),
         false => 0,
     };
     let more = bytes_of(&destinations).saturating_sub(bytes_of(&snapshot.destinations));
-    let bytes = snapshot.bytes.saturating_add(more).saturating_add(unlisted);
+    let bytes = snapshot.bytes.saturating_add(more).saturating_add(missing);
     (destinations, bytes)
 }
 

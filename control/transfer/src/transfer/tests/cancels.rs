@@ -117,3 +117,25 @@ fn a_healthy_node_that_ends_its_part_as_told_is_not_called_stopped() {
     harness.ends(1, Ok(()));
     assert_eq!(harness.reason(1), "AgentStopped");
 }
+
+#[test]
+fn a_successor_whose_job_fails_before_its_first_attempt_leaves_no_partial_files_of_earlier_ones() {
+    let leader = LeaderContext {
+        attempts_before: 1,
+        ..LeaderContext::ONLY
+    };
+    let spec = Harness::chain(3).transfer.spec().clone();
+    let (transfer, _) = Transfer::begin(Spec { leader, ..spec });
+    let gone = failure("node0", "SourceNotFound", false);
+    let (transfer, commands) = transfer.step(Duration::ZERO, Input::Stat(Err(gone)));
+    let cancelled = |node: u32| Command::Call {
+        node: name(node),
+        attempt: 1,
+        call: Call::Cancel {
+            cleanup: Cleanup::Partials,
+            is_repeated: true,
+        },
+    };
+    assert_eq!(commands, [cancelled(1), cancelled(2)]);
+    assert_eq!(transfer.phase(), TransferPhase::Ending);
+}

@@ -392,3 +392,23 @@ fn a_store_that_cannot_be_listed_from_one_node_is_listed_from_the_next_and_at_la
     let harness = start([refused(0, "ObjectDenied")].into());
     assert!(harness.transfer.is_over());
 }
+
+#[test]
+fn a_reader_that_is_no_destination_any_more_is_not_waited_for() {
+    let mut harness = reading(3, None);
+    harness.dies(0);
+    let spec = harness.transfer.spec().clone();
+    let left = spec.destinations.iter().filter(|it| it.node != name(1));
+    harness.answer(Input::Destinations(Box::new(DestinationsUpdate {
+        destinations: left.cloned().collect(),
+        topology: spec.topology.clone(),
+        payload_share: spec.payload_share,
+        configuration_pending: BTreeSet::new(),
+    })));
+    harness.log();
+    harness.rests();
+    assert_eq!(harness.log(), "stat", "of node0, which does not answer");
+    harness.rests();
+    assert_eq!(reader(&harness), Some("node2"));
+    assert!(harness.log().contains("start node2 #2 -> []"));
+}

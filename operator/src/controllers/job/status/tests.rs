@@ -224,3 +224,27 @@ fn a_verified_copy_that_sends_in_place_of_a_store_keeps_its_job_slot() {
     assert_eq!(slots.source, "n1");
     assert!(slots.receivers.contains("n2"));
 }
+
+#[test]
+fn a_node_that_joins_many_destinations_brings_no_bytes() {
+    let one = |i: i64| destination(&format!("n{i:03}"), DestinationState::Transferring, i);
+    let mut all: Vec<_> = (1..=100).map(one).collect();
+    let mut job = scenario::job("minilm");
+    let status = transfer_status(&job, &snapshot(all.clone()), scenario::start());
+    assert!(status.destinations_truncated && status.bytes == 5050);
+    job.status = Some(status);
+    all.push(destination("n101", DestinationState::Pending, 0));
+    let bytes = |all: &[DestinationStatus]| {
+        transfer_status(&job, &snapshot(all.to_vec()), scenario::start()).bytes
+    };
+    assert_eq!(bytes(&all), 5050);
+    // After a failover none has reported yet, then some have.
+    for destination in &mut all {
+        (destination.state, destination.bytes) = (DestinationState::Pending, 0);
+    }
+    assert_eq!(bytes(&all), 5050);
+    for (destination, bytes) in all.iter_mut().rev().skip(1).zip(81..) {
+        destination.bytes = bytes;
+    }
+    assert!(bytes(&all) >= 5050);
+}

@@ -118,3 +118,20 @@ fn a_finished_job_is_deleted_when_its_time_is_over_and_not_before() {
     assert!(stage.cache.jobs.get(&minilm()).is_none());
     assert_eq!(stage.log.last().unwrap(), "delete");
 }
+
+#[test]
+fn a_job_that_can_no_more_go_on_after_a_failover_leaves_nothing_at_agents() {
+    let mut stage = Stage::new();
+    stage.until(|stage| stage.agents.get("n3").is_some_and(|agent| agent.partial));
+    stage.kill();
+    // The source's node is a destination now, and the copy would lie within the source.
+    stage.edit(|job| job.spec.destinations.path = "minilm/copy".into());
+    stage.settle();
+    assert_eq!(stage.phase(), Phase::Failed, "{:?}", stage.log);
+    assert_eq!(stage.leftovers(), Vec::<&str>::new(), "{:?}", stage.log);
+    let conditions = stage.status().conditions;
+    let failed = conditions
+        .iter()
+        .find(|condition| condition.type_ == "Failed");
+    assert_eq!(failed.unwrap().reason, "CopyWithinSource");
+}

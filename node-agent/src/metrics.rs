@@ -211,7 +211,7 @@ fn encode_engine(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
     let counters: [(&str, &str, u64); 8] = [
         (
             "chunks_sent",
-            "Chunks sent for the first time",
+            "Chunks sent, resends included",
             stats.chunks_sent,
         ),
         (
@@ -353,7 +353,7 @@ fn encode_peers(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
     )?;
     out.counter(
         "peer_chunks_sent",
-        "Chunks sent to a peer",
+        "Chunks sent to a peer, resends included",
         of(|peer| peer.sent_chunks),
     )?;
     out.counter(
@@ -397,7 +397,7 @@ fn encode_paths(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
     };
     out.counter(
         "path_chunks_sent",
-        "Chunks sent on a path",
+        "Chunks sent on a path, resends included",
         of(|p| p.sent_chunks),
     )?;
     out.counter(

@@ -40,7 +40,7 @@ enum Link<'a> {
 }
 
 impl Link<'_> {
-    /// How many links bytes have behind them that come here from another leaf.
+    /// How many links bytes from another leaf have crossed before this one.
     fn links_before(&self) -> u8 {
         match self {
             Self::NodeToLeaf { .. } => 0,

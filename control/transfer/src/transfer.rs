@@ -167,7 +167,7 @@ impl Transfer {
             State::Waiting { .. } | State::RecordingAttempt => TransferPhase::BetweenAttempts,
             State::Preparing { .. } => TransferPhase::Preparing,
             State::Running(_) | State::AwaitingFinalReports { .. } => TransferPhase::Running,
-            State::Cancelling { .. } | State::Ending { .. } => TransferPhase::Ending,
+            State::EndingAttempt { .. } | State::Ending { .. } => TransferPhase::Ending,
             State::Over(_) => TransferPhase::Over,
         }
     }

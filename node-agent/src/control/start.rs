@@ -222,8 +222,8 @@ impl AttemptRegistry {
         let (to_sender, sender_events) = unbounded();
         let (from_engine, engine_events) = unbounded();
         let (build_requests_tx, build_requests_rx) = unbounded();
-        let ready = blocks.map_or(layout.messages(), |blocks| {
-            blocks.set_sender(to_sender.clone())
+        let readable_until = blocks.map_or(layout.messages(), |blocks| {
+            blocks.subscribe_sender(to_sender.clone())
         });
         let peers: Vec<Arc<Peer>> = children
             .iter()
@@ -238,7 +238,7 @@ impl AttemptRegistry {
             peers: peers.clone(),
             pool,
             messages: layout.messages(),
-            ready,
+            readable_until,
             is_source: blocks.is_none(),
             build_requests_tx,
             sender_events,

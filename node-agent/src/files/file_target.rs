@@ -219,7 +219,7 @@ impl FileTarget {
         };
         let same_size = match named {
             None => false,
-            Some(found) => self.replaceable(&found, bytes)?,
+            Some(found) => self.check_replaceable(&found, bytes)?,
         };
         let partial = stat(&self.partial)?;
         let whole = partial.is_some_and(|stat| bytes > 0 && FileState::of(&stat).size == bytes);
@@ -252,7 +252,7 @@ impl FileTarget {
             // No link.
             Err(Errno::INVAL) => {
                 let found = fs::statat(parent, &self.name, AtFlags::SYMLINK_NOFOLLOW);
-                self.replaceable(&found.map_err(failed)?, 0)?;
+                self.check_replaceable(&found.map_err(failed)?, 0)?;
                 self.may_replace().map(|()| false)
             }
             Err(cause) => Err(failed(cause)),
@@ -266,9 +266,8 @@ impl FileTarget {
             .map_err(|cause| self.failed("symlinkat", cause, 0))
     }
 
-    /// Whether what has the final name has the right size; an error when it is nothing
-    /// that a file may replace.
-    fn replaceable(&self, found: &Stat, bytes: u64) -> Result<bool, FileError> {
+    /// Fails if a file may not replace what has the final name. Otherwise returns whether the sizes are equal.
+    fn check_replaceable(&self, found: &Stat, bytes: u64) -> Result<bool, FileError> {
         let exists = |found| FileError::DestinationExists {
             location: self.location(),
             found,

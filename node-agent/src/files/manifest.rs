@@ -385,12 +385,12 @@ fn digest(list: &List) -> [u8; 32] {
         hasher.update(&version.modified_ns.to_le_bytes());
         hasher.update(&packed.mode.to_le_bytes());
         hasher.update(&packed.bytes.to_le_bytes());
-        // Of a known length: the mode was that.
+        // The length of the text is hashed already: of a link, `packed.mode` holds it.
         if let EntryKind::Link { link_text } = list.unpack(packed).kind {
             hasher.update(link_text.as_bytes());
         }
     }
-    // Every list without holes has the digest that agents gave it which knew of none.
+    // A manifest without holes keeps the digest of earlier releases, which did not know holes.
     for holes in &list.holes {
         hasher.update(&holes.to_le_bytes());
     }

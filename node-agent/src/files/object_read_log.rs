@@ -30,12 +30,12 @@ pub type VersionId = [u8; 16];
 
 /// Bytes that are read at a time: 1024 entries.
 const READ_BYTES: usize = 1024 * ENTRY_BYTES;
-/// How often each block of a job may have been read anew, torn by crashes or changed in the store, before
-/// its log is begun anew: what grows on has no use.
+/// How often each block of a job may have been read again, after crashes or changes in the store. A longer log is
+/// started again, so it cannot grow without bound.
 const READS_MAX: u64 = 4;
 
-/// The log of a job in a root, open for more. Of what it says nothing is kept: it is as long as the
-/// job is large.
+/// The log of a job in a root, open for appending. Its content is not held in memory: it is as long as the job is
+/// large.
 #[derive(Debug)]
 pub struct ObjectReadLog {
     file: File,
@@ -56,7 +56,7 @@ impl ObjectReadLog {
         let entry = ENTRY_BYTES as u64;
         let kept = match length / entry {
             entries if entries > blocks.saturating_mul(READS_MAX) => 0,
-            // Of half an entry nothing: the next one begins where it began.
+            // A half-written entry is cut off.
             entries => entries * entry,
         };
         if kept < length {
@@ -65,13 +65,13 @@ impl ObjectReadLog {
         Ok(ObjectReadLog { file, location })
     }
 
-    /// Tells each block that was read, and the digest it had; `counts` says whether it is of a version
-    /// that still is. Where none is, the log begins anew.
+    /// Calls `visit` with each block that was read and its digest. It returns whether the store still has that version.
+    /// If no entry is current, the log is emptied.
     pub fn read(
         &mut self,
-        mut counts: impl FnMut(&VersionId, u32, BlockDigest) -> bool,
+        mut visit: impl FnMut(&VersionId, u32, BlockDigest) -> bool,
     ) -> Result<(), FileError> {
-        let mut some = false;
+        let mut is_any_current = false;
         let failed = |error: &io::Error| self.failed("read", errno(error), 0);
         let mut entries = BufReader::with_capacity(READ_BYTES, &self.file);
         entries.rewind().map_err(|error| failed(&error))?;
@@ -82,12 +82,14 @@ impl ObjectReadLog {
                 .and_then(|()| entries.read_exact(&mut block))
                 .and_then(|()| entries.read_exact(&mut digest));
             match read {
-                Ok(()) => some |= counts(&id, u32::from_le_bytes(block), BlockDigest(digest)),
+                Ok(()) => {
+                    is_any_current |= visit(&id, u32::from_le_bytes(block), BlockDigest(digest));
+                }
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
                 Err(error) => return Err(failed(&error)),
             }
         }
-        if !some {
+        if !is_any_current {
             fs::ftruncate(&self.file, 0).map_err(|cause| self.failed("ftruncate", cause, 0))?;
         }
         Ok(())
@@ -163,17 +165,17 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_other_versions_or_without_measure_is_begun_anew() {
+    fn a_log_of_other_versions_or_one_that_is_too_long_is_started_again() {
         let directory = tempfile::tempdir().unwrap();
         let root = Arc::new(Root::open("r", directory.path(), Access::ReadWrite).unwrap());
         let job: JobUid = "job".parse().unwrap();
         let blocks = (READ_BYTES / ENTRY_BYTES) as u32;
         let filled = || {
-            let mut record = ObjectReadLog::open(&root, &job, blocks.into()).unwrap();
+            let mut log = ObjectReadLog::open(&root, &job, blocks.into()).unwrap();
             for block in 0..=blocks {
-                record.add(&[1; 16], block, &BlockDigest([7; 32])).unwrap();
+                log.add(&[1; 16], block, &BlockDigest([7; 32])).unwrap();
             }
-            record
+            log
         };
         let more = blocks as usize + 1;
         assert_eq!(all(&mut filled(), 2).len(), more);

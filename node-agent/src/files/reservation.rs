@@ -144,8 +144,8 @@ impl Reservation {
     }
 }
 
-/// Removes the directories that `job` has made, parents first, if they are empty and no other job writes
-/// there. Goes on where one cannot be removed, and names the first of these.
+/// Removes the directories that `job` has made if they are empty and no other job writes there. `directories` lists
+/// parents first; they are removed in reverse order. Goes on where one cannot be removed, and names the first of these.
 pub(super) fn remove_directories(
     root: &Root,
     job: &JobUid,

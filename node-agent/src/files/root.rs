@@ -1,9 +1,9 @@
 //! `Root`: a directory that jobs may name. Nothing in [`files`](super) opens a file in another way.
 //!
 //! Everything is opened by `openat2(2)` below the root's directory (`RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS`), so
-//! that no path leads out of the root, whatever happens to the directories meanwhile. Without following any link
-//! (`RESOLVE_NO_SYMLINKS`), but where a source's links are followed. What has no such call (rename, unlink, mkdir)
-//! names one component relative to a directory so opened.
+//! that no path leads out of the root, whatever happens to the directories meanwhile. No link is followed
+//! (`RESOLVE_NO_SYMLINKS`), except in a source whose links are followed. rename, unlink and mkdir have no such call:
+//! they take one name, relative to a directory that was opened this way.
 
 use std::ffi::OsString;
 use std::fmt;

@@ -9,7 +9,7 @@ const BLOCK_BYTES: u64 = 4096;
 /// What transfers may take of a root. The default is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RootLimits {
-    /// Transfers leave so much of the root's file system free: of its bytes, and of its inodes if it is a part.
+    /// Transfers leave so much of the root's file system free of its bytes; a percentage also applies to its inodes.
     pub min_free: MinFree,
     /// Bytes that the directory, the copies and the transfers of one namespace may have in the root.
     pub bytes_per_namespace: Option<u64>,

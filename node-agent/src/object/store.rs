@@ -46,9 +46,9 @@ pub(crate) struct Version {
 }
 
 impl Version {
-    /// A name for exactly these bytes. None where the store names no version: bytes that were read before may then be
-    /// of another one.
-    pub(crate) fn fingerprint(&self, url: &str) -> Option<[u8; 16]> {
+    /// Its id in the read log. `None` where the store names no version: bytes that were read before may then be of
+    /// another one.
+    pub(crate) fn id(&self, url: &str) -> Option<[u8; 16]> {
         if !self.is_named() {
             return None;
         }

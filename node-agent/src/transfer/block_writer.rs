@@ -95,8 +95,9 @@ impl BlockWriter {
             return Err(self.faulty("a message that is not whole".to_owned()));
         }
         self.receive_window.mark_received(number);
-        blocks.set_ready(self.receive_window.ready());
-        contents.is_all = self.receive_window.ready() == blocks.layout.messages();
+        let readable_until = self.receive_window.readable_until();
+        blocks.set_readable_until(readable_until);
+        contents.is_all = readable_until == blocks.layout.messages();
         Ok(contents)
     }
 

@@ -42,7 +42,7 @@ struct Inner {
     /// Least recently used first.
     open: VecDeque<(u32, Arc<DestinationFile>)>,
     /// Number of messages that are complete here without a gap, from the first.
-    ready: u32,
+    readable_until: u32,
     sender: Option<Sender<SenderEvent>>,
 }
 
@@ -154,19 +154,19 @@ impl DestinationBlocks {
     }
 
     /// Raises the number of messages, from the first, that are complete here.
-    pub(crate) fn set_ready(&self, ready: u32) {
+    pub(crate) fn set_readable_until(&self, message: u32) {
         let mut inner = fail_fast::lock(&self.inner);
-        inner.ready = ready;
+        inner.readable_until = message;
         if let Some(sender) = &inner.sender {
             // A sender that has ended needs no event.
-            let _ = sender.send(SenderEvent::Ready(ready));
+            let _ = sender.send(SenderEvent::ReadableUntil(message));
         }
     }
 
     /// From now on this sender gets an event when that number rises. Returns the number now.
-    pub(crate) fn set_sender(&self, sender: Sender<SenderEvent>) -> u32 {
+    pub(crate) fn subscribe_sender(&self, sender: Sender<SenderEvent>) -> u32 {
         let mut inner = fail_fast::lock(&self.inner);
         inner.sender = Some(sender);
-        inner.ready
+        inner.readable_until
     }
 }

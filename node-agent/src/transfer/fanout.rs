@@ -137,7 +137,7 @@ pub(crate) struct Fanout {
 }
 
 impl Fanout {
-    /// For a transfer of `messages`, to so many children. At a source everything is ready.
+    /// For a transfer of `messages`, to so many children. At a source all can be read.
     pub(crate) fn new(
         messages: u32,
         children: usize,

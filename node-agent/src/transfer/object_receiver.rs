@@ -89,7 +89,7 @@ impl ObjectReceiver {
         let url = store.url().to_owned();
         let ids: Vec<Option<VersionId>> = versions
             .iter()
-            .map(|version| version.as_ref()?.fingerprint(&url))
+            .map(|version| version.as_ref()?.id(&url))
             .collect();
         let object = ObjectBlocks {
             attempt: attempt.clone(),

@@ -94,7 +94,7 @@ impl Peer {
             node: self.node.clone(),
             role: self.role.into(),
             bytes: self.bytes.load(Ordering::Relaxed),
-            chunks_sent: stats.chunks_sent + stats.chunks_resent,
+            chunks_sent: stats.chunks_sent,
             chunks_resent: stats.chunks_resent,
             failed: fault.is_some(),
             reason: said(&|fault| fault.reason().to_owned()),

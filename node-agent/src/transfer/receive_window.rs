@@ -15,23 +15,23 @@ pub(crate) const WINDOW_MESSAGES: u32 = 64;
 #[derive(Debug, Default)]
 pub(crate) struct ReceiveWindow {
     /// All below this have.
-    ready: u32,
+    readable_until: u32,
     /// Those beyond it that have, too.
     beyond: BTreeSet<u32>,
 }
 
 impl ReceiveWindow {
     /// Number of messages that have arrived without a gap, from the first.
-    pub(crate) fn ready(&self) -> u32 {
-        self.ready
+    pub(crate) fn readable_until(&self) -> u32 {
+        self.readable_until
     }
 
     /// Whether this one may come now, or what is wrong with it.
     pub(crate) fn check(&self, number: u32) -> Result<(), String> {
-        if number < self.ready || self.beyond.contains(&number) {
+        if number < self.readable_until || self.beyond.contains(&number) {
             return Err(format!("message {number} twice"));
         }
-        let missing = self.ready;
+        let missing = self.readable_until;
         if number - missing >= WINDOW_MESSAGES {
             return Err(format!(
                 "message {number} before message {missing}, more than {WINDOW_MESSAGES} ahead of it"
@@ -43,8 +43,8 @@ impl ReceiveWindow {
     /// The message has come, and was checked before.
     pub(crate) fn mark_received(&mut self, number: u32) {
         self.beyond.insert(number);
-        while self.beyond.remove(&self.ready) {
-            self.ready += 1;
+        while self.beyond.remove(&self.readable_until) {
+            self.readable_until += 1;
         }
     }
 }
@@ -60,13 +60,13 @@ mod tests {
             assert_eq!(receive_window.check(number), Ok(()));
             receive_window.mark_received(number);
         }
-        assert_eq!(receive_window.ready(), 0);
+        assert_eq!(receive_window.readable_until(), 0);
         assert_eq!(receive_window.check(2), Err("message 2 twice".to_owned()));
         let number = WINDOW_MESSAGES;
         let ahead = receive_window.check(number).unwrap_err();
         assert!(ahead.contains("before message 0"), "{ahead}");
         receive_window.mark_received(0);
-        assert_eq!(receive_window.ready(), 3);
+        assert_eq!(receive_window.readable_until(), 3);
         assert_eq!(receive_window.check(0), Err("message 0 twice".to_owned()));
         assert_eq!(receive_window.check(number), Ok(()));
         assert!(receive_window.check(u32::MAX).is_err());

@@ -36,8 +36,8 @@ pub(crate) struct SenderConfig {
     pub pool: BufferPool,
     /// Messages of the transfer.
     pub messages: u32,
-    /// Messages that can be read from the start.
-    pub ready: u32,
+    /// Messages below this number can be read from the start.
+    pub readable_until: u32,
     /// Whether this node is the source: the sender then decides the attempt's end.
     pub is_source: bool,
     /// To the block reader: which message it builds in which buffer.
@@ -74,7 +74,7 @@ impl Sender {
     pub(crate) fn new(mut config: SenderConfig) -> Self {
         let children = config.peers.len();
         let limits = SendLimits::of(config.pool.shrink(), children);
-        let fanout = Fanout::new(config.messages, children, config.ready, limits);
+        let fanout = Fanout::new(config.messages, children, config.readable_until, limits);
         Self {
             config,
             fanout,
@@ -140,7 +140,7 @@ impl Sender {
                 let buffer = self.config.pool.share(buffer);
                 self.fanout.built(number, Message { buffer, bytes });
             }
-            SenderEvent::Ready(ready) => self.fanout.set_readable_until(ready),
+            SenderEvent::ReadableUntil(message) => self.fanout.set_readable_until(message),
             SenderEvent::Connected(child, agreed) => {
                 // The child's answer was checked to have at most 64 slots.
                 let slots = agreed.slots.len() as u16;
@@ -374,7 +374,7 @@ mod tests {
             peers: vec![Arc::new(Peer::new("n1".to_owned(), Role::Child))],
             pool: budget.pool(2, 4).unwrap(),
             messages: 1,
-            ready: 0,
+            readable_until: 0,
             is_source: true,
             build_requests_tx: unbounded().0,
             sender_events,

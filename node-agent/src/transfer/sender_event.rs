@@ -16,7 +16,7 @@ pub(crate) enum SenderEvent {
     /// The block reader has built this message: its number, its buffer and its length.
     Built(u32, Buffer, usize),
     /// Messages below this number can be asked for.
-    Ready(u32),
+    ReadableUntil(u32),
     /// A child has agreed on a connection, which is in the engine.
     Connected(ChildIndex, ChildConnection),
     /// A child could not be connected to.

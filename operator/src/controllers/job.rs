@@ -49,7 +49,7 @@ use weft_transfer::ConnectionPool;
 /// A transfer whose task ended without an outcome, which is a bug, begins again after this delay …
 const CRASH_FIRST: Duration = Duration::from_secs(1);
 /// … that doubles up to this: a job that panics at once costs the agents and the log one attempt a minute.
-/// It has no last time: a bug of the operator is no reason that a job is Failed, which is final.
+/// The number of restarts has no limit: a bug of the operator is no reason that a job is Failed, which is final.
 const CRASH_LONGEST: Duration = Duration::from_secs(60);
 /// A task that ran this long has crashed for another reason.
 const CRASH_FORGET_AFTER: Duration = Duration::from_secs(600);

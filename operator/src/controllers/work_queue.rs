@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn all_are_due_with_another_layout_at_most_once_a_second_and_once_in_a_while() {
+    fn all_are_due_with_another_node_revision_at_most_once_a_second_and_once_in_a_while() {
         let mut queue = WorkQueue::default();
         assert!(queue.take_resync_due(1, SECOND));
         assert!(!queue.take_resync_due(1, 2 * SECOND));

@@ -15,7 +15,7 @@ use crate::snapshot::Snapshot;
 
 /// One request; a worker serves them in the order they were made.
 pub(crate) enum Command {
-    /// Know this end: its packets are no strangers', even before it is connected.
+    /// Know this id: until it is connected, its packets are dropped and not answered by a Reset.
     Allocate { id: ConnectionId, local: Local },
     /// Begin to send and receive.
     Connect {

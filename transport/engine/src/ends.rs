@@ -40,8 +40,8 @@ pub struct LocalEnd {
 /// The other end of a connection: what its [`LocalEnd`] said, and the secret it receives under.
 #[derive(Debug, Clone)]
 pub struct RemoteEnd {
-    /// Whose it is, as authenticated. What one owner says of an address and its engine's life counts
-    /// for nobody else's connections.
+    /// Whose it is, as authenticated. What an owner says of its address and of its engine's incarnation applies to its
+    /// own connections only.
     pub owner: Arc<str>,
     /// The peer's id for the connection.
     pub id: ConnectionId,

@@ -14,7 +14,7 @@ pub enum Event {
     Written {
         /// The connection.
         connection: ConnectionId,
-        /// The write's own word.
+        /// The `context` of the write.
         context: u64,
         /// What was sent; the engine holds no other reference to it.
         source: Source,
@@ -24,7 +24,7 @@ pub enum Event {
     Completed {
         /// The connection.
         connection: ConnectionId,
-        /// The work request's own word.
+        /// The token of the work request.
         context: u64,
         /// What was sent; the engine holds no other reference to it.
         pieces: Vec<Piece>,
@@ -33,7 +33,7 @@ pub enum Event {
     Received {
         /// The connection.
         connection: ConnectionId,
-        /// The receive's own word.
+        /// The token of the receive buffer.
         context: u64,
         /// The length of the send.
         bytes: u64,

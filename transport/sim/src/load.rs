@@ -207,7 +207,7 @@ impl Load {
 
     /// Chunks sent, resends not counted.
     pub fn chunks(&self) -> u64 {
-        self.connection(0).stats().chunks_sent
+        self.connection(0).stats().chunks_sent - self.resent()
     }
 
     /// Chunks sent again.

@@ -162,7 +162,7 @@ impl Transfer {
             return;
         }
         if let State::Running(attempt)
-        | State::Cancelling { attempt, .. }
+        | State::EndingAttempt { attempt, .. }
         | State::AwaitingFinalReports { attempt, .. } = &mut self.state
         {
             let (reason, message) = (&progress.reason, &progress.message);
@@ -193,9 +193,9 @@ impl Transfer {
 
     pub(super) fn on_progress_ended(&mut self, node: &str, result: Result<(), Failure>) {
         // An agent that is told to end its task ends its stream, and is healthy.
-        let is_told_to_end = matches!(self.state, State::Cancelling { .. }) && result.is_ok();
+        let is_told_to_end = matches!(self.state, State::EndingAttempt { .. }) && result.is_ok();
         let (State::Running(attempt)
-        | State::Cancelling { attempt, .. }
+        | State::EndingAttempt { attempt, .. }
         | State::AwaitingFinalReports { attempt, .. }) = &mut self.state
         else {
             return;
@@ -241,7 +241,7 @@ impl Transfer {
                 }
                 let waiting: BTreeSet<String> = attempt.nodes().map(str::to_owned).collect();
                 self.cancel(&waiting, Cleanup::Nothing, false);
-                self.state = State::Cancelling { attempt, waiting };
+                self.state = State::EndingAttempt { attempt, waiting };
             }
             State::AwaitingFinalReports { attempt, .. } if attempt.all_streams_ended() => {
                 self.after_final_reports();

@@ -21,7 +21,7 @@ impl Transfer {
     ) {
         let may_have_files = self.may_have_files(node);
         match &mut self.state {
-            State::Cancelling { attempt, waiting } => {
+            State::EndingAttempt { attempt, waiting } => {
                 waiting.remove(node);
                 if waiting.is_empty() {
                     let attempt = attempt.clone();

@@ -22,7 +22,7 @@ pub(super) enum State {
     /// An attempt is under way.
     Running(Attempt),
     /// The attempt is being ended at all its nodes.
-    Cancelling {
+    EndingAttempt {
         attempt: Attempt,
         /// They have not answered yet.
         waiting: BTreeSet<String>,

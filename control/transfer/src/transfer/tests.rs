@@ -212,8 +212,8 @@ impl Harness {
                         } => {
                             let how = match cleanup {
                                 Cleanup::Nothing => "cancel",
-                                Cleanup::Partials => "discard",
-                                Cleanup::Copies => "release",
+                                Cleanup::Partials => "cancel-partials",
+                                Cleanup::Copies => "cancel-copies",
                             };
                             self.log.push(format!("{how} {node} #{attempt}"));
                             repeats = usize::from(*is_repeated);
@@ -274,7 +274,7 @@ impl Harness {
     }
 
     /// Waits as long as the job wants to; how long that was.
-    fn rests(&mut self) -> Duration {
+    fn wait_out_backoff(&mut self) -> Duration {
         let until = self.transfer.wake_at().expect("it wants to be woken");
         let rest = until - self.now;
         self.now = until;
@@ -356,7 +356,7 @@ fn a_relay_that_dies_and_comes_back_is_in_the_next_attempt_of_the_same_job() {
     );
     harness.dead.clear();
     assert_eq!(
-        harness.rests(),
+        harness.wait_out_backoff(),
         Timing::INTERACTIVE.backoff,
         "40 bytes were moved"
     );
@@ -383,7 +383,7 @@ fn bytes_that_were_there_and_the_copy_of_the_source_for_itself_are_not_received(
     assert_eq!(harness.transfer.bytes_received(), 40);
     harness.dies(0);
     harness.dead.clear();
-    harness.rests();
+    harness.wait_out_backoff();
     // In the next attempt those 70 are there.
     harness.reports(1, bytes(70, 70));
     assert_eq!(harness.transfer.bytes_received(), 40);
@@ -425,7 +425,7 @@ fn a_late_destination_does_not_hold_up_the_others_and_gets_an_attempt_of_its_own
     // node1 is before it in the chain and goes on.
     harness.verifies(1);
     assert!(harness.log().starts_with("cancel node0 #1"));
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(
         harness.log(),
         "stat\nprepare node2 #2\nprepare node3 #2\nstart node3 #2 -> []\nstart node0 #2 -> [node3]",
@@ -433,7 +433,7 @@ fn a_late_destination_does_not_hold_up_the_others_and_gets_an_attempt_of_its_own
     );
     harness.verifies(3);
     harness.dead.clear();
-    harness.rests();
+    harness.wait_out_backoff();
     assert!(
         harness
             .log()
@@ -477,8 +477,8 @@ fn a_node_that_is_no_destination_any_more_is_not_waited_for_and_keeps_no_partial
         harness.verifies(node);
         harness.ends(node, Ok(()));
     }
-    harness.rests();
-    assert_eq!(harness.log(), "discard node2 #1");
+    harness.wait_out_backoff();
+    assert_eq!(harness.log(), "cancel-partials node2 #1");
     assert!(harness.transfer.is_complete());
     // Its agent goes with it: the others get another attempt.
     let mut harness = Harness::chain(4);
@@ -486,7 +486,7 @@ fn a_node_that_is_no_destination_any_more_is_not_waited_for_and_keeps_no_partial
     harness.dies(2);
     harness.verifies(1);
     harness.log();
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(
         harness.log(),
         "stat\nprepare node3 #2\nstart node3 #2 -> []\nstart node0 #2 -> [node3]"
@@ -566,7 +566,7 @@ fn a_node_that_stays_away_is_given_up_after_the_backoff_limit() {
     harness.dies(2);
     let mut rests = Vec::new();
     while !harness.transfer.is_over() {
-        rests.push(harness.rests().as_millis());
+        rests.push(harness.wait_out_backoff().as_millis());
     }
     assert_eq!(
         rests,
@@ -579,7 +579,7 @@ fn a_node_that_stays_away_is_given_up_after_the_backoff_limit() {
         ("Verified", "NodeUnreachable")
     );
     assert!(
-        harness.log().ends_with("discard node2 #5"),
+        harness.log().ends_with("cancel-partials node2 #5"),
         "a partial file is not left"
     );
 }
@@ -588,7 +588,7 @@ fn a_node_that_stays_away_is_given_up_after_the_backoff_limit() {
 fn a_destination_that_is_never_reached_is_given_up_within_seconds() {
     let mut harness = Harness::without(2, Strategy::Chain, 1);
     assert_eq!(harness.reason(1), "NodeNeverReached");
-    harness.rests();
+    harness.wait_out_backoff();
     assert!(harness.transfer.is_over());
     assert_eq!(
         harness.now,
@@ -598,7 +598,7 @@ fn a_destination_that_is_never_reached_is_given_up_within_seconds() {
     assert_eq!(
         harness.log(),
         "stat\nprepare node1 #1\nstat\nprepare node1 #2",
-        "there is nothing to discard where nobody was reached"
+        "there is nothing to cancel-partials where nobody was reached"
     );
 }
 
@@ -607,7 +607,7 @@ fn a_destination_that_is_never_reached_is_given_up_as_soon_as_the_others_are_thr
     let mut harness = Harness::without(3, Strategy::Chain, 2);
     harness.now = Duration::from_secs(60);
     harness.verifies(1);
-    harness.rests();
+    harness.wait_out_backoff();
     assert!(harness.transfer.is_over());
     assert_eq!(
         (harness.reason(1), harness.reason(2)),
@@ -623,7 +623,7 @@ fn a_destination_that_is_never_reached_is_given_up_as_soon_as_the_others_are_thr
 #[test]
 fn a_source_that_is_never_reached_is_given_up_within_seconds() {
     let mut harness = Harness::without(2, Strategy::Chain, 0);
-    harness.rests();
+    harness.wait_out_backoff();
     assert!(harness.transfer.is_over());
     assert_eq!(
         harness.now,
@@ -641,14 +641,14 @@ fn a_node_that_dies_while_it_prepares_is_waited_for_and_what_it_left_is_removed(
     assert!(matches!(harness.phase(1), DestinationPhase::Retrying(_)));
     let mut rests = 0;
     while !harness.transfer.is_over() {
-        harness.rests();
+        harness.wait_out_backoff();
         rests += 1;
     }
     assert_eq!(rests, 3, "as often as the backoff limit says");
     assert!(
         harness
             .log()
-            .ends_with("prepare node1 #4\ndiscard node1 #4"),
+            .ends_with("prepare node1 #4\ncancel-partials node1 #4"),
         "it may have made partial files"
     );
 }
@@ -658,12 +658,12 @@ fn a_source_that_dies_is_waited_for_and_the_job_resumes() {
     let mut harness = Harness::chain(3);
     harness.reports(1, |progress| progress.bytes = 10);
     harness.dies(0);
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(harness.reason(1), "SenderLost");
     harness.dead.clear();
     harness.log();
     assert_eq!(
-        harness.rests(),
+        harness.wait_out_backoff(),
         Timing::INTERACTIVE.backoff,
         "it was asked in vain once"
     );
@@ -696,7 +696,7 @@ fn a_full_disk_fails_its_destination_and_no_other() {
         (harness.reason(1), harness.reason(2)),
         ("DiskFull", "SenderLost")
     );
-    harness.rests();
+    harness.wait_out_backoff();
     assert!(
         harness
             .log()
@@ -723,7 +723,7 @@ fn a_changed_source_fails_everyone_at_once() {
         (harness.reason(1), harness.reason(2)),
         ("Verified", "SourceChanged")
     );
-    assert!(harness.log().ends_with("discard node2 #1"));
+    assert!(harness.log().ends_with("cancel-partials node2 #1"));
     assert!(harness.transfer.is_over() && !harness.transfer.is_complete());
 }
 
@@ -740,8 +740,8 @@ fn a_source_that_is_another_one_at_the_next_attempt_fails_what_is_left() {
     harness.listings.insert(name(0), Ok(other));
     harness.log();
     harness.dead.clear();
-    harness.rests();
-    assert_eq!(harness.log(), "stat\ndiscard node2 #1");
+    harness.wait_out_backoff();
+    assert_eq!(harness.log(), "stat\ncancel-partials node2 #1");
     assert!(harness.transfer.is_over() && !harness.transfer.is_complete());
     assert_eq!(
         (harness.reason(1), harness.reason(2)),
@@ -829,7 +829,7 @@ fn answers_about_an_earlier_attempt_change_nothing_but_the_counts() {
     harness.reports(0, |progress| progress.chunks_sent = 7);
     harness.dies(1);
     harness.dead.clear();
-    harness.rests();
+    harness.wait_out_backoff();
     harness.reports(0, |progress| {
         (progress.chunks_sent, progress.chunks_resent) = (5, 1);
     });
@@ -881,7 +881,7 @@ fn a_job_that_nobody_wants_any_more_is_over_once_everybody_knows() {
     harness.answer(stop(true));
     assert_eq!(
         harness.log(),
-        "discard node0 #1\ndiscard node1 #1\ndiscard node2 #1"
+        "cancel-partials node0 #1\ncancel-partials node1 #1\ncancel-partials node2 #1"
     );
     assert_eq!(
         harness.transfer.end(),
@@ -901,8 +901,8 @@ fn a_job_that_nobody_wants_any_more_is_over_once_everybody_knows() {
 fn agents_of_a_job_that_ends_are_told_what_to_remove() {
     for (cleanup, how) in [
         (Cleanup::Nothing, "cancel"),
-        (Cleanup::Partials, "discard"),
-        (Cleanup::Copies, "release"),
+        (Cleanup::Partials, "cancel-partials"),
+        (Cleanup::Copies, "cancel-copies"),
     ] {
         let mut harness = Harness::chain(2);
         harness.log();
@@ -924,7 +924,7 @@ fn a_job_that_is_complete_is_not_stopped_while_the_last_reports_come_in() {
 }
 
 #[test]
-fn a_successor_counts_on_and_may_withdraw_what_it_did_not_begin() {
+fn a_successor_counts_on_and_may_cancel_what_it_did_not_begin() {
     let spec = Harness::chain(3).transfer.spec().clone();
     let leader = LeaderContext {
         attempts_before: 4,
@@ -985,14 +985,14 @@ fn a_bad_list_of_files_is_fetched_from_another_agent_in_the_next_attempt() {
     harness.dies(2);
     harness.dead.clear();
     harness.bad_lists.insert(name(2));
-    harness.rests();
+    harness.wait_out_backoff();
     // node1 got a good one: node2 is tried again, and fetches from there.
     assert_eq!(harness.reason(2), "PeerFaulty");
     assert!(matches!(harness.phase(2), DestinationPhase::Retrying(_)));
     harness.verifies(1);
     harness.verifies(0);
     harness.bad_lists.clear();
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(harness.transfer.listing().unwrap().holder, "node1");
     harness.verifies(2);
     harness.verifies(0);
@@ -1008,7 +1008,7 @@ fn a_bad_list_that_no_agent_mends_fails_the_job_after_the_backoff_limit() {
     harness.bad_lists.insert(name(1));
     let mut rests = 0;
     while !harness.transfer.is_over() {
-        harness.rests();
+        harness.wait_out_backoff();
         rests += 1;
     }
     assert_eq!((rests, harness.reason(1)), (3, "PeerFaulty"));
@@ -1036,7 +1036,7 @@ fn attempts_that_fail_for_a_pending_configuration_do_not_count_towards_the_backo
     harness.answer(update(BTreeSet::from([name(1)])));
     refuses(&mut harness);
     for _ in 0..20 {
-        assert!(harness.rests() <= Timing::INTERACTIVE.backoff_max);
+        assert!(harness.wait_out_backoff() <= Timing::INTERACTIVE.backoff_max);
         refuses(&mut harness);
     }
     assert_eq!(harness.reason(1), "SettingsDiffer");
@@ -1045,7 +1045,7 @@ fn attempts_that_fail_for_a_pending_configuration_do_not_count_towards_the_backo
     harness.answer(update(BTreeSet::new()));
     for _ in 0..4 {
         assert!(!harness.transfer.is_over());
-        harness.rests();
+        harness.wait_out_backoff();
         refuses(&mut harness);
     }
     assert!(harness.transfer.is_over());

@@ -46,15 +46,15 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(messages: u32, children: usize, ready: u32) -> Self {
+    fn new(messages: u32, children: usize, readable_until: u32) -> Self {
         let buffers = SendLimits::buffers_most(children, usize::from(SLOTS));
-        Self::with(messages, children, ready, buffers)
+        Self::with(messages, children, readable_until, buffers)
     }
 
-    fn with(messages: u32, children: usize, ready: u32, buffers: usize) -> Self {
+    fn with(messages: u32, children: usize, readable_until: u32, buffers: usize) -> Self {
         let limits = SendLimits::of(buffers, children);
         let mut bench = Self {
-            fanout: Fanout::new(messages, children, ready, limits),
+            fanout: Fanout::new(messages, children, readable_until, limits),
             buffers,
             made: Vec::new(),
             asked: VecDeque::new(),

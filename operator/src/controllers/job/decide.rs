@@ -142,7 +142,7 @@ impl StopReason {
 pub(crate) fn decide(view: &View<'_>) -> Decision {
     let decision = next(view);
     let running_entry = |fabric: &str, slots| QueueEntry::new(view.job, fabric, true, slots);
-    // It keeps its path and its slots until agents have been told of its end.
+    // It keeps its destination path and its job slots (see `queue`) until agents have been told of its end.
     let snapshot = view.snapshot.filter(|snapshot| snapshot.end.is_none());
     let own_entry = snapshot.map(|snapshot| {
         let slots = SlotRequest::of_transfer(snapshot, view.cache);
@@ -411,7 +411,7 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
         Ok(transfer) => match object_source::check_secret(view.job, view.cache) {
             Ok(()) => begin_if_admitted(view, old, transfer),
             Err(SecretUnavailable::NotProbed(secret)) => {
-                // A running job keeps its path and its slots while the Secret is probed.
+                // A running job keeps its destination path and its job slots (see `queue`) while the Secret is probed.
                 let is_running = old.phase.is_running();
                 Decision {
                     entry: is_running.then(|| {

@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 /// Counters of one connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Stats {
-    /// Chunks sent for the first time.
+    /// Chunks sent, resends included.
     pub chunks_sent: u64,
-    /// Chunks of which something was sent again.
+    /// Of these: chunks of which something was sent again.
     pub chunks_resent: u64,
     /// Packets sent, resends included.
     pub packets_sent: u64,

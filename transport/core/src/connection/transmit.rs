@@ -252,6 +252,7 @@ impl SendHalf {
             self.lost.pop_front();
             let sent = self.board.resend(number, path, now, bytes);
             self.expect_answer(&sent, paths, timers);
+            stats.chunks_sent += 1;
             stats.chunks_resent += 1;
             stats.packets_resent += u64::from(sent.missing.count_ones());
             let largest = largest_packet(&sent, sent.missing);

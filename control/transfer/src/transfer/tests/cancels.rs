@@ -11,7 +11,7 @@ fn a_job_that_is_cancelled_names_the_nodes_that_have_not_confirmed_it() {
     harness.answer(stop(true));
     assert_eq!(
         harness.log(),
-        "discard node0 #1\ndiscard node1 #1\ndiscard node2 #1"
+        "cancel-partials node0 #1\ncancel-partials node1 #1\ncancel-partials node2 #1"
     );
     assert_eq!(harness.repeated, 3);
     assert_eq!(
@@ -51,7 +51,7 @@ fn destinations_that_failed_while_others_went_on_are_told_to_keep_nothing() {
         progress.reason = "DiskFull".into();
     });
     harness.all_verify(0..2);
-    assert!(harness.log().ends_with("discard node2 #1"));
+    assert!(harness.log().ends_with("cancel-partials node2 #1"));
     assert_eq!(harness.repeated, 1);
     assert_eq!(harness.transfer.end(), Some(End::Failed));
 }
@@ -62,12 +62,15 @@ fn a_destination_that_was_reached_keeps_no_partial_files_when_the_source_becomes
     harness.death.1 = NODE_UNKNOWN;
     harness.dies(0);
     while !harness.transfer.is_over() {
-        harness.rests();
+        harness.wait_out_backoff();
     }
     assert_eq!(harness.transfer.end(), Some(End::Failed));
     let log = harness.log();
     for node in 1..3 {
-        assert!(log.contains(&format!("discard node{node} #")), "{log}");
+        assert!(
+            log.contains(&format!("cancel-partials node{node} #")),
+            "{log}"
+        );
     }
 }
 

@@ -70,7 +70,7 @@ fn the_same_one_reads_again_after_it_has_come_back() {
     harness.dies(0);
     harness.log();
     harness.dead.clear();
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(
         harness.log(),
         "stat\nprepare node0 #2\nprepare node1 #2\nprepare node2 #2\n\
@@ -85,9 +85,9 @@ fn where_the_reader_does_not_come_back_the_next_one_reads() {
     let mut harness = reading(3, None);
     harness.dies(0);
     harness.log();
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(harness.log(), "stat", "of node0, which does not answer");
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(
         harness.log(),
         "stat\nprepare node0 #2\nprepare node1 #2\nprepare node2 #2\n\
@@ -100,7 +100,7 @@ fn where_the_reader_does_not_come_back_the_next_one_reads() {
 fn a_reader_that_cannot_even_be_asked_is_passed_over() {
     let mut harness = reading(2, Some(0));
     assert_eq!((&*harness.log(), reader(&harness)), ("stat", Some("node1")));
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(
         harness.log(),
         "stat\nprepare node0 #1\nprepare node1 #1\nstart node1 #1 -> []"
@@ -122,7 +122,7 @@ fn a_full_disk_at_the_reader_is_its_own_and_another_one_reads() {
     let mut harness = reading(3, None);
     fails(&mut harness, 0, "DiskFull");
     harness.log();
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(
         harness.log(),
         "stat\nprepare node1 #2\nprepare node2 #2\nstart node2 #2 -> []\nstart node1 #2 -> [node2]"
@@ -158,7 +158,7 @@ fn once_there_is_a_verified_copy_nobody_asks_the_store_again() {
     (0..2).for_each(|node| harness.ends(node, Ok(())));
     harness.log();
     harness.dead.clear();
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(
         harness.log(),
         "stat of the named\nprepare node2 #2\nstart node2 #2 -> []\nstart node0 #2 -> [node2]"
@@ -183,20 +183,20 @@ fn a_verified_copy_whose_node_has_gone_is_passed_over_and_at_last_the_store_is_a
     (0..2).for_each(|node| harness.ends(node, Ok(())));
     harness.log();
     harness.dead = ["node0".to_owned(), "node2".to_owned()].into();
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(
         harness.log(),
         "stat of the named",
         "of node0, which does not answer"
     );
     harness.dead = ["node0".to_owned(), "node1".to_owned()].into();
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(
         harness.log(),
         "stat of the named",
         "of node1, which has gone as well"
     );
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(
         harness.log(),
         "stat\nprepare node2 #2\nstart node2 #2 -> []"
@@ -243,7 +243,7 @@ fn of_what_lies_where_a_copy_is_only_that_is_sent_which_the_store_has() {
         ..found()
     };
     harness.listings.insert(name(0), Ok(there));
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(
         harness.log(),
         "stat of the named\nprepare node2 #2\nstart node2 #2 -> []\nstart node0 #2 -> [node2]"
@@ -261,9 +261,13 @@ fn a_copy_that_is_not_what_it_was_is_passed_over_whatever_its_node_says_of_it() 
     for listed in [gone, link, other, lost] {
         let mut harness = with_a_late_one();
         harness.listings.insert(name(0), listed);
-        harness.rests();
+        harness.wait_out_backoff();
         assert_eq!(harness.log(), "stat of the named");
-        assert_eq!(harness.rests(), Duration::ZERO, "others are there");
+        assert_eq!(
+            harness.wait_out_backoff(),
+            Duration::ZERO,
+            "others are there"
+        );
         assert_eq!(
             harness.log(),
             "stat of the named\nprepare node2 #2\nstart node2 #2 -> []\nstart node1 #2 -> [node2]"
@@ -275,20 +279,20 @@ fn a_copy_that_is_not_what_it_was_is_passed_over_whatever_its_node_says_of_it() 
 #[test]
 fn a_copy_that_cannot_be_sent_or_has_other_bytes_is_passed_over_and_at_last_the_store_is_read() {
     let mut harness = with_a_late_one();
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(harness.transfer.spec().source.node, "node0");
     // Other bytes of the same size: who gets them finds that out.
     fails(&mut harness, 2, "ExpectMismatch");
     assert!(!harness.transfer.is_over());
     harness.ends(0, Ok(()));
     assert_eq!(harness.reason(2), "ExpectMismatch");
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(harness.transfer.spec().source.node, "node1");
     fails(&mut harness, 1, "SourceChanged");
     assert!(!harness.transfer.is_over());
     harness.ends(2, Ok(()));
     harness.log();
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(
         harness.log(),
         "stat\nprepare node2 #4\nstart node2 #4 -> []"
@@ -308,7 +312,7 @@ fn a_late_one_that_never_gets_its_copy_is_given_up_by_the_backoff_limit() {
         if harness.transfer.is_over() {
             break;
         }
-        harness.rests();
+        harness.wait_out_backoff();
     }
     assert!(harness.transfer.is_over());
     assert_eq!(harness.reason(2), UNREACHABLE);
@@ -325,7 +329,7 @@ fn a_store_that_does_not_serve_one_reader_is_asked_by_the_others_before_the_job_
         fails(&mut harness, number, "ObjectUnavailable");
         (0..3).for_each(|node| harness.ends(node, Ok(())));
         if !harness.transfer.is_over() {
-            harness.rests();
+            harness.wait_out_backoff();
         }
     }
     assert_eq!(readers[..3], [0, 1, 2]);
@@ -337,7 +341,7 @@ fn a_store_that_does_not_serve_one_reader_is_asked_by_the_others_before_the_job_
     fails(&mut harness, 0, "StoreForbidden");
     (1..3).for_each(|node| harness.ends(node, Ok(())));
     harness.log();
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(
         harness.log(),
         "stat\nprepare node0 #2\nprepare node1 #2\nprepare node2 #2\n\
@@ -353,7 +357,7 @@ fn a_reader_that_has_got_something_reads_on() {
     harness.reports(0, |progress| progress.bytes = 40);
     fails(&mut harness, 0, "ObjectUnavailable");
     harness.ends(1, Ok(()));
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(reader(&harness), Some("node0"));
 }
 
@@ -375,14 +379,14 @@ fn a_store_that_cannot_be_listed_from_one_node_is_listed_from_the_next_and_at_la
     let refused = |node: u32, reason| (name(node), Err(failure(&name(node), reason, false)));
     let mut harness = start([refused(0, "StoreForbidden")].into());
     assert_eq!((&*harness.log(), reader(&harness)), ("stat", Some("node1")));
-    assert_eq!(harness.rests(), Duration::ZERO);
+    assert_eq!(harness.wait_out_backoff(), Duration::ZERO);
     assert!(harness.log().starts_with("stat\nprepare node0 #1"));
     assert_eq!(reader(&harness), Some("node1"));
 
     let all = (0..3).map(|node| refused(node, "StoreForbidden"));
     let mut harness = start(all.collect());
-    harness.rests();
-    harness.rests();
+    harness.wait_out_backoff();
+    harness.wait_out_backoff();
     assert!(harness.transfer.is_over());
     assert_eq!(
         (&*harness.log(), harness.reason(0)),
@@ -406,9 +410,9 @@ fn a_reader_that_is_no_destination_any_more_is_not_waited_for() {
         configuration_pending: BTreeSet::new(),
     })));
     harness.log();
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(harness.log(), "stat", "of node0, which does not answer");
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(reader(&harness), Some("node2"));
     assert!(harness.log().contains("start node2 #2 -> []"));
 }

@@ -98,14 +98,14 @@ fn a_node_that_breaks_every_attempt_does_not_take_those_behind_it_with_it() {
         });
     };
     refuses(&mut harness);
-    harness.rests();
+    harness.wait_out_backoff();
     refuses(&mut harness);
     assert_eq!(
         (harness.reason(1), harness.reason(2)),
         ("SettingsDiffer", "SenderLost")
     );
     harness.log();
-    harness.rests();
+    harness.wait_out_backoff();
     assert_eq!(
         harness.log(),
         "stat\nprepare node1 #3\nprepare node2 #3\nprepare node3 #3\nstart node3 #3 -> []\n\
@@ -116,7 +116,7 @@ fn a_node_that_breaks_every_attempt_does_not_take_those_behind_it_with_it() {
     harness.verifies(3);
     harness.verifies(0);
     // By now it may have taken the configuration over.
-    harness.rests();
+    harness.wait_out_backoff();
     assert!(
         harness
             .log()

@@ -51,7 +51,7 @@ struct Stage {
     /// Counts the operator's processes.
     life: u32,
     /// How often agents were told to stop what an earlier process began.
-    withdrawals: u32,
+    orphan_cancels: u32,
     now: Timestamp,
     /// What the API server was asked.
     log: Vec<String>,
@@ -77,7 +77,7 @@ impl Stage {
             process: None,
             status_written_at: None,
             life: 1,
-            withdrawals: 0,
+            orphan_cancels: 0,
             now: scenario::start(),
             log: Vec::new(),
             kill_after: None,
@@ -184,7 +184,7 @@ impl Stage {
             Effect::CancelOrphan { transfer, cleanup } => {
                 let before = self.process.as_ref();
                 assert!(before.is_none_or(|process| process.transfer.is_over()));
-                self.withdrawals += 1;
+                self.orphan_cancels += 1;
                 self.process = Some(begin(Transfer::cancelled(transfer.spec, cleanup)));
             }
             Effect::UpdateDestinations { revision, update } => {

@@ -40,7 +40,7 @@ fn copies_of_another_job_stay_and_no_agent_is_asked() {
     assert!(!has_finalizer(stage.job()), "{:?}", stage.log);
     delete(&mut stage);
     assert!(has_copy(&stage, "n2") && has_copy(&stage, "n3"));
-    assert_eq!(stage.withdrawals, 0);
+    assert_eq!(stage.orphan_cancels, 0);
 }
 
 #[test]

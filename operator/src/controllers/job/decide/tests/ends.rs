@@ -36,7 +36,7 @@ fn a_successor_that_waits_for_a_node_ends_what_runs_when_the_job_is_suspended() 
     });
     stage.settle();
     assert_eq!(stage.phase(), Phase::Suspended, "{:?}", stage.log);
-    assert_eq!(stage.withdrawals, 1);
+    assert_eq!(stage.orphan_cancels, 1);
 }
 
 #[test]

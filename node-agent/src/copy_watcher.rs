@@ -245,6 +245,7 @@ fn to_proto(root: &str, copy: &CopyHeader) -> Copy {
         uid: job.uid,
         namespace: job.namespace,
         name: job.name,
+        namespace_uid: job.namespace_uid,
     });
     Copy {
         root: root.to_owned(),

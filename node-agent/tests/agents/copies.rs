@@ -16,6 +16,7 @@ fn copy_job(job: &AttemptRef) -> CopyJob {
         uid: job.uid.clone(),
         namespace: name.namespace,
         name: name.name,
+        namespace_uid: name.namespace_uid,
     }
 }
 

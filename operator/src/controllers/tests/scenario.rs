@@ -371,6 +371,7 @@ pub(crate) fn copy(digest: &str) -> Copy {
             uid: "job-minilm".into(),
             namespace: "team-a".into(),
             name: "minilm".into(),
+            namespace_uid: "namespace-team-a".into(),
         }],
     }
 }

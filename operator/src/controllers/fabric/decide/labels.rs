@@ -10,7 +10,10 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
 use serde_json::json;
 use weft_crds::{DestinationState, DestinationStatus, Phase, TransferJobStatus};
-use weft_proto::operator::{COPIES_FULL, v1::NodeReport};
+use weft_proto::operator::{
+    COPIES_FULL,
+    v1::{CopyJob, NodeReport},
+};
 
 use crate::controllers::{
     cache::Key,
@@ -108,7 +111,13 @@ fn model_labels(
 ) -> BTreeMap<String, ModelLabel> {
     let mut labels: BTreeMap<String, ModelLabel> = BTreeMap::new();
     for copy in &report.copies {
-        let recorded = copy.jobs.iter().map(|job| {
+        let is_namespace_now = |job: &&CopyJob| {
+            let namespace = cache.namespaces.named(&job.namespace);
+            let uid = namespace.and_then(|namespace| namespace.metadata.uid.as_deref());
+            job.namespace_uid.is_empty() || uid == Some(&*job.namespace_uid)
+        };
+        // A namespace that was made again has no labels of the one before.
+        let recorded = copy.jobs.iter().filter(is_namespace_now).map(|job| {
             let key = Key {
                 namespace: job.namespace.clone(),
                 name: job.name.clone(),

@@ -241,6 +241,7 @@ fn other(stage: &mut Stage, namespace: &str, name: &str) -> Copy {
         uid: format!("job-{name}"),
         namespace: namespace.into(),
         name: name.into(),
+        namespace_uid: format!("namespace-{namespace}"),
     };
     copy
 }
@@ -361,4 +362,20 @@ fn a_job_says_why_its_label_is_not_written() {
         message: String::new(),
     });
     assert_eq!(reason(&stage).unwrap().0, "CopiesFull");
+}
+
+#[test]
+fn a_namespace_that_is_made_again_has_no_label_of_the_one_before() {
+    let mut stage = Stage::new();
+    let copies = [copy("d1")];
+    reports(&mut stage, &copies, true);
+    stage.settle();
+    assert_eq!(models(&stage), ["team-a.minilm"]);
+    stage.cache.jobs.forget(&scenario::minilm());
+    let mut again = scenario::namespace("team-a", &[]);
+    again.metadata.uid = Some("another".into());
+    again.metadata.resource_version = Some("9".into());
+    stage.cache.namespaces.update(again);
+    stage.settle();
+    assert_eq!(models(&stage), Vec::<String>::new());
 }

@@ -21,6 +21,7 @@ use std::collections::VecDeque;
 mod ack;
 mod ack_request;
 mod chunk;
+mod completions;
 mod config;
 mod credit;
 mod event;
@@ -49,6 +50,7 @@ pub use work::{
     Write, WritePages,
 };
 
+use completions::Completions;
 use grants::Grants;
 use keys::{Keys, SavedKeys};
 use numbers::PacketNumbers;
@@ -120,6 +122,8 @@ pub struct Connection {
     drops: Drops,
     stats: Stats,
     failed: Option<Failure>,
+    /// Where completions go in the order of posting.
+    completions: Completions,
     timers: TimerTable,
     /// When something was last sent or received.
     active: Time,
@@ -152,6 +156,7 @@ impl Connection {
             drops: Drops::default(),
             stats: Stats::default(),
             failed: None,
+            completions: Completions::default(),
             timers: TimerTable::default(),
             active: now,
             since: now,
@@ -180,6 +185,9 @@ impl Connection {
         let requests = self.receive.requests();
         if request.awaits_response() && requests.len() == REQUESTS_MAX {
             return Err(PostError::TooManyRequests);
+        }
+        if self.config.in_order {
+            self.completions.post(request.token());
         }
         self.transmit.post(request, requests);
         Ok(())
@@ -352,6 +360,7 @@ impl Connection {
         }
         let (events, stats) = (&mut self.events, &mut self.stats);
         self.receive.run_ended(now, arrival, events, stats);
+        self.place_due(memory);
         if let (Some(grants), Ok(())) = (&mut self.grants, result) {
             // Of packets that are sealed, so the path is one of the peer's.
             grants.note_path(arrival.path);
@@ -360,11 +369,24 @@ impl Connection {
         result
     }
 
+    /// Where messages are placed in order: places what has waited for its turn.
+    #[inline]
+    fn place_due(&mut self, memory: &mut impl Memory) {
+        if !self.receive.is_placing() || self.failed.is_some() {
+            return;
+        }
+        let (domain, events) = (self.config.domain, &mut self.events);
+        self.receive.place_due(domain, memory, events);
+        if self.receive.lacks_place() {
+            self.fail(Failure::NoPlace);
+        }
+    }
+
     #[cold]
     fn count_drop(&mut self, reason: DropReason) {
         self.drops.count(reason);
         if self.receive.lacks_place() {
-            self.fail(Failure::NoPlaceForResponse);
+            self.fail(Failure::NoPlace);
         }
     }
 
@@ -467,7 +489,18 @@ impl Connection {
 
     /// A placement that was under way has ended: only now its packet is acknowledged, or refused. Answers whether it was
     /// one of this connection. A connection that is over only forgets it.
-    pub fn placed(&mut self, now: Time, ticket: Ticket, result: Result<(), DropReason>) -> bool {
+    pub fn placed(
+        &mut self,
+        now: Time,
+        ticket: Ticket,
+        result: Result<(), DropReason>,
+        memory: &mut impl Memory,
+    ) -> bool {
+        if self.receive.due_placed(ticket, result) {
+            self.place_due(memory);
+            self.end_receiving(now, self.stats.packets_placed);
+            return true;
+        }
         let Some(ended) = self.receive.take_pending(ticket) else {
             return false;
         };
@@ -480,6 +513,7 @@ impl Connection {
         if let Err(reason) = result {
             self.count_drop(reason);
         }
+        self.place_due(memory);
         self.end_receiving(now, placed);
         true
     }
@@ -622,7 +656,17 @@ impl Connection {
 
     /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        loop {
+            if let Some(token) = self.completions.pop() {
+                return Some(Event::Completed { token });
+            }
+            match self.events.pop_front()? {
+                Event::Completed { token } if self.config.in_order => {
+                    self.completions.complete(token);
+                }
+                event => return Some(event),
+            }
+        }
     }
 
     /// Ends the connection at this end: nothing is sent or placed any more.
@@ -642,7 +686,7 @@ impl Connection {
 
     /// Whether [`Connection::poll_event`] has an event.
     pub fn has_event(&self) -> bool {
-        !self.events.is_empty()
+        !self.events.is_empty() || self.completions.is_ready()
     }
 
     /// Why it ended, if it has.
@@ -699,6 +743,7 @@ impl Connection {
             + self.receive.heap_bytes()
             + self.congestion.heap_bytes()
             + self.events.capacity() * size_of::<Event>()
+            + self.completions.heap_bytes()
             + self.keys.heap_bytes()
     }
 

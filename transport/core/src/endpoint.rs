@@ -24,7 +24,7 @@ use crate::connection::{
     WorkRequest,
 };
 use crate::drops::{DropReason, Drops};
-use crate::memory::{KeyHasher, Ticket};
+use crate::memory::{KeyHasher, Memory, Ticket};
 use crate::path::{PathSet, PathSetConfig};
 use crate::units::{ConnectionId, Rng, Time};
 pub use config::{EndpointConfig, Local, Remote};
@@ -391,10 +391,16 @@ impl<P: Eq> Endpoint<P> {
 
     /// A placement that was under way has ended: only now its packet is acknowledged or refused. Answers whether a
     /// connection waited for it.
-    pub fn placed(&mut self, now: Time, ticket: Ticket, result: Result<(), DropReason>) -> bool {
+    pub fn placed(
+        &mut self,
+        now: Time,
+        ticket: Ticket,
+        result: Result<(), DropReason>,
+        memory: &mut impl Memory,
+    ) -> bool {
         if let Some(slot) = self.find(ticket.connection)
             && let Slot::Open(open) = &mut self.slots[slot as usize]
-            && open.connection.placed(now, ticket, result)
+            && open.connection.placed(now, ticket, result, memory)
         {
             if let Some(pacer) = &mut self.pacer {
                 pacer.update(now, slot, &open.connection);
@@ -404,7 +410,8 @@ impl<P: Eq> Endpoint<P> {
             return true;
         }
         let mut ending = self.ending.iter_mut();
-        let Some(at) = ending.position(|ending| ending.connection.placed(now, ticket, result))
+        let Some(at) =
+            ending.position(|ending| ending.connection.placed(now, ticket, result, memory))
         else {
             return false;
         };

@@ -163,8 +163,9 @@ impl Engine {
         )
     }
 
-    /// As [`Engine::allocate`]; the ends of the peer's messages are reported here in the order in which they were posted.
-    /// Such a connection is never split.
+    /// As [`Engine::allocate`]; the peer's messages are placed and reported here in the order in which they were posted, as
+    /// of a reliable connected queue pair, and this end's complete in the order of posting. The other packets of a message
+    /// than its last one are placed as they come. Such a connection is never split.
     pub fn allocate_in_order(&self, domain: DomainId, receive_secret: Secret) -> LocalEnd {
         let in_order = true;
         self.allocate_parts(

@@ -7,6 +7,7 @@ mod drops;
 mod footprint;
 mod immediates;
 mod numbers;
+mod order;
 mod window;
 
 use std::fmt;
@@ -76,6 +77,7 @@ impl Checkers {
                 Box::new(bytes::EveryByteOnce::default()),
                 Box::new(completion::CompleteWhenPlaced::default()),
                 Box::new(immediates::ImmediateAfterPayload::new(scenario)),
+                Box::new(order::PlacedInOrder::new(scenario)),
                 Box::new(window::WindowConserved::new(scenario)),
                 Box::new(footprint::BoundedMemory::new(scenario)),
                 Box::new(drops::ExpectedDropsOnly::new(scenario)),

@@ -305,7 +305,7 @@ impl<W: Wire> Pair<W> {
             if result.is_ok() {
                 memory.bytes[offset as usize..][..payload.len()].copy_from_slice(&payload);
             }
-            let waited = host.endpoint.placed(self.now, ticket, result);
+            let waited = host.endpoint.placed(self.now, ticket, result, memory);
             assert!(waited, "no connection waits for {ticket:?}");
         }
     }

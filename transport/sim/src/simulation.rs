@@ -598,7 +598,9 @@ impl Simulation {
                 self.agenda.reconnect(self.now + RECONNECT_NANOS, pair);
             }
         }
-        self.end_copies(host, u64::MAX);
+        while !self.machines[host].copies.is_empty() {
+            self.end_copies(host, u64::MAX);
+        }
         let machine = &mut self.machines[host];
         for packet in machine.inbox.drain(..) {
             self.network.recycle(packet.bytes);
@@ -733,7 +735,7 @@ impl Simulation {
     /// The core has given a connection up: its hosts will agree on a new one if both still can.
     pub(crate) fn fail(&mut self, end: End, reason: &'static str) {
         let state = &self.ends[end.0];
-        let refused = ["KeyRefused", "BoundsRefused", "NoPlaceForResponse"].contains(&reason);
+        let refused = ["KeyRefused", "BoundsRefused", "NoPlace"].contains(&reason);
         let excuse = match (state.peer_died, state.strayed && refused) {
             (_, true) => Excuse::Strayed,
             (true, false) => Excuse::PeerDied,

@@ -6,13 +6,13 @@ use weft_core::connection::{Chunk, Event};
 use weft_core::drops::{DropReason, Drops};
 use weft_core::endpoint::Endpoint;
 use weft_core::memory::{Access, DomainId, Memory, Place, Placed, Ticket};
-use weft_core::units::{ConnectionId, Key, PathId};
+use weft_core::units::{ConnectionId, Key, PathId, Time};
 use weft_core::wire::{Atomic, Kind, peek};
 
 use crate::check::Checkers;
 use crate::draw::Draw;
 use crate::end::EndState;
-use crate::host::{Datagrams, Environment};
+use crate::host::{Datagrams, Environment, Host};
 use crate::machine::{Copying, Machine, Process};
 use crate::network::{Network, Packet};
 use crate::observation::{Arrived, End, Observation, Received};
@@ -49,9 +49,8 @@ impl Simulation {
         self.plan_turn(host, busy);
     }
 
-    /// The part of a turn that receives and sends. Returns whether it did any of it; nothing when the host's
-    /// process does not run.
-    pub(crate) fn exchange(&mut self, host: usize) -> Option<bool> {
+    /// A host's process, if it runs, with its clock, what has arrived, and what surrounds its endpoint.
+    fn at_work(&mut self, host: usize) -> Option<AtWork<'_>> {
         let Simulation {
             scenario,
             now,
@@ -82,40 +81,56 @@ impl Simulation {
             return None;
         };
         let tampered: Vec<bool> = inbox.iter().map(|packet| packet.tampered).collect();
-        let mut runs = merge(inbox, scenario.coalesce, network);
-        let mut surroundings = Surroundings {
-            scenario,
-            now: *now,
-            host,
-            regions,
-            words,
-            copies,
-            armed: *away_until <= *now,
-            link_full_until,
-            by_id,
-            ends,
-            agenda,
-            network,
-            checkers,
-            work,
-            dropped: &mut totals.drops,
-            drops,
-            tampered: tampered.into_iter(),
-            placed: Vec::new(),
-            sent: false,
-        };
+        Some(AtWork {
+            clock,
+            running,
+            inbox,
+            surroundings: Surroundings {
+                scenario,
+                now: *now,
+                host,
+                regions,
+                words,
+                copies,
+                armed: *away_until <= *now,
+                link_full_until,
+                by_id,
+                ends,
+                agenda,
+                network,
+                checkers,
+                work,
+                dropped: &mut totals.drops,
+                drops,
+                tampered: tampered.into_iter(),
+                placed: Vec::new(),
+                sent: false,
+            },
+        })
+    }
+
+    /// The part of a turn that receives and sends. Returns whether it did any of it; nothing when the host's
+    /// process does not run.
+    pub(crate) fn exchange(&mut self, host: usize) -> Option<bool> {
+        let AtWork {
+            clock,
+            running,
+            inbox,
+            mut surroundings,
+        } = self.at_work(host)?;
+        let coalesce = surroundings.scenario.coalesce;
+        let mut runs = merge(inbox, coalesce, surroundings.network);
         running.exchange(clock, &mut runs, &mut surroundings);
         let busy = !runs.is_empty() || surroundings.sent;
         for datagrams in runs {
-            network.recycle(datagrams.bytes);
+            surroundings.network.recycle(datagrams.bytes);
         }
         Some(busy)
     }
 
-    /// Ends the copies of a host that are due, and reports them.
+    /// Ends the copies of a host that are due, and reports them. Those that begin by it are not due.
     pub(crate) fn end_copies(&mut self, host: usize, due: u64) {
         let machine = &mut self.machines[host];
-        let clock = machine.clock(self.now);
         let ended = machine.copies.extract_if(.., |copy| copy.ends_at <= due);
         for copy in ended.collect::<Vec<_>>() {
             let Copying {
@@ -124,6 +139,7 @@ impl Simulation {
                 payload,
                 ..
             } = copy;
+            let machine = &mut self.machines[host];
             let found = find(&mut machine.regions, &place);
             if let Ok((reader, region)) = found {
                 let placed = Observation::Placed {
@@ -135,11 +151,13 @@ impl Simulation {
                 };
                 self.checkers.observe(self.now, &placed);
             }
-            let Process::Running(running) = &mut machine.process else {
+            let Some(mut at_work) = self.at_work(host) else {
                 continue;
             };
-            let waited = running.endpoint.placed(clock, ticket, found.map(|_| ()));
-            if !waited {
+            let (clock, result) = (at_work.clock, found.map(|_| ()));
+            let (endpoint, surroundings) =
+                (&mut at_work.running.endpoint, &mut at_work.surroundings);
+            if !endpoint.placed(clock, ticket, result, surroundings) {
                 let text = format!("host {host}: no connection waits for {ticket:?}");
                 self.checkers
                     .violated("copies are waited for", self.now, text);
@@ -320,6 +338,15 @@ fn merge(inbox: &mut Vec<Packet>, coalesce: bool, network: &mut Network) -> Vec<
         });
     }
     runs
+}
+
+/// A process that runs.
+struct AtWork<'a> {
+    clock: Time,
+    running: &'a mut Host,
+    /// What has arrived since the last turn.
+    inbox: &'a mut Vec<Packet>,
+    surroundings: Surroundings<'a>,
 }
 
 /// What surrounds an endpoint of the run in a turn.

@@ -170,8 +170,9 @@ pub struct ConnectionConfig {
     pub stall_timeout: Nanos,
     /// What a reset from the peer must carry.
     pub reset_token: u64,
-    /// Whether immediates are reported in the order of the messages that the peer wrote; otherwise each as
-    /// soon as its own message is here.
+    /// Whether this end places the peer's messages, carries out its requests and reports the ends of its messages in the
+    /// order in which the peer posted them, and completes its own in the order of posting; otherwise each as soon as it
+    /// is here.
     pub in_order: bool,
     /// The number of the first chunk that this end sends: 0, but in tests of the numbers' wrap. The
     /// peer's `receive_from`.

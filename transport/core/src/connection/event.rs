@@ -35,12 +35,13 @@ pub enum Failure {
          does not acknowledge responses"
     )]
     NotArmed,
-    /// The response to a request of this end does not fit its place here.
+    /// The response to a request of this end does not fit its place here; or a region was closed for which a packet that
+    /// has come waited for those before it.
     #[error(
-        "the response to a read or an atomic does not fit its place here: register the region of `to_key` for writes in \
-         the connection's domain, and check `to_offset`"
+        "what the peer sent has no place here: register the region of `to_key` of reads and atomics for writes in the \
+         connection's domain, check `to_offset`, and deregister no region that the peer writes to in order"
     )]
-    NoPlaceForResponse,
+    NoPlace,
     /// A region that the peer was reading was closed here.
     #[error(
         "a region that the peer was reading was deregistered: deregister it when the peer is done"
@@ -67,7 +68,7 @@ impl Failure {
             Failure::KeyRefused => "KeyRefused",
             Failure::BoundsRefused => "BoundsRefused",
             Failure::NotArmed => "NotArmed",
-            Failure::NoPlaceForResponse => "NoPlaceForResponse",
+            Failure::NoPlace => "NoPlace",
             Failure::SourceClosed => "SourceClosed",
             Failure::AckOfUnsent => "AckOfUnsent",
             Failure::NoCredit => "NoCredit",
@@ -78,8 +79,8 @@ impl Failure {
 /// What the caller must know.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Event {
-    /// Every byte of a write or send was placed at the peer, and its immediate counted; where immediates go in
-    /// order, it counts as soon as those before it have. Or the response to a read or an atomic is here.
+    /// Every byte of a write or send was placed at the peer, and its immediate counted. Or the response to a read or an
+    /// atomic is here. On an in-order connection all that was posted before is complete, too.
     Completed {
         /// The work request's.
         token: u64,

@@ -2,10 +2,12 @@
 
 mod control_window;
 mod feedback;
+mod order;
 mod placement;
 
 use self::control_window::ControlWindow;
 use self::feedback::PathMap;
+use self::order::InOrder;
 pub(super) use self::placement::Pending;
 use super::pending_ack::PendingAck;
 use super::receives::{PostedReceives, Requests};
@@ -70,9 +72,11 @@ pub(super) struct ReceiveHalf {
     /// Responses that the peer has not acknowledged.
     #[serde(skip)]
     unacked_responses: usize,
-    /// A response has arrived for which this end has no place.
+    /// A response has arrived for which this end has no place, or a packet that waited has none any more.
     #[serde(skip)]
     lacks_place: bool,
+    /// What waits for its turn, where messages are placed in order.
+    in_order: InOrder,
 }
 
 /// Whether a packet ends a message whose end is reported.
@@ -183,6 +187,7 @@ impl ReceiveHalf {
             responses: Vec::new(),
             unacked_responses: 0,
             lacks_place: false,
+            in_order: InOrder::default(),
         }
     }
 
@@ -206,7 +211,7 @@ impl ReceiveHalf {
         self.responses.drain(..)
     }
 
-    /// Whether a response has arrived for which this end has no place.
+    /// Whether something has arrived for which this end has no place.
     pub(super) fn lacks_place(&self) -> bool {
         self.lacks_place
     }
@@ -218,7 +223,9 @@ impl ReceiveHalf {
 
     /// When an acknowledgement that is owed is due.
     pub(super) fn ack_due(&self) -> Option<Time> {
-        self.pending_ack.due()
+        self.pending_ack
+            .due()
+            .filter(|_| !self.in_order.is_placing())
     }
 
     /// Gives the memory back that what has arrived does not need.
@@ -235,6 +242,7 @@ impl ReceiveHalf {
     pub(super) fn heap_bytes(&self) -> usize {
         self.board.heap_bytes()
             + self.receives.heap_bytes()
+            + self.in_order.heap_bytes()
             + self.responses.capacity() * size_of::<Response>()
             + self.pending.capacity() * size_of::<Pending>()
             + self.echoes.capacity() * size_of::<(Echo, Time)>()
@@ -272,6 +280,22 @@ impl ReceiveHalf {
         let (header, payload) = (DataHeader::read(opened.header)?, opened.payload);
         self.check_wanted(now, arrival, &header, bytes, events, stats)?;
         opened.check_payload()?;
+        if self.board.is_in_order() && header.flags.contains(Flags::LAST) {
+            self.mark_run(now, arrival, events, stats);
+            if self.has_to_wait(&header) {
+                self.newest_packet = self.newest_packet.max(header.packet_number);
+                let kept = self.keep_waiting(&header, payload, domain, memory);
+                if kept.is_err() {
+                    self.note_arrived(now, arrival, bytes, &header, events, stats);
+                    let kept = kept.map(|()| Placed::Now);
+                    return self.settle(arrival, header, payload.len(), kept);
+                }
+                self.note_waiting_end(&header, payload.len() as u64);
+                self.placed = Some(PlacedRun::of(&header, payload.len() as u64, bytes));
+                self.mark_run(now, arrival, events, stats);
+                return Ok(());
+            }
+        }
         let placed = match header.opcode {
             Opcode::Write | Opcode::Send | Opcode::Response => {
                 self.place(&header, payload, domain, memory)
@@ -522,36 +546,18 @@ impl ReceiveHalf {
         let out_of_order = placed.packets > 1 && self.board.span_with(at.chunk) > 1;
         let (pending_ack, receives) = (&mut self.pending_ack, &mut self.receives);
         let (requests, pending) = (&mut self.requests, &self.pending);
-        // A peer that ends a message while a part of it is being written gets no answer: the buffer is not the user's yet.
-        let is_written = |opcode, number| {
-            let mut headers = pending.iter().map(|pending| &pending.header);
-            headers.any(|header| header.opcode == opcode && header.key == Key(number))
-        };
+        let (from, is_in_order) = (self.board.cumulative(), self.board.is_in_order());
+        let mut ends = Vec::new();
         let marked = self.board.mark_map(at, placed.map, |end| {
             pending_ack.at_once();
-            match end {
-                MessageEnd::Immediate { value, key } => {
-                    events.push_back(Event::Immediate { value, key });
-                }
-                MessageEnd::Sent {
-                    number,
-                    bytes,
-                    immediate,
-                } if !is_written(Opcode::Send, number) => {
-                    let token = receives.complete(number);
-                    events.extend(token.map(|token| Event::Received {
-                        token,
-                        bytes,
-                        immediate,
-                    }));
-                }
-                MessageEnd::Response { request } if !is_written(Opcode::Response, request) => {
-                    let token = requests.complete(request);
-                    events.extend(token.map(|token| Event::Completed { token }));
-                }
-                MessageEnd::Sent { .. } | MessageEnd::Response { .. } => {}
+            match is_in_order {
+                true => ends.push(end),
+                false => report(end, receives, requests, pending, events),
             }
         });
+        if is_in_order {
+            self.pass(from, ends);
+        }
         match marked {
             Marked::Whole if self.pending_ack.due() == Some(Time::ZERO) => {}
             Marked::Whole if out_of_order || self.is_waited_for(placed) => {
@@ -580,6 +586,44 @@ impl ReceiveHalf {
     /// Refuses a control packet that was seen before, or that is too old to tell.
     pub(super) fn check_control(&mut self, number: u64) -> Result<(), DropReason> {
         self.controls.check(number)
+    }
+}
+
+/// A message is here whole.
+#[inline]
+fn report(
+    end: MessageEnd,
+    receives: &mut PostedReceives,
+    requests: &mut Requests,
+    pending: &[Pending],
+    events: &mut VecDeque<Event>,
+) {
+    // A peer that ends a message while a part of it is being written gets no answer: the buffer is not the user's yet.
+    let is_written = |opcode, number| {
+        let mut headers = pending.iter().map(|pending| &pending.header);
+        headers.any(|header| header.opcode == opcode && header.key == Key(number))
+    };
+    match end {
+        MessageEnd::Immediate { value, key } => {
+            events.push_back(Event::Immediate { value, key });
+        }
+        MessageEnd::Sent {
+            number,
+            bytes,
+            immediate,
+        } if !is_written(Opcode::Send, number) => {
+            let token = receives.complete(number);
+            events.extend(token.map(|token| Event::Received {
+                token,
+                bytes,
+                immediate,
+            }));
+        }
+        MessageEnd::Response { request } if !is_written(Opcode::Response, request) => {
+            let token = requests.complete(request);
+            events.extend(token.map(|token| Event::Completed { token }));
+        }
+        MessageEnd::Sent { .. } | MessageEnd::Response { .. } => {}
     }
 }
 

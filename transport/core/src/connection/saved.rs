@@ -4,9 +4,9 @@
 //! change (times of transmission, echoes) are not measured.
 
 use super::{
-    Congestion, CongestionControl, Connection, ConnectionConfig, Drops, Event, Failure, Grants,
-    IDLE_AFTER, PacketNumbers, PathPolicy, Policy, ReceiveHalf, SavedKeys, SendHalf, Stats, Timer,
-    TimerTable,
+    Completions, Congestion, CongestionControl, Connection, ConnectionConfig, Drops, Event,
+    Failure, Grants, IDLE_AFTER, PacketNumbers, PathPolicy, Policy, ReceiveHalf, SavedKeys,
+    SendHalf, Stats, Timer, TimerTable,
 };
 use crate::units::Time;
 use crate::wire::Cipher;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Changes whenever the layout does.
-const SAVED_VERSION: u16 = 13;
+const SAVED_VERSION: u16 = 14;
 
 #[derive(Serialize)]
 struct SavedRef<'a> {
@@ -30,6 +30,7 @@ struct SavedRef<'a> {
     drops: &'a Drops,
     stats: &'a Stats,
     failed: Option<Failure>,
+    completions: &'a Completions,
 }
 
 #[derive(Deserialize)]
@@ -46,6 +47,7 @@ struct Saved {
     drops: Drops,
     stats: Stats,
     failed: Option<Failure>,
+    completions: Completions,
 }
 
 /// Why saved bytes are no connection.
@@ -106,6 +108,7 @@ impl Connection {
             drops: &self.drops,
             stats: &self.stats,
             failed: self.failed,
+            completions: &self.completions,
         };
         let mut out = SAVED_VERSION.to_le_bytes().to_vec();
         // Serialising plain data into a vector has no way to fail.
@@ -158,6 +161,7 @@ impl Connection {
             drops: saved.drops,
             stats: saved.stats,
             failed: saved.failed,
+            completions: saved.completions,
             timers,
             active: now,
             since: now,

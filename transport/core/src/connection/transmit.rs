@@ -76,6 +76,10 @@ pub(super) struct SendHalf {
     responses: VecDeque<u32>,
     /// Responses cut to their end since a message of the queue was.
     responses_in_a_row: u8,
+    /// Whether messages complete in the order of their chunks.
+    in_order: bool,
+    /// Messages of which every chunk is acknowledged, and not every chunk before them.
+    whole: Vec<u32>,
     /// Responses that the peer has not acknowledged.
     unacked_responses: usize,
     /// Responses that this end waits for.
@@ -117,6 +121,8 @@ impl SendHalf {
             queue: VecDeque::new(),
             responses: VecDeque::new(),
             responses_in_a_row: 0,
+            in_order: config.in_order,
+            whole: Vec::new(),
             unacked_responses: 0,
             awaited: 0,
             sends: 0,
@@ -310,6 +316,7 @@ impl SendHalf {
         posted.done = posted.cut == posted.bytes;
         if posted.done {
             let opcode = posted.opcode;
+            posted.last = self.board.next();
             self.end_message(opcode);
         }
         let largest = length.min(payload.into()) + OVERHEAD_BYTES as u32;
@@ -571,6 +578,9 @@ impl SendHalf {
             }
         }
         self.board.advance();
+        if !self.whole.is_empty() {
+            self.complete_in_order(events);
+        }
         acked
     }
 
@@ -613,7 +623,10 @@ impl SendHalf {
         };
         posted.outstanding -= 1;
         if posted.done && posted.outstanding == 0 {
-            self.complete(write, events);
+            match self.in_order {
+                true => self.whole.push(write),
+                false => self.complete(write, events),
+            }
         }
     }
 
@@ -679,6 +692,7 @@ impl SendHalf {
     /// Heap memory, bytes.
     pub(super) fn heap_bytes(&self) -> usize {
         self.board.heap_bytes()
+            + self.whole.capacity() * size_of::<u32>()
             + self.posted.capacity() * size_of::<Option<Posted>>()
             + (self.free.capacity() + self.queue.capacity() + self.responses.capacity())
                 * size_of::<u32>()

@@ -43,8 +43,7 @@ pub struct Local {
     pub domain: DomainId,
     /// What the peer seals with.
     pub receive_secret: Secret,
-    /// Whether the ends of messages are reported in the order in which the peer posted them; otherwise each as soon as its
-    /// own message is here.
+    /// As [`ConnectionConfig::in_order`](crate::connection::ConnectionConfig::in_order).
     pub in_order: bool,
 }
 

@@ -50,7 +50,7 @@ impl<P: Eq> Endpoint<P> {
                 segment,
             } => (from, ce, bytes, segment),
             Received::Placed { ticket, result } => {
-                self.placed(now, ticket, result);
+                self.placed(now, ticket, result, memory);
                 return;
             }
         };

@@ -148,6 +148,11 @@ impl ReceiveBoard {
         }
     }
 
+    /// Whether messages are handed out in the order of their chunks.
+    pub fn is_in_order(&self) -> bool {
+        self.in_order
+    }
+
     /// Every chunk before this one is whole.
     pub fn cumulative(&self) -> ChunkNumber {
         self.cumulative

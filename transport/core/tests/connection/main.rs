@@ -7,6 +7,7 @@ mod encryption;
 mod immediates;
 mod loss;
 mod operations;
+mod order;
 mod pair;
 mod paths;
 mod placements;

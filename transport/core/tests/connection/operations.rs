@@ -410,7 +410,7 @@ fn a_response_that_a_link_or_another_thread_cannot_place_says_so_too() {
         }
         pair.run_for(micros(2_000));
         let failure = pair.failure(Side::A);
-        assert_eq!(failure, Some(Failure::NoPlaceForResponse), "{copies}");
+        assert_eq!(failure, Some(Failure::NoPlace), "{copies}");
     }
 }
 
@@ -422,7 +422,7 @@ fn a_read_to_a_place_that_is_not_there_names_the_place() {
     let end = pair.memory(Side::A).bytes.len() as u64;
     read(&mut pair, 1, 3_000, 0, end - 1_500);
     pair.run_for(micros(2_000));
-    assert_eq!(pair.failure(Side::A), Some(Failure::NoPlaceForResponse));
+    assert_eq!(pair.failure(Side::A), Some(Failure::NoPlace));
 }
 
 #[test]

@@ -130,12 +130,12 @@ fn a_closed_connection_counts_the_copies_that_may_still_land() {
     let copies = std::mem::take(&mut memory.copies);
     let ticket = copies[0].0;
     for (ticket, ..) in copies {
-        assert!(connection.placed(now, ticket, Ok(())));
+        assert!(connection.placed(now, ticket, Ok(()), memory));
     }
     assert_eq!(connection.pending_placements(), 0);
     assert_eq!(connection.stats().packets_placed, 0);
     assert_eq!(connection.poll_event(), None);
-    assert!(!connection.placed(now, ticket, Ok(())));
+    assert!(!connection.placed(now, ticket, Ok(()), memory));
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn closing_is_confirmed_when_no_copy_is_under_way_any_more() {
         let copies = std::mem::take(&mut end.memory.copies);
         for (left, (ticket, ..)) in copies.into_iter().enumerate().rev() {
             assert_eq!(endpoint.poll_event(), None, "{left} more");
-            assert!(endpoint.placed(now, ticket, Ok(())));
+            assert!(endpoint.placed(now, ticket, Ok(()), &mut end.memory));
         }
         assert_eq!(endpoint.poll_event(), Some((id(Side::B), Event::Closed)));
         assert_eq!(endpoint.poll_event(), None);

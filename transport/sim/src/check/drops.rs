@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use weft_core::drops::DropReason;
 use weft_core::memory::Ticket;
-use weft_core::wire::{DataHeader, HEADER_BYTES, Integrity, Kind, Opcode, TRAILER_BYTES, peek};
+use weft_core::wire::{
+    DataHeader, Flags, HEADER_BYTES, Integrity, Kind, Opcode, TRAILER_BYTES, peek,
+};
 use weft_crypto::KEY_PHASE_PACKETS;
 
 use super::{Checker, packet_number};
@@ -24,6 +26,8 @@ pub(super) struct ExpectedDropsOnly {
     away: bool,
     /// Another thread copies payloads, and takes so many at a time.
     copies: bool,
+    /// What ends a message waits for its turn: it is here before it is placed, and so much may wait.
+    in_order: bool,
     /// Sends may come before there is a receive, and requests before there is room for a response.
     refuses: bool,
     /// Keys change within the run: what comes late, or is replayed, may be of a key that is over. Its phase
@@ -41,6 +45,7 @@ impl ExpectedDropsOnly {
     pub(super) fn new(scenario: &Scenario) -> Self {
         ExpectedDropsOnly {
             copies: scenario.copies.0 > 0,
+            in_order: scenario.in_order,
             refuses: scenario.workload.operations > 0,
             keys_change: scenario.settings.integrity == Integrity::Aead
                 && scenario.cipher.key_phase_packets < KEY_PHASE_PACKETS,
@@ -66,7 +71,8 @@ impl ExpectedDropsOnly {
                     || header.packets == *of && *packets >> header.packet & 1 == 1;
                 let empty = bytes.len() == HEADER_BYTES + TRAILER_BYTES;
                 let request = header.opcode == Opcode::Request;
-                if empty || request || received.placed.contains(&Ticket::of(&header)) {
+                let kept = self.in_order && header.flags.contains(Flags::LAST);
+                if empty || request || kept || received.placed.contains(&Ticket::of(&header)) {
                     if header.packets > *of && !whole {
                         (*of, *packets) = (header.packets, 0);
                     }
@@ -122,7 +128,7 @@ impl ExpectedDropsOnly {
                 {
                     u64::MAX
                 }
-                DropReason::PlacementsFull if self.copies => u64::MAX,
+                DropReason::PlacementsFull if self.copies || self.in_order => u64::MAX,
                 DropReason::NotArmed if self.away || self.refuses => u64::MAX,
                 _ => 0,
             };

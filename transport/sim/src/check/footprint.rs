@@ -17,6 +17,10 @@ const BYTES_PER_MESSAGE: usize = 2 * 160;
 /// Bytes of the list of placements under way, 256 at most.
 const BYTES_OF_COPIES: usize = 256 * 128;
 
+/// In order, the end of each message waits for those before it: its packet and what is known of it, so much in all.
+const BYTES_BESIDE_PACKET: usize = 128;
+const BYTES_WAITING_MAX: usize = 1 << 20;
+
 /// What a connection occupies grows with its window and its open messages only, and never with how
 /// long it lives or what the network does.
 pub(super) struct BoundedMemory {
@@ -36,8 +40,11 @@ impl BoundedMemory {
         } else {
             0
         };
+        let packet = usize::from(scenario.settings.packet_payload) + BYTES_BESIDE_PACKET;
+        let waiting = (held_back * packet).min(BYTES_WAITING_MAX);
         BoundedMemory {
             bytes_max: copies
+                + waiting
                 + BYTES_FIXED
                 + slots * BYTES_PER_SLOT
                 + 2 * messages * BYTES_PER_MESSAGE,

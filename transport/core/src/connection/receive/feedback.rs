@@ -154,6 +154,9 @@ impl ReceiveHalf {
         remote: ConnectionId,
         number: u64,
     ) -> Option<ControlPacket> {
+        if self.in_order.is_placing() {
+            return None;
+        }
         let path = self.pending_ack.path_if_due(now)?;
         self.acked_packet = self.newest_packet;
         let mut map = [0u64; ACK_MAP_WORDS_MAX];

@@ -49,7 +49,11 @@ impl ReceiveHalf {
 
     /// The key and the offset of the place that a packet's payload goes to.
     #[inline]
-    fn find_place(&self, header: &DataHeader, bytes: u64) -> Result<(Key, u64), DropReason> {
+    pub(super) fn find_place(
+        &self,
+        header: &DataHeader,
+        bytes: u64,
+    ) -> Result<(Key, u64), DropReason> {
         // Sends are bounded by what was posted for them, responses by what was asked for.
         if self.held && header.opcode == Opcode::Write && ends_message(header) {
             return Err(DropReason::NotArmed);
@@ -68,7 +72,7 @@ impl ReceiveHalf {
 
     /// The same where this end has chosen the place.
     #[inline(never)]
-    fn chosen_place(
+    pub(super) fn chosen_place(
         &self,
         opcode: Opcode,
         number: Key,
@@ -93,10 +97,27 @@ impl ReceiveHalf {
         payload: &[u8],
         memory: &mut impl Memory,
     ) -> Result<Placed, DropReason> {
-        let request = Request::parse(payload)?;
-        if self.unacked_responses + self.responses.len() >= RESPONSES_MAX {
-            return Err(DropReason::NotArmed);
+        self.check_responses()?;
+        self.carry_out(number, place, payload, memory)
+    }
+
+    /// Refuses a request while the peer has not acknowledged enough responses.
+    pub(super) fn check_responses(&self) -> Result<(), DropReason> {
+        let under_way = self.unacked_responses + self.responses.len() + self.in_order.requests();
+        match under_way < RESPONSES_MAX {
+            true => Ok(()),
+            false => Err(DropReason::NotArmed),
         }
+    }
+
+    pub(super) fn carry_out(
+        &mut self,
+        number: u32,
+        place: Place,
+        payload: &[u8],
+        memory: &mut impl Memory,
+    ) -> Result<Placed, DropReason> {
+        let request = Request::parse(payload)?;
         let bytes = request.response_bytes();
         let place = Place { bytes, ..place };
         let source = match request {
@@ -135,8 +156,9 @@ impl ReceiveHalf {
     ) -> Result<Offer, DropReason> {
         let wire_bytes = wire_bytes(bytes as usize);
         self.check_wanted(now, arrival, header, wire_bytes, events, stats)?;
-        if header.opcode == Opcode::Request || bytes == 0 {
-            // It has no place: a link hands it over as a packet.
+        let has_to_wait = self.has_to_wait(header);
+        if header.opcode == Opcode::Request || bytes == 0 || has_to_wait {
+            // It has no place, or not yet: a link hands it over as a packet.
             return Err(DropReason::Kind);
         }
         let place = self.find_place(header, bytes.into()).and_then(|found| {
@@ -186,7 +208,7 @@ impl ReceiveHalf {
 
     /// Placements that are under way.
     pub(in super::super) fn pending(&self) -> usize {
-        self.pending.len()
+        self.pending.len() + self.in_order.copying()
     }
 
     /// Takes a placement that has ended from those under way. `None` when it is none of them.

@@ -1,0 +1,114 @@
+//! In-order connections: what a program sees in memory, and in which order it is told.
+
+use weft_core::connection::{AtomicChange, Event, Read};
+use weft_core::drops::DropReason;
+use weft_core::units::Nanos;
+use weft_core::wire::Atomic;
+
+use crate::pair::{KEY, Pair, Side, micros};
+
+/// Where a message of eight bytes lands.
+const FLAG: usize = 50_000;
+
+fn in_order() -> Pair {
+    let mut pair = Pair::with(|setup| setup.in_order = true);
+    pair.expect_drop(DropReason::Duplicate);
+    pair
+}
+
+fn completed(pair: &mut Pair) -> Vec<u64> {
+    let token = |event: Event| match event {
+        Event::Completed { token } => Some(token),
+        _ => None,
+    };
+    pair.events(Side::A).into_iter().filter_map(token).collect()
+}
+
+#[test]
+fn a_flag_is_not_seen_before_the_data_that_was_written_before_it() {
+    let mut pair = in_order();
+    pair.drop_all(|p| p.is_chunk(0));
+    let data = pair.write_to(Side::A, 4_000, 0, None);
+    let flag = pair.write_to(Side::A, 8, FLAG as u64, None);
+    pair.run_for(micros(200));
+    assert_eq!(pair.memory(Side::B).bytes[FLAG..][..8], [0; 8]);
+    assert_eq!(completed(&mut pair), [0u64; 0]);
+    pair.heal();
+    pair.run();
+    assert_eq!(pair.memory(Side::B).bytes[..4_000], *pair.source(data));
+    assert_eq!(pair.memory(Side::B).bytes[FLAG..][..8], *pair.source(flag));
+    assert_eq!(completed(&mut pair), [data, flag]);
+    // It was here, and not sent again: five packets were placed, and one chunk was sent twice.
+    assert_eq!(pair.connection(Side::B).stats().packets_placed, 5);
+}
+
+#[test]
+fn the_last_bytes_of_a_message_come_last() {
+    let mut pair = in_order();
+    pair.delay_next(Nanos::from_millis(1), |p| {
+        p.is_chunk(0) && p.header().packet == 1
+    });
+    let token = pair.write_to(Side::A, 8_000, 0, None);
+    pair.run_for(micros(200));
+    let source = pair.source(token).to_vec();
+    let bytes = &pair.memory(Side::B).bytes;
+    assert_eq!(bytes[..1_000], source[..1_000], "the others need not wait");
+    assert_eq!(bytes[7_900..8_000], [0; 100]);
+    pair.run();
+    assert_eq!(pair.memory(Side::B).bytes[..8_000], source[..]);
+}
+
+#[test]
+fn a_read_and_an_atomic_find_what_was_written_before_them() {
+    let mut pair = in_order();
+    pair.drop_all(|p| p.is_chunk(0));
+    let written = pair.write_to(Side::A, 4_008, 0, None);
+    let read = Read {
+        token: 900,
+        bytes: 4_000,
+        key: KEY,
+        offset: 0,
+        to_key: KEY,
+        to_offset: 10_000,
+    };
+    pair.post(0, 0, read).expect("the connection is open");
+    let atomic = AtomicChange {
+        token: 901,
+        atomic: Atomic::FetchAdd { add: 1 },
+        key: KEY,
+        offset: 4_000,
+        to_key: KEY,
+        to_offset: 20_000,
+    };
+    pair.post(0, 0, atomic).expect("the connection is open");
+    pair.run_for(micros(200));
+    assert_eq!(completed(&mut pair), [0u64; 0]);
+    pair.heal();
+    pair.run();
+    assert_eq!(completed(&mut pair), [written, 900, 901]);
+    let source = pair.source(written).to_vec();
+    let memory = &pair.memory(Side::A).bytes;
+    assert!(memory[10_000..14_000] == source[..4_000]);
+    let before = &source[4_000..];
+    assert_eq!(memory[20_000..20_008], *before);
+}
+
+#[test]
+fn while_the_end_of_a_message_is_copied_nobody_is_told_that_it_is_there() {
+    let mut pair = in_order();
+    pair.memory_mut(Side::B).copies_later = true;
+    let first = pair.write_to(Side::A, 800, 0, Some(1));
+    let second = pair.write_to(Side::A, 800, 1_000, Some(2));
+    // The second message waits for the copy of the first one, and then is copied itself.
+    for _ in 0..2 {
+        pair.run_for(micros(200));
+        assert_eq!(pair.events(Side::B), []);
+        assert_eq!(completed(&mut pair), [0u64; 0]);
+        assert_eq!(pair.memory(Side::B).copies.len(), 1);
+        pair.end_copies(1, Ok(()));
+    }
+    pair.run_for(micros(200));
+    let told = [1, 2].map(|value| Event::Immediate { value, key: KEY });
+    assert_eq!(pair.events(Side::B), told);
+    assert_eq!(completed(&mut pair), [first, second]);
+}

@@ -567,6 +567,11 @@ impl Connection {
         offer
     }
 
+    /// Whether a packet with this header is here: placed, or on an in-order connection waiting for those before it.
+    pub fn has(&self, header: &DataHeader) -> bool {
+        self.receive.has(header)
+    }
+
     /// Placements that are under way. While there are any, bytes still land, also of a connection that is
     /// over: a caller confirms its end, or saves it, when there are none.
     pub fn pending_placements(&self) -> usize {

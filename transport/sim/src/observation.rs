@@ -115,7 +115,7 @@ pub struct Arrived<'a> {
 pub struct Received<'a> {
     /// The packets.
     pub packets: Vec<Arrived<'a>>,
-    /// Those whose payload was placed.
+    /// Those whose payload was placed; on an in-order connection also what ends a message and waits for its turn.
     pub placed: &'a [Ticket],
     /// What was dropped: by which end's connection, or by the endpoint.
     pub dropped: Vec<(Option<End>, DropReason, u64)>,

@@ -7,7 +7,7 @@ use weft_core::drops::{DropReason, Drops};
 use weft_core::endpoint::Endpoint;
 use weft_core::memory::{Access, DomainId, Memory, Place, Placed, Ticket};
 use weft_core::units::{ConnectionId, Key, PathId, Time};
-use weft_core::wire::{Atomic, Kind, peek};
+use weft_core::wire::{Atomic, DataHeader, Flags, Kind, peek};
 
 use crate::check::Checkers;
 use crate::draw::Draw;
@@ -534,6 +534,21 @@ impl Environment for Surroundings<'_> {
         let packets: Vec<Arrived<'_>> = tampered
             .map(|tampered| arrived(datagrams.next().unwrap_or(&[]), tampered))
             .collect();
+        let in_order = self.scenario.in_order;
+        for arrived in packets
+            .iter()
+            .filter(|arrived| in_order && !arrived.tampered)
+        {
+            let end = arrived.end.map(|end| self.ends[end.0].id);
+            let connection = end.and_then(|id| endpoint.connection(id));
+            // What ends a message is here before it is placed.
+            if let (Some(connection), Ok(header)) = (connection, DataHeader::parse(arrived.bytes))
+                && header.flags.contains(Flags::LAST)
+                && connection.has(&header)
+            {
+                self.placed.push(Ticket::of(&header));
+            }
+        }
         let mut dropped = Vec::new();
         let mut note = |end, before: &mut Drops, after: &Drops| {
             for &reason in DropReason::ALL {

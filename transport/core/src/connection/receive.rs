@@ -216,6 +216,11 @@ impl ReceiveHalf {
         self.lacks_place
     }
 
+    /// Whether a packet is here, placed or waiting for its turn.
+    pub(super) fn has(&self, header: &DataHeader) -> bool {
+        self.board.has(place_of(header))
+    }
+
     /// The newest data packet's number.
     pub(super) fn newest_packet(&self) -> u64 {
         self.newest_packet

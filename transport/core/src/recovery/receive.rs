@@ -222,6 +222,20 @@ impl ReceiveBoard {
         Ok(())
     }
 
+    /// Whether this packet, or all of its chunk, is here.
+    pub fn has(&self, packet: Packet) -> bool {
+        let ahead = packet.chunk.ahead_of(self.cumulative);
+        if ahead < 0 {
+            return true;
+        }
+        if !self.reaches(ahead as usize) {
+            return false;
+        }
+        let slot = &self.slots[self.slot(packet.chunk)];
+        let is_marked = slot.packets == packet.packets && slot.map >> packet.index & 1 == 1;
+        is_marked || self.is_whole(packet.chunk)
+    }
+
     /// The packets that are missing of the chunk of a packet that was checked before.
     #[inline]
     pub fn missing(&self, packet: Packet) -> u64 {

@@ -26,7 +26,7 @@ pub(super) struct ExpectedDropsOnly {
     away: bool,
     /// Another thread copies payloads, and takes so many at a time.
     copies: bool,
-    /// What ends a message waits for its turn: it is here before it is placed, and so much may wait.
+    /// What ends a message waits for its turn, and only so much may wait.
     in_order: bool,
     /// Sends may come before there is a receive, and requests before there is room for a response.
     refuses: bool,
@@ -71,8 +71,10 @@ impl ExpectedDropsOnly {
                     || header.packets == *of && *packets >> header.packet & 1 == 1;
                 let empty = bytes.len() == HEADER_BYTES + TRAILER_BYTES;
                 let request = header.opcode == Opcode::Request;
-                let kept = self.in_order && header.flags.contains(Flags::LAST);
-                if empty || request || kept || received.placed.contains(&Ticket::of(&header)) {
+                // Of what ends a message, `placed` says only that it is here.
+                let again = before && self.in_order && header.flags.contains(Flags::LAST);
+                let is_here = empty || request || received.placed.contains(&Ticket::of(&header));
+                if is_here && !again {
                     if header.packets > *of && !whole {
                         (*of, *packets) = (header.packets, 0);
                     }

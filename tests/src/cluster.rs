@@ -38,8 +38,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::thread;
 
-use weft_cli::fabric::FabricError;
-use weft_cli::fabric::isolation::IsolationError;
+use weft_fabric::FabricError;
+use weft_fabric::isolation::IsolationError;
 
 pub use handle::{Cluster, Up, programs};
 pub use inside::{in_network_of, is_below};

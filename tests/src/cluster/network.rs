@@ -5,7 +5,7 @@ use std::fs;
 use std::net::Ipv4Addr;
 use std::process::Command;
 
-use weft_cli::fabric::Fabric;
+use weft_fabric::Fabric;
 
 use super::{ClusterError, output_of};
 

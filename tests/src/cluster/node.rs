@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use weft_cli::fabric::Fabric;
+use weft_fabric::Fabric;
 
 use super::control_plane::spawn;
 use super::network::{DNS_SERVICE, PODS, pods_of};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
-use weft_cli::fabric::Fabric;
+use weft_fabric::Fabric;
 
 use super::ClusterError;
 use super::hierarchy::{Group, MOUNTED};

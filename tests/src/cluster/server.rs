@@ -16,8 +16,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, copy_bidirectional};
 use tokio::net::{UnixListener, UnixStream};
-use weft_cli::fabric::isolation;
-use weft_cli::fabric::{Fabric, Spec};
+use weft_fabric::isolation;
+use weft_fabric::{Fabric, Spec};
 
 use super::control_plane::{ControlPlane, Keys};
 use super::network::{self, API_PORT};

@@ -14,10 +14,10 @@ use std::{
 use nix::mount::{MsFlags, mount};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 pub(crate) use weft_cli::stage::node_name as name;
-use weft_cli::{
-    fabric::{Fabric, Spec as Shape},
-    stage::{self, Access, CongestionControl, Encryption, Ground, PathPolicy, Root, Setup},
+use weft_cli::stage::{
+    self, Access, CongestionControl, Encryption, Ground, PathPolicy, Root, Setup,
 };
+use weft_fabric::{Fabric, Spec as Shape};
 use weft_identity::server_name;
 use weft_proto::agent::v1::{
     AttemptRef, ManifestHolder, Permission, Ticket, agent_client::AgentClient,

@@ -2,7 +2,6 @@
 
 pub mod bench;
 pub mod bench_cluster;
-pub mod cluster;
 pub mod report;
 
 use std::path::{Path, PathBuf};

@@ -8,7 +8,7 @@ use crate::tree::Tree;
 pub(super) const DIRECTION: Rule = Rule {
     id: "crate-direction",
     says: "Our crates depend on each other in one direction: engine → link and memory → core, agent → engine and \
-           identity, operator and cli → transfer → identity, planner and proto; cli → fabric.",
+           identity, operator and cli → transfer → identity, planner and proto; cli and cluster → fabric.",
     why: "Crates are split by what they must not know; one edge the wrong way and the split is a \
           matter of folders.",
     weight: Weight::Error,
@@ -86,10 +86,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "weft-planner",
         ],
     ),
+    ("weft-cluster", &["weft-fabric"]),
     (
         "weft-tests",
         &[
             "weft-fabric",
+            "weft-cluster",
             "weft-identity",
             "weft-planner",
             "weft-proto",

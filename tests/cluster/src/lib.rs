@@ -195,7 +195,10 @@ fn write_private(path: &Path, text: &str) -> Result<(), ClusterError> {
 }
 
 /// Runs a program to its end and returns what it says.
-pub(crate) fn output(command: &mut Command) -> Result<String, ClusterError> {
+///
+/// # Errors
+/// What it says if it fails.
+pub fn output(command: &mut Command) -> Result<String, ClusterError> {
     let program = program(command);
     let output = command
         .output()

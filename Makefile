@@ -25,7 +25,7 @@ bench: ## Measure against the peers; prints a table and writes target/bench/*.js
 bench-cluster: ## Measure operator and agents on a real Kubernetes; writes target/bench/cluster.json
 	@hack/setup.sh cluster
 	@hack/cluster-binaries.sh >/dev/null
-	@cargo build --release --locked -p weft-operator -p weft-agent -p weft-tests --bins
+	@cargo build --release --locked -p weft-operator -p weft-agent -p weft-cluster -p weft-tests --bins
 	@hack/images.sh target/bench/images operator="$${CARGO_TARGET_DIR:-target}/release/weft-operator" \
 		agent="$${CARGO_TARGET_DIR:-target}/release/weft-agent"
 	@"$${CARGO_TARGET_DIR:-target}/release/bench-cluster" --server "$${CARGO_TARGET_DIR:-target}/release/cluster" \
@@ -34,8 +34,9 @@ bench-cluster: ## Measure operator and agents on a real Kubernetes; writes targe
 e2e: ## Test on a real Kubernetes: brings a cluster up, uses it, takes it down
 	@hack/e2e.sh $(ARGS)
 
-# Of the whole workspace, whichever programs are wanted: with other features everything would be built twice.
-CLUSTER := --locked --workspace --bin cluster
+# Of its own crate only: a new machine builds every dependency first, and this program needs few of the workspace's.
+# The price: a dependency that the workspace wants with more features is built a second time for it.
+CLUSTER := --locked -p weft-cluster --bin cluster
 
 cluster-up: ## Bring up a real Kubernetes of NODES=3 nodes on a small fabric, in target/cluster
 	@hack/step.sh "1 of 4: the packages of this machine" hack/setup.sh cluster
@@ -45,7 +46,7 @@ cluster-up: ## Bring up a real Kubernetes of NODES=3 nodes on a small fabric, in
 
 cluster-load-images: ## Build Weft's images and put them where the cluster's pods find them
 	@hack/setup.sh cluster
-	@hack/step.sh "1 of 3: Weft's programs" cargo build $(CLUSTER) --bin weft-agent --bin weft-operator --bin kubectl-weft
+	@hack/step.sh "1 of 3: Weft's programs" cargo build --locked --workspace --bin cluster --bin weft-agent --bin weft-operator --bin kubectl-weft
 	@hack/step.sh "2 of 3: the images" hack/images.sh target/images $(foreach who,agent operator,$(who)=$(or $(CARGO_TARGET_DIR),target)/debug/weft-$(who))
 	@hack/step.sh "3 of 3: into every node" "$${CARGO_TARGET_DIR:-target}/debug/cluster" load-images target/images/*.tar
 

@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use thiserror::Error;
+use weft_fabric::quantity;
 use weft_planner::{
     Manifest, ManifestError, PAYLOAD_SHARE, PlanError, Request, Strategy, Topology, TopologyError,
 };
 
 pub use self::table::Table;
-use crate::quantity;
 
 /// What `weft plan` takes.
 #[derive(Clone, Debug, clap::Args)]

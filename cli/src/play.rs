@@ -26,6 +26,7 @@ use std::{
 };
 
 use tokio::signal::unix::{SignalKind, signal};
+use weft_fabric::isolation::{self, Entered};
 
 pub use arguments::{
     Args, Data, Destinations, Fault, FaultKind, Moment, Settings, UsageError, Verification,
@@ -34,10 +35,7 @@ pub use error::PlayError;
 pub use progress::{Rate, style as bar_style};
 pub use report::{Chunks, FaultReport, Happened, NodeReport, Report, Summary};
 
-use crate::{
-    fabric::isolation::{self, Entered},
-    stage,
-};
+use crate::stage;
 
 /// The arguments make no sense.
 const USAGE: u8 = 2;

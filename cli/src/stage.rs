@@ -21,11 +21,10 @@ use agent::Agents;
 pub use agent::{Access, AgentConfig, CongestionControl, Encryption, PathPolicy, find_agent};
 pub use error::StageError;
 pub use ground::{Addresses, Ground};
+use weft_fabric::isolation;
 use weft_identity::authority::{Authority, IdentityFiles};
 use weft_planner::Topology;
 use weft_transfer::{AgentEndpoint, ConnectionPool, NodeLocation, Runner, Spec};
-
-use crate::fabric::isolation;
 
 /// What a stage is made of.
 #[derive(Debug)]

@@ -5,8 +5,9 @@ use std::{
     io::{self, Write},
 };
 
-use weft_cli::{columns::columns, quantity};
+use weft_cli::columns::columns;
 use weft_crds::{CopyJob, CopyRemoval, CopyRemovalRequest, NodeCopy, NodeCopyList};
+use weft_fabric::quantity;
 
 use crate::{
     cluster::{Cluster, CommandError, Reach},

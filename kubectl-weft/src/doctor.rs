@@ -11,8 +11,9 @@ use futures::{StreamExt as _, stream};
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, ResourceExt as _};
 use serde::Serialize;
-use weft_cli::{columns::columns, printable::line, quantity};
+use weft_cli::{columns::columns, printable::line};
 use weft_crds::{Diagnosis, DiagnosisRequest, FabricNode, RdmaFabric};
+use weft_fabric::quantity;
 
 use self::findings::{Finding, find, is_ready};
 use crate::{

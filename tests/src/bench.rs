@@ -38,10 +38,10 @@ use std::io;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use weft_cli::fabric::isolation::IsolationError;
-use weft_cli::fabric::{Fabric, FabricError, Spec};
 use weft_cli::stage::StageError;
 use weft_engine::{EngineError, Failure};
+use weft_fabric::isolation::IsolationError;
+use weft_fabric::{Fabric, FabricError, Spec};
 use weft_identity::authority::AuthorityError;
 
 use crate::report::Row;

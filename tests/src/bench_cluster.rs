@@ -19,7 +19,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::cluster::{Cluster, ClusterError, Settings, Up, programs};
+use weft_cluster::{Cluster, ClusterError, Settings, Up, programs};
+
 use crate::report::Row;
 
 use load::Load;
@@ -198,7 +199,7 @@ fn start_up(cluster: &Cluster, values: &[&str]) -> Result<Row, ClusterBenchError
         .args(["--set", "operator.replicas=1"])
         .args(values)
         .arg(chart);
-    crate::cluster::output(&mut helm)?;
+    weft_cluster::output(&mut helm)?;
     cluster.apply(&load::fabric(FABRIC, "gpu").to_string())?;
     let fabric = format!("rdmafabric/{FABRIC}");
     cluster.kubectl(&["wait", "--for=condition=Ready", &fabric, "--timeout=120s"])?;

@@ -2,5 +2,24 @@
 
 pub mod bench;
 pub mod bench_cluster;
-pub mod cluster;
 pub mod report;
+
+use std::path::{Path, PathBuf};
+
+/// Finds a program beside the integration test that asks. Cargo builds a package's programs for its own tests only,
+/// so a program of another package has to be there before.
+///
+/// # Panics
+/// If it is not built.
+pub fn program(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("a test has a path");
+    let directory = test.parent().and_then(Path::parent);
+    let directory = directory.expect("it is in target/PROFILE/deps");
+    let program = directory.join(name);
+    assert!(
+        program.is_file(),
+        "{} is not built: run `cargo build --workspace --bins` first",
+        program.display()
+    );
+    program
+}

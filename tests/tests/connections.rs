@@ -3,12 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
 use tokio::time::timeout;
 use weft_cli::stage::{
@@ -16,21 +11,12 @@ use weft_cli::stage::{
 };
 use weft_planner::Strategy;
 use weft_proto::agent::v1::{Algorithm, Overwrite, Symlinks};
+use weft_tests::program;
 use weft_transfer::{LeaderContext, Runner, Spec, Timing};
 
 /// Nothing here takes longer, even on a machine that does ten other things.
 const DEADLINE: Duration = Duration::from_secs(120);
 const NODES: usize = 3;
-
-/// A program of this build. Cargo builds a package's programs for its own tests only.
-fn agent() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let program = test.parent().and_then(Path::parent).unwrap();
-    let program = program.join("weft-agent");
-    let is_there = program.is_file();
-    assert!(is_there, "run `cargo build -p weft-agent` first");
-    program
-}
 
 async fn stage(directory: &Path) -> Stage {
     let root = |i: usize| Root {
@@ -41,7 +27,7 @@ async fn stage(directory: &Path) -> Stage {
     let setup = Setup {
         name: "lab",
         ground: Ground::loopback(NODES, 1500).unwrap(),
-        program: agent(),
+        program: program("weft-agent"),
         home: directory.join("agents"),
         roots: (0..NODES).map(root).collect(),
         paths: 1,

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     io::{BufRead, BufReader},
     os::fd::AsFd,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Output, Stdio},
 };
 
@@ -15,25 +15,10 @@ use nix::{
 };
 use rustix::process::{PidfdFlags, pidfd_open};
 use serde_json::Value;
+use weft_tests::program;
 
 /// A kernel ends a few processes in milliseconds.
 const GONE_WITHIN_MS: u16 = 60_000;
-
-/// A program of this build. Cargo builds a package's programs for its own tests only.
-fn program(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("a test has a path");
-    let directory = test
-        .parent()
-        .and_then(Path::parent)
-        .expect("it is in target/PROFILE/deps");
-    let program = directory.join(name);
-    assert!(
-        program.is_file(),
-        "{} is not built: run `cargo build -p weft-cli -p weft-agent` first",
-        program.display()
-    );
-    program
-}
 
 fn play(arguments: &str) -> Command {
     program("weft-agent");

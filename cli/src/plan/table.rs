@@ -2,9 +2,10 @@
 
 use std::fmt;
 
+use weft_fabric::quantity;
 use weft_planner::{Plan, Seconds};
 
-use crate::{columns::columns, quantity};
+use crate::columns::columns;
 
 /// The table lists this many links, so that it fits a screen; `--json` has all.
 const LINKS_SHOWN: usize = 24;

@@ -12,14 +12,13 @@ use std::{
 };
 
 use clap::ValueEnum;
+use weft_fabric::{Spec, SpecError, quantity};
 use weft_planner::Strategy;
 use weft_proto::agent::v1::{self as agent, Algorithm};
 
 use super::out;
 use crate::{
-    fabric::{Spec, SpecError},
     plan::strategy_parser,
-    quantity,
     stage::{CongestionControl, Encryption, PathPolicy},
 };
 

@@ -2,13 +2,10 @@
 
 use std::{io, path::PathBuf};
 
+use weft_fabric::{FabricError, isolation::IsolationError, quantity};
 use weft_identity::authority::AuthorityError;
 
-use crate::{
-    fabric::{FabricError, isolation::IsolationError},
-    quantity,
-    stage::StageError,
-};
+use crate::stage::StageError;
 
 /// Every text names the cause and the remedy. A transfer that failed is no error but a report.
 #[derive(Debug, thiserror::Error)]

@@ -7,11 +7,10 @@ use std::{
 };
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use weft_fabric::quantity;
 use weft_planner::Seconds;
 use weft_proto::agent::v1::State;
 use weft_transfer::{Destination, DestinationPhase, Transfer};
-
-use crate::quantity;
 
 /// Between two lines where there is no terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(1);

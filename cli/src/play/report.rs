@@ -6,11 +6,12 @@ use std::{
 };
 
 use serde::Serialize;
+use weft_fabric::quantity;
 use weft_planner::Seconds;
 use weft_proto::agent::v1::Algorithm;
 use weft_transfer::{DestinationPhase, Failure, Transfer};
 
-use crate::{play::arguments::Fault, quantity};
+use crate::play::arguments::Fault;
 
 /// The JSON object of `--json`. The order of the fields is the order in which they are printed.
 #[derive(Debug, Clone, PartialEq, Serialize)]

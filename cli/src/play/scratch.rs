@@ -9,9 +9,10 @@ use std::{
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use tempfile::{TempDir, TempPath};
+use weft_fabric::isolation;
 
 use super::{PlayError, arguments::Data};
-use crate::{fabric::isolation, stage::directory};
+use crate::stage::directory;
 
 /// `/run` is a private tmpfs in isolation: it ends with the last process, whatever ends that.
 const PRIVATE: &str = "/run/weft-play";

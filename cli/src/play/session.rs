@@ -14,6 +14,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 
+use weft_fabric::{Fabric, FabricError, isolation};
 use weft_proto::agent::v1::Overwrite;
 use weft_transfer::{LeaderContext, Spec, Timing};
 
@@ -22,10 +23,7 @@ use super::{
     progress::Progress,
     scratch::{Origin, Scratch},
 };
-use crate::{
-    fabric::{Fabric, FabricError, isolation},
-    stage::{Access, Ground, Root, Setup, Stage, StageError, directory, node_name},
-};
+use crate::stage::{Access, Ground, Root, Setup, Stage, StageError, directory, node_name};
 
 /// The fabric's name in certificates.
 const FABRIC: &str = "play";

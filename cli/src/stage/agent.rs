@@ -18,13 +18,10 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
+use weft_fabric::{MAX_RATE, MIN_RATE, quantity};
 use weft_identity::authority::IdentityFiles;
 
 use super::{Addresses, Root, StageError};
-use crate::{
-    fabric::{MAX_RATE, MIN_RATE},
-    quantity,
-};
 
 const PROGRAM: &str = "weft-agent";
 /// From start to ready; an agent takes some 50 ms where nothing else runs.

@@ -8,10 +8,10 @@ use std::{
     sync::Arc,
 };
 
+use weft_fabric::{Fabric, quantity};
 use weft_planner::{Node, Topology, Uplink};
 
 use super::{StageError, node_name};
-use crate::fabric::Fabric;
 
 /// In a fabric every node has all ports to itself.
 const CONTROL_PORT: u16 = 7400;
@@ -179,7 +179,7 @@ impl Ground {
         if spec.is_some_and(|spec| spec.rate.is_some() && spec.node_rate.is_some()) {
             return String::new();
         }
-        let rate = crate::quantity::rate(UNLIMITED_BPS);
+        let rate = quantity::rate(UNLIMITED_BPS);
         format!(" (links without a rate are planned as {rate})")
     }
 

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
 use kube::ResourceExt as _;
 use serde::Serialize;
-use weft_cli::quantity;
 use weft_crds::{Diagnosis, FabricNode, NodeFacts, RdmaFabric, Reach};
+use weft_fabric::quantity;
 
 use super::Examined;
 

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use weft_cli::{columns::columns, printable::line, quantity};
+use weft_cli::{columns::columns, printable::line};
 use weft_crds::{DestinationState, DestinationStatus, TransferJobStatus, TransferProgress};
+use weft_fabric::quantity;
 use weft_planner::Seconds;
 
 /// Several jobs, a line each.

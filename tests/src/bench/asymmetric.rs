@@ -1,7 +1,7 @@
 //! `spray-asym`: goodput of one connection over four spines of different rates, by path policy.
 
-use weft_cli::fabric::{Fabric, Spec};
 use weft_engine::PolicyKind;
+use weft_fabric::{Fabric, Spec};
 
 use super::ends::Shape;
 use super::rounds::{Must, Rounds};

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use weft_cli::fabric::{Fabric, Spec};
 use weft_engine::PolicyKind;
+use weft_fabric::{Fabric, Spec};
 
 use super::arrivals::{back_at, bins, typical, worst};
 use super::ends::{Ends, Shape};

@@ -3,7 +3,7 @@
 use std::fs;
 use std::sync::Arc;
 
-use weft_cli::fabric::Spec;
+use weft_fabric::Spec;
 use weft_planner::Strategy;
 use weft_proto::agent::v1::Algorithm;
 

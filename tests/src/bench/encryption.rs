@@ -1,8 +1,8 @@
 //! `encryption`: memory-to-memory writes, encrypted, against the same writes that are only checked for
 //! damage.
 
-use weft_cli::fabric::Spec;
 use weft_engine::Encryption;
+use weft_fabric::Spec;
 
 use super::ends::{Ends, Shape};
 use super::raw::{LAP, MEMORY, MESSAGE};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use weft_cli::fabric::Fabric;
 use weft_engine::{Encryption, PolicyKind, PortRange, Progress};
+use weft_fabric::Fabric;
 
 use super::BenchError;
 use super::host::{End, Host, Setup, connect_many};

@@ -5,7 +5,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use weft_cli::fabric::Spec;
+use weft_fabric::Spec;
 use weft_planner::Strategy;
 use weft_proto::agent::v1::Algorithm;
 

@@ -7,8 +7,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use weft_cli::fabric::{Fabric, Spec};
 use weft_engine::PolicyKind;
+use weft_fabric::{Fabric, Spec};
 
 use super::arrivals::{back_at, bins, typical};
 use super::ends::{Ends, Shape};

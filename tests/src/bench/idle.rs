@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use weft_cli::fabric::Spec;
+use weft_fabric::Spec;
 
 use super::ends::{Ends, Shape};
 use super::host::{End, Happened, Host, Source, Target, Write, connect_many};

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use weft_cli::fabric::Spec;
 use weft_engine::Progress;
+use weft_fabric::Spec;
 
 use super::ends::{Ends, Shape};
 use super::host::{End, Happened, Host, Landing, Source, Target, Write};

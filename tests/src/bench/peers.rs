@@ -6,7 +6,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::unistd::{User, getuid};
-use weft_cli::fabric::Fabric;
+use weft_fabric::Fabric;
 
 use super::BenchError;
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use weft_cli::fabric::{Fabric, Spec};
+use weft_fabric::{Fabric, Spec};
 
 use super::blaster::{Blasted, Blaster, BlasterConfig, Progress};
 use super::ends::{Ends, Shape};

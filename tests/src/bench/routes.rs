@@ -1,7 +1,7 @@
 //! Which spine each path crosses, by the kernel's own answer for its port pair.
 
-use weft_cli::fabric::Fabric;
 use weft_engine::PortRange;
+use weft_fabric::Fabric;
 use weft_link::PortPair;
 
 use super::BenchError;

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use weft_cli::fabric::Spec;
+use weft_fabric::Spec;
 use weft_planner::Strategy;
 use weft_proto::agent::v1::Algorithm;
 

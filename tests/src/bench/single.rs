@@ -1,6 +1,6 @@
 //! `write-64k`: writes of 64 KiB, one in flight.
 
-use weft_cli::fabric::Spec;
+use weft_fabric::Spec;
 
 use super::ends::{Ends, Shape};
 use super::rounds::{Must, Rounds};

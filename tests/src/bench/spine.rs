@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use weft_cli::fabric::Fabric;
+use weft_fabric::Fabric;
 
 use super::BenchError;
 

@@ -3,8 +3,8 @@
 //! Two workers at either end and the program that posts want five cores: on fewer they share them, and the row does not
 //! hold.
 
-use weft_cli::fabric::Spec;
 use weft_engine::Progress;
+use weft_fabric::Spec;
 
 use super::ends::{Ends, Shape};
 use super::raw::{LAP, MEMORY, MESSAGE};

@@ -1,7 +1,7 @@
 //! `spray-4`: goodput of one connection over four spines of 1 Gbit/s, by path policy.
 
-use weft_cli::fabric::{Fabric, Spec};
 use weft_engine::PolicyKind;
+use weft_fabric::{Fabric, Spec};
 
 use super::ends::{Ends, Shape};
 use super::rounds::{Must, Rounds};

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
-use weft_cli::fabric::Fabric;
 use weft_cli::stage::{
     self, Access, CongestionControl, Encryption, Ground, PathPolicy, Root, Setup, find_agent,
 };
+use weft_fabric::Fabric;
 use weft_identity::authority;
 use weft_planner::Strategy;
 use weft_proto::agent::v1::{Algorithm, Overwrite, Symlinks};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use weft_cli::fabric::Fabric;
+use weft_fabric::Fabric;
 
 use super::BenchError;
 

@@ -15,6 +15,7 @@ use kube::{Api, Client, Config, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::sleep;
+use weft_cluster::Cluster;
 use weft_crds::{FabricNode, RdmaFabric};
 use weft_proto::operator::v1::NodeReport;
 
@@ -22,7 +23,6 @@ use super::fleet::{Fleet, Member};
 use super::load::fabric;
 use super::process::Process;
 use super::{ClusterBenchError, NAMESPACE};
-use crate::cluster::Cluster;
 
 /// Of the simulated nodes.
 const FABRIC: &str = "simulated";

@@ -7,12 +7,12 @@ use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::time::sleep;
+use weft_cluster::Cluster;
 use weft_crds::{Phase, TransferJob};
 
 use super::crowd::{at_once, client, late, parse, runtime};
 use super::process::Process;
 use super::{ClusterBenchError, MIB, NAMESPACE, OPERATOR_METRICS, metrics, row};
-use crate::cluster::Cluster;
 use crate::report::Row;
 
 const NAMESPACES: usize = 10;

@@ -8,12 +8,12 @@ use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::time::sleep;
+use weft_cluster::Cluster;
 use weft_crds::{Phase, TransferJob};
 
 use super::crowd::{Crowd, at_once, client, late, parse, runtime};
 use super::process::Process;
 use super::{ClusterBenchError, MIB, OPERATOR_METRICS, Size, metrics, row};
-use crate::cluster::Cluster;
 use crate::report::Row;
 
 /// Of the chart: all jobs are of one namespace, and all are to be at work.

@@ -6,8 +6,9 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::thread;
 use std::time::Duration;
 
+use weft_cluster::{in_network_of, is_below};
+
 use super::ClusterBenchError;
-use crate::cluster::{in_network_of, is_below};
 
 /// An answer on the same machine.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);

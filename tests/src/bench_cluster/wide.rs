@@ -9,12 +9,12 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::time::sleep;
+use weft_cluster::{Cluster, output};
 use weft_crds::{Phase, TransferJob};
 
 use super::crowd::{Crowd, client, late, parse, runtime};
 use super::process::Process;
 use super::{ClusterBenchError, MIB, row};
-use crate::cluster::{Cluster, output};
 use crate::report::{Row, median};
 
 /// Of the chart: a connection to each agent and one from it, some 50 KiB each.

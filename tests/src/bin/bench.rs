@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum as _};
-use weft_cli::fabric::isolation::{self, Entered};
+use weft_fabric::isolation::{self, Entered};
 use weft_tests::bench::{Context, TCP_CONGESTION, Work};
 use weft_tests::report::Report;
 

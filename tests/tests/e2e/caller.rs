@@ -6,6 +6,7 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::Secret;
 use nix::unistd::Pid;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use weft_cluster::in_network_of;
 use weft_crds::FabricNode;
 use weft_identity::{
     authority::{Authority, KeptAuthority},
@@ -13,7 +14,6 @@ use weft_identity::{
 };
 use weft_proto::agent::v1::agent_client::AgentClient;
 use weft_proto::{Message as _, agent::v1::ErrorDetail};
-use weft_tests::cluster::in_network_of;
 
 use crate::harness::process;
 use crate::test_cluster::{SYSTEM, TestCluster};

@@ -10,9 +10,9 @@ use kube::ResourceExt as _;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
+use weft_cluster::{Settings, is_below};
 use weft_crds::{Phase, TransferJob};
 use weft_sim::draw::Draw;
-use weft_tests::cluster::{Settings, is_below};
 
 use crate::install;
 use crate::test_cluster::{MODELS, SYSTEM, TestCluster};

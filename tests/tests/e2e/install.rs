@@ -5,7 +5,7 @@ use std::fs;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use weft_tests::cluster::DATA_INTERFACE;
+use weft_cluster::DATA_INTERFACE;
 
 use crate::test_cluster::{MODELS, SYSTEM, TestCluster, report, repository};
 

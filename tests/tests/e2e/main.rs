@@ -22,7 +22,7 @@ mod tree;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libtest_mimic::{Arguments, Trial};
-use weft_tests::cluster::Settings;
+use weft_cluster::Settings;
 
 use crate::test_cluster::TestCluster;
 

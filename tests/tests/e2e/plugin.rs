@@ -1,9 +1,9 @@
 //! `kubectl weft`, as its user meets it.
 
-use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
+use weft_tests::program;
 
 use crate::journey::{TEAM, job};
 use crate::test_cluster::TestCluster;
@@ -11,12 +11,10 @@ use crate::tree::Tree;
 
 /// kubectl's plugin, under the name that kubectl finds it by.
 fn weft(cluster: &TestCluster, arguments: &[&str]) -> Output {
-    // Beside the program of this package that cargo has built.
-    let program = Path::new(env!("CARGO_BIN_EXE_cluster")).with_file_name("kubectl-weft");
-    assert!(program.is_file(), "{}: run `make e2e`", program.display());
     // A folder of its own: kubectl looks at every program there.
     let plugins = tempfile::tempdir().unwrap();
-    std::os::unix::fs::symlink(program, plugins.path().join("kubectl-weft")).unwrap();
+    std::os::unix::fs::symlink(program("kubectl-weft"), plugins.path().join("kubectl-weft"))
+        .unwrap();
     let path = format!(
         "{}:{}",
         plugins.path().display(),

@@ -17,7 +17,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::time::timeout_at;
-use weft_tests::cluster::{Cluster, ClusterError, Settings, Up, programs};
+use weft_cluster::{Cluster, ClusterError, Settings, Up, programs};
+use weft_tests::program;
 
 use crate::eventually::eventually;
 
@@ -60,8 +61,8 @@ impl TestCluster {
         let begun = Instant::now();
         let scratch = tempfile::tempdir().unwrap();
         let state = scratch.path().join("state");
-        let server = Path::new(env!("CARGO_BIN_EXE_cluster"));
-        let up = Cluster::up(settings, &state, &programs().unwrap(), server, &mut |_| {});
+        let server = program("cluster");
+        let up = Cluster::up(settings, &state, &programs().unwrap(), &server, &mut |_| {});
         let Up::Made(cluster) = up.unwrap_or_else(|error| panic!("{error}")) else {
             panic!("a cluster was up in a new directory");
         };
@@ -84,17 +85,11 @@ impl TestCluster {
 
     fn load_images(&self) {
         let begun = Instant::now();
-        // Beside the program of this package that cargo has built.
-        let program = |name: &str| {
-            let path = Path::new(env!("CARGO_BIN_EXE_cluster")).with_file_name(name);
-            assert!(path.is_file(), "{}: run `make e2e`", path.display());
-            path.display().to_string()
-        };
         let images = self.scratch.path().join("images");
         let made = Command::new(repository("hack/images.sh"))
             .arg(&images)
-            .arg(format!("agent={}", program("weft-agent")))
-            .arg(format!("operator={}", program("weft-operator")))
+            .arg(format!("agent={}", program("weft-agent").display()))
+            .arg(format!("operator={}", program("weft-operator").display()))
             .output()
             .unwrap();
         let said = String::from_utf8_lossy(&made.stderr);

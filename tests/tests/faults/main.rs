@@ -26,7 +26,7 @@ use std::{
 use libtest_mimic::{Arguments, Failed, Trial};
 use stage::Stage;
 use tokio::runtime::Runtime;
-use weft_cli::fabric::isolation::{self, Entered};
+use weft_fabric::isolation::{self, Entered};
 
 /// The panic of a row whose fault came when all was over: the machine had other things to do meanwhile. That
 /// says nothing of what was to be tried, so the seed is played again.

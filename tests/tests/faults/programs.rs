@@ -9,10 +9,11 @@ use std::{
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use weft_proto::agent::v1::{CancelRequest, Location, Overwrite, StatRequest};
 use weft_sim::draw::Draw;
+use weft_tests::program;
 
 use crate::{
     row::{assert_refusal, failure, job, prepare},
-    stage::{ROOT, Stage, program},
+    stage::{ROOT, Stage},
     tree::{Tree, Work, partials_below},
 };
 

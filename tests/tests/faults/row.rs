@@ -18,7 +18,7 @@ use std::{
 pub(crate) use judge::assert_refusal;
 use nix::mount::{MsFlags, mount};
 use tokio::time::timeout;
-use weft_cli::fabric::Unreachable;
+use weft_fabric::Unreachable;
 use weft_planner::Strategy;
 use weft_proto::{
     Message as _,

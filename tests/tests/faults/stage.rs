@@ -6,7 +6,7 @@ use std::{
     io::{Read, Write},
     net::{Ipv4Addr, TcpStream},
     ops::{Deref, DerefMut, RangeInclusive},
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -14,14 +14,15 @@ use std::{
 use nix::mount::{MsFlags, mount};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 pub(crate) use weft_cli::stage::node_name as name;
-use weft_cli::{
-    fabric::{Fabric, Spec as Shape},
-    stage::{self, Access, CongestionControl, Encryption, Ground, PathPolicy, Root, Setup},
+use weft_cli::stage::{
+    self, Access, CongestionControl, Encryption, Ground, PathPolicy, Root, Setup,
 };
+use weft_fabric::{Fabric, Spec as Shape};
 use weft_identity::server_name;
 use weft_proto::agent::v1::{
     AttemptRef, ManifestHolder, Permission, Ticket, agent_client::AgentClient,
 };
+use weft_tests::program;
 
 use crate::RUNTIME;
 
@@ -43,18 +44,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// Node 0's agent runs without capabilities, so that file modes hold for it: root with none reads
 /// what root may read by mode, and nothing else.
 const WITHOUT_CAPABILITIES: [&str; 4] = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"];
-
-/// A program of this build, beside this test's directory.
-pub(crate) fn program(name: &str) -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let program = test.parent().and_then(Path::parent).unwrap().join(name);
-    assert!(
-        program.is_file(),
-        "{} is not built: run `cargo build -p weft-cli -p weft-agent` first",
-        program.display()
-    );
-    program
-}
 
 /// Written by the row that is playing.
 pub(crate) struct Stage {

@@ -8,7 +8,7 @@ use crate::tree::Tree;
 pub(super) const DIRECTION: Rule = Rule {
     id: "crate-direction",
     says: "Our crates depend on each other in one direction: engine → link and memory → core, agent → engine and \
-           identity, operator and cli → transfer → identity, planner and proto.",
+           identity, operator and cli → transfer → identity, planner and proto; cli and cluster → fabric.",
     why: "Crates are split by what they must not know; one edge the wrong way and the split is a \
           matter of folders.",
     weight: Weight::Error,
@@ -45,6 +45,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &["weft-core", "weft-crypto", "weft-link", "weft-memory"],
     ),
     ("weft-sim", &["weft-core", "weft-crypto", "weft-memory"]),
+    ("weft-fabric", &[]),
     (
         "weft-agent",
         &[
@@ -68,6 +69,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "weft-cli",
         &[
+            "weft-fabric",
             "weft-identity",
             "weft-planner",
             "weft-proto",
@@ -76,11 +78,20 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     (
         "weft-kubectl",
-        &["weft-cli", "weft-crds", "weft-identity", "weft-planner"],
+        &[
+            "weft-cli",
+            "weft-crds",
+            "weft-fabric",
+            "weft-identity",
+            "weft-planner",
+        ],
     ),
+    ("weft-cluster", &["weft-fabric"]),
     (
         "weft-tests",
         &[
+            "weft-fabric",
+            "weft-cluster",
             "weft-identity",
             "weft-planner",
             "weft-proto",

@@ -9,11 +9,10 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
+use weft_cluster::{CLOCK, CONFIGURATION};
 use weft_proto::agent::v1::{
     AttemptRef, CancelRequest, ConnectRequest, Location, SignedTicket, StatRequest,
 };
-
-use weft_tests::cluster::{CLOCK, CONFIGURATION};
 
 use super::programs::agents_are_ready;
 use crate::caller::{Caller, reason_of};

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
+use weft_cluster::Order;
 use weft_crds::RdmaFabric;
-use weft_tests::cluster::Order;
 
 use crate::harness::{Harness, Running};
 use crate::test_cluster::{SYSTEM, TestCluster};

@@ -8,8 +8,8 @@ use std::sync::{Arc, mpsc};
 
 use rand_core::Rng as _;
 use serde_json::{Value, json};
+use weft_cluster::in_network_of;
 use weft_crds::{FabricNode, Phase};
-use weft_tests::cluster::in_network_of;
 
 use crate::harness::{Harness, TEAM, job, process};
 

@@ -15,16 +15,16 @@
 
 use std::{fmt::Write, net::Ipv4Addr};
 
-use super::Spec;
+use crate::Spec;
 
 /// The bridge of the management network.
-pub(super) const MANAGEMENT_BRIDGE: &str = "weft-mgmt";
+pub(crate) const MANAGEMENT_BRIDGE: &str = "weft-mgmt";
 /// Address of the builder of the fabric on the management network.
-pub(super) const MANAGEMENT_HOST: Ipv4Addr = Ipv4Addr::new(10, 254, 0, 254);
+pub(crate) const MANAGEMENT_HOST: Ipv4Addr = Ipv4Addr::new(10, 254, 0, 254);
 /// A node's port on the data network.
-pub(super) const NODE_PORT: &str = "data0";
+pub(crate) const NODE_PORT: &str = "data0";
 /// A node's port on the management network.
-pub(super) const NODE_MANAGEMENT_PORT: &str = "mgmt0";
+pub(crate) const NODE_MANAGEMENT_PORT: &str = "mgmt0";
 /// Covers the token bucket's largest jump at any rate that is allowed.
 const TBF: &str = "burst 256kb latency 5ms";
 /// A leaf's first node has this in its last byte.
@@ -32,20 +32,20 @@ const FIRST_NODE: u8 = 10;
 
 /// All names, addresses and scripts of one fabric.
 #[derive(Debug, Clone)]
-pub(super) struct Layout {
+pub(crate) struct Layout {
     spec: Spec,
 }
 
 /// A namespace of the fabric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     Node(usize),
     Leaf(usize),
     Spine(usize),
 }
 
 impl Place {
-    pub(super) fn name(self) -> String {
+    pub(crate) fn name(self) -> String {
         match self {
             Self::Node(i) => format!("node{i}"),
             Self::Leaf(i) => format!("leaf{i}"),
@@ -80,19 +80,19 @@ fn hardware(end: End, major: usize, minor: usize) -> String {
 
 impl Layout {
     /// Of a spec that has been validated.
-    pub(super) fn new(spec: Spec) -> Self {
+    pub(crate) fn new(spec: Spec) -> Self {
         Self { spec }
     }
 
-    pub(super) fn spec(&self) -> &Spec {
+    pub(crate) fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    pub(super) fn leaf_of(&self, node: usize) -> usize {
+    pub(crate) fn leaf_of(&self, node: usize) -> usize {
         node % self.spec.leaves
     }
 
-    pub(super) fn data_address(&self, node: usize) -> Ipv4Addr {
+    pub(crate) fn data_address(&self, node: usize) -> Ipv4Addr {
         let slot = byte(node / self.spec.leaves);
         Ipv4Addr::new(
             10,
@@ -102,7 +102,7 @@ impl Layout {
         )
     }
 
-    pub(super) fn management_address(node: usize) -> Ipv4Addr {
+    pub(crate) fn management_address(node: usize) -> Ipv4Addr {
         Ipv4Addr::new(10, 254, 0, byte(node + 1))
     }
 
@@ -126,7 +126,7 @@ impl Layout {
         (leaf..self.spec.nodes).step_by(self.spec.leaves)
     }
 
-    pub(super) fn places(&self) -> Vec<Place> {
+    pub(crate) fn places(&self) -> Vec<Place> {
         (0..self.spec.nodes)
             .map(Place::Node)
             .chain((0..self.spec.leaves).map(Place::Leaf))
@@ -135,7 +135,7 @@ impl Layout {
     }
 
     /// The data ports of a namespace, each with the rate of what it sends.
-    pub(super) fn ports(&self, place: Place) -> Vec<(String, Option<u64>)> {
+    pub(crate) fn ports(&self, place: Place) -> Vec<(String, Option<u64>)> {
         let spec = &self.spec;
         match place {
             Place::Node(_) => vec![(NODE_PORT.into(), spec.node_rate)],
@@ -151,7 +151,7 @@ impl Layout {
     }
 
     /// All ports of a namespace, of both networks.
-    pub(super) fn links_of(&self, place: Place) -> Vec<String> {
+    pub(crate) fn links_of(&self, place: Place) -> Vec<String> {
         let management = matches!(place, Place::Node(_)).then(|| NODE_MANAGEMENT_PORT.to_owned());
         self.ports(place)
             .into_iter()
@@ -161,13 +161,13 @@ impl Layout {
     }
 
     /// The builder's own ports.
-    pub(super) fn management_links(&self) -> Vec<String> {
+    pub(crate) fn management_links(&self) -> Vec<String> {
         let ports = (0..self.spec.nodes).map(Self::management_port);
         ports.chain([MANAGEMENT_BRIDGE.to_owned()]).collect()
     }
 
     /// All links, for `ip -batch` in the builder's own namespace.
-    pub(super) fn links(&self) -> String {
+    pub(crate) fn links(&self) -> String {
         let mtu = self.spec.mtu;
         let mut script = format!(
             "link set lo up\n\
@@ -211,12 +211,12 @@ impl Layout {
     }
 
     /// The bridge's port towards a node.
-    pub(super) fn management_port(node: usize) -> String {
+    pub(crate) fn management_port(node: usize) -> String {
         format!("mgmt-{}", Place::Node(node).name())
     }
 
     /// Addresses and routes of one namespace, for `ip -batch` there.
-    pub(super) fn addresses(&self, place: Place) -> String {
+    pub(crate) fn addresses(&self, place: Place) -> String {
         let mut script = String::from("link set lo up\n");
         for (port, _) in self.ports(place) {
             infallible(writeln!(script, "link set {port} up"));
@@ -302,7 +302,7 @@ impl Layout {
     }
 
     /// Rates of one namespace's ports, for `tc -batch` there; empty where nothing is shaped.
-    pub(super) fn rates(&self, place: Place) -> String {
+    pub(crate) fn rates(&self, place: Place) -> String {
         let mut script = String::new();
         for (port, rate) in self.ports(place) {
             if let Some(rate) = rate {
@@ -353,10 +353,7 @@ mod tests {
 
     #[test]
     fn every_address_of_the_largest_fabric_is_its_own() {
-        let (nodes, leaves) = (
-            super::super::spec::MAX_NODES,
-            super::super::spec::MAX_LEAVES,
-        );
+        let (nodes, leaves) = (crate::MAX_NODES, crate::MAX_LEAVES);
         for leaves in [1, leaves] {
             let layout = Layout::new(Spec {
                 nodes,

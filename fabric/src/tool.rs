@@ -8,7 +8,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::FabricError;
+use crate::FabricError;
 
 /// Where administrators' programs are, also for users whose `PATH` leaves them out.
 const ADMIN_PATHS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
@@ -92,13 +92,13 @@ impl Tools {
     }
 
     /// Where it is.
-    pub(super) fn path(&self, tool: Tool) -> &Path {
+    pub(crate) fn path(&self, tool: Tool) -> &Path {
         &self.paths[tool as usize]
     }
 
     /// Runs it in the namespace of the calling thread, with a script on its standard input, and
     /// returns what it says.
-    pub(super) fn run<A: AsRef<OsStr>>(
+    pub(crate) fn run<A: AsRef<OsStr>>(
         &self,
         tool: Tool,
         arguments: &[A],

@@ -5,28 +5,28 @@ use std::fs;
 use std::net::Ipv4Addr;
 use std::process::Command;
 
-use weft_cli::fabric::Fabric;
+use weft_fabric::Fabric;
 
-use super::{ClusterError, output_of};
+use crate::{ClusterError, output_of};
 
 /// What Services have addresses in.
-pub(super) const SERVICES: &str = "10.96.0.0/16";
+pub(crate) const SERVICES: &str = "10.96.0.0/16";
 /// The Service `kubernetes`: the first of them.
-pub(super) const API_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
+pub(crate) const API_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 /// Where a cluster's DNS usually is. There is none here.
-pub(super) const DNS_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
+pub(crate) const DNS_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 /// What pods have addresses in.
-pub(super) const PODS: &str = "10.244.0.0/16";
+pub(crate) const PODS: &str = "10.244.0.0/16";
 /// The API server's port.
-pub(super) const API_PORT: u16 = 6443;
+pub(crate) const API_PORT: u16 = 6443;
 
 /// What the pods of node `i` have addresses in.
-pub(super) fn pods_of(i: usize) -> String {
+pub(crate) fn pods_of(i: usize) -> String {
     format!("10.244.{i}.0/24")
 }
 
 /// Lets pods of different nodes, and the API server, reach each other over the management network.
-pub(super) fn connect(fabric: &Fabric) -> Result<(), ClusterError> {
+pub(crate) fn connect(fabric: &Fabric) -> Result<(), ClusterError> {
     let forward = "/proc/sys/net/ipv4/ip_forward";
     fs::write(forward, "1").map_err(ClusterError::system(forward))?;
     routes(fabric, None)?;

@@ -162,7 +162,7 @@ impl Spec {
 }
 
 /// A share of packets is a number from 0 to 1.
-pub(super) fn check_share(flag: &'static str, share: f64) -> Result<(), SpecError> {
+pub(crate) fn check_share(flag: &'static str, share: f64) -> Result<(), SpecError> {
     if (0.0..=1.0).contains(&share) {
         Ok(())
     } else {

@@ -16,21 +16,21 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, copy_bidirectional};
 use tokio::net::{UnixListener, UnixStream};
-use weft_cli::fabric::isolation;
-use weft_cli::fabric::{Fabric, Spec};
+use weft_fabric::isolation;
+use weft_fabric::{Fabric, Spec};
 
-use super::control_plane::{ControlPlane, Keys};
-use super::network::{self, API_PORT};
-use super::node::{Node, Plan, SLOW};
-use super::order::{Answer, Order, SOCKET};
-use super::process::Processes;
-use super::record::NodeRecord;
-use super::{ClusterError, Settings, each, output, write_private};
+use crate::control_plane::{ControlPlane, Keys};
+use crate::network::{self, API_PORT};
+use crate::node::{Node, Plan, SLOW};
+use crate::order::{Answer, Order, SOCKET};
+use crate::process::Processes;
+use crate::record::NodeRecord;
+use crate::{ClusterError, Settings, each, output, write_private};
 
 /// What the server says on its way up, to whoever started it.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) enum Said {
+pub(crate) enum Said {
     /// Its control groups are named after this pid.
     Groups(u32),
     /// It has come to this step.
@@ -42,7 +42,7 @@ pub(super) enum Said {
 }
 
 /// The administrator's kubeconfig for outside, in the state directory.
-pub(super) const KUBECONFIG: &str = "kubeconfig";
+pub(crate) const KUBECONFIG: &str = "kubeconfig";
 /// The same for inside.
 const KUBECONFIG_INSIDE: &str = "kubeconfig-inside";
 /// Kubelets register, report and are found Ready within it, the longest step of all.

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use weft_cli::fabric::Fabric;
+use weft_fabric::Fabric;
 
-use super::control_plane::spawn;
-use super::network::{DNS_SERVICE, PODS, pods_of};
-use super::process::Processes;
-use super::room::{PROGRAMS, Room};
-use super::{ClusterError, hierarchy, output, write_private};
+use crate::control_plane::spawn;
+use crate::network::{DNS_SERVICE, PODS, pods_of};
+use crate::process::Processes;
+use crate::room::{PROGRAMS, Room};
+use crate::{ClusterError, hierarchy, output, write_private};
 
 /// Where containerd listens, as everywhere.
 const SOCKET: &str = "/run/containerd/containerd.sock";
@@ -33,27 +33,27 @@ const RUNC: &str = include_str!("runc.sh");
 const PATH: &str =
     "/run/weft-programs:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin";
 /// An image is read, unpacked and synced within it on a machine that does much else.
-pub(super) const SLOW: Duration = Duration::from_secs(120);
+pub(crate) const SLOW: Duration = Duration::from_secs(120);
 
 /// What a node is made from.
-pub(super) struct Plan<'a> {
-    pub(super) fabric: &'a Arc<Fabric>,
-    pub(super) index: usize,
+pub(crate) struct Plan<'a> {
+    pub(crate) fabric: &'a Arc<Fabric>,
+    pub(crate) index: usize,
     /// Pid that the cluster ends with.
-    pub(super) cluster: u32,
+    pub(crate) cluster: u32,
     /// The node's own directory.
-    pub(super) directory: &'a Path,
-    pub(super) programs: &'a Path,
-    pub(super) logs: &'a Path,
-    pub(super) labels: String,
+    pub(crate) directory: &'a Path,
+    pub(crate) programs: &'a Path,
+    pub(crate) logs: &'a Path,
+    pub(crate) labels: String,
     /// Kubeconfigs of kubelet and kube-proxy.
-    pub(super) kubelet: String,
-    pub(super) proxy: String,
+    pub(crate) kubelet: String,
+    pub(crate) proxy: String,
 }
 
 /// A node whose containerd runs.
 #[derive(Debug)]
-pub(super) struct Node {
+pub(crate) struct Node {
     fabric: Arc<Fabric>,
     room: Arc<Room>,
     name: String,
@@ -64,7 +64,7 @@ pub(super) struct Node {
 
 impl Node {
     /// Makes the room and starts containerd; it holds the sandbox image when this returns.
-    pub(super) fn make(plan: &Plan<'_>, processes: &Processes) -> Result<Self, ClusterError> {
+    pub(crate) fn make(plan: &Plan<'_>, processes: &Processes) -> Result<Self, ClusterError> {
         let place = plan.fabric.node(plan.index);
         let groups = hierarchy::make(plan.cluster, &place.name)?;
         let room = Room::make(
@@ -98,7 +98,7 @@ impl Node {
     }
 
     /// Starts kubelet and kube-proxy.
-    pub(super) fn join(&self, processes: &Processes) -> Result<(), ClusterError> {
+    pub(crate) fn join(&self, processes: &Processes) -> Result<(), ClusterError> {
         let config = |file: &str| format!("{CONFIGURATION}/{file}");
         let address = self.address.to_string();
         let mut kubelet = vec![
@@ -132,7 +132,7 @@ impl Node {
     }
 
     /// Puts an image from an archive where pods of this node find it.
-    pub(super) fn load_image(&self, archive: &Path) -> Result<(), ClusterError> {
+    pub(crate) fn load_image(&self, archive: &Path) -> Result<(), ClusterError> {
         // Opened here: the node may not see it by this name.
         let failed = || archive.display().to_string();
         let file = File::open(archive).map_err(ClusterError::system(failed()))?;

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use weft_cli::fabric::isolation::{self, Entered};
-use weft_cli::quantity;
-use weft_tests::cluster::{Cluster, ClusterError, LABEL, Order, Settings, Up, programs, serve};
+use weft_cluster::{Cluster, ClusterError, LABEL, Order, Settings, Up, programs, serve};
+use weft_fabric::isolation::{self, Entered};
+use weft_fabric::quantity;
 
 /// Brings up a real Kubernetes on a leaf-spine fabric of network namespaces, and takes it down.
 ///

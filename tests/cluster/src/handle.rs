@@ -11,10 +11,10 @@ use std::process::{Command, Stdio};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::order::{Answer, Order, SOCKET};
-use super::record::{Lock, remove_all_but_lock};
-use super::server::{KUBECONFIG, Said};
-use super::{ClusterError, NodeRecord, Record, Settings, hierarchy, output, output_of};
+use crate::order::{Answer, Order, SOCKET};
+use crate::record::{Lock, remove_all_but_lock};
+use crate::server::{KUBECONFIG, Said};
+use crate::{ClusterError, NodeRecord, Record, Settings, hierarchy, output, output_of};
 
 /// What the server needs to end everything below it, mounts and networks included.
 const END: i64 = 60;
@@ -41,7 +41,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Brings one up. `server` is a program that calls [`super::serve`] when it is started with the
+    /// Brings one up. `server` is a program that calls [`crate::serve`] when it is started with the
     /// words `serve --state STATE --programs PROGRAMS --settings JSON`.
     ///
     /// # Errors
@@ -235,7 +235,7 @@ impl Cluster {
 /// # Errors
 /// The script cannot be run.
 pub fn programs() -> Result<PathBuf, ClusterError> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hack/cluster-binaries.sh");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../hack/cluster-binaries.sh");
     let said = output(Command::new(script).arg("--where"))?;
     Ok(PathBuf::from(said.trim()))
 }
@@ -313,7 +313,7 @@ fn begin(
     }
     // It ended without a word of its own.
     let status = child.wait().map_err(ClusterError::system(failed()))?;
-    let log = super::process::tail(&state.join(LOG));
+    let log = crate::process::tail(&state.join(LOG));
     Err(ClusterError::Server(format!("{status}\n{log}")))
 }
 

@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
-use super::ClusterError;
+use crate::ClusterError;
 
 /// Bytes of a log that say why its process ended.
 const TAIL: u64 = 4096;
@@ -22,7 +22,7 @@ type Recipe = Box<dyn Fn(File) -> Result<Child, ClusterError> + Send + Sync>;
 
 /// All of them. They end with the process namespace.
 #[derive(Default)]
-pub(super) struct Processes {
+pub(crate) struct Processes {
     shared: Arc<Shared>,
 }
 
@@ -48,7 +48,7 @@ enum State {
 
 impl Processes {
     /// Starts one and watches it from here on.
-    pub(super) fn start(
+    pub(crate) fn start(
         &self,
         name: &str,
         log: PathBuf,
@@ -96,7 +96,7 @@ impl Processes {
     }
 
     /// Their names, in the order of their start, and whether each runs.
-    pub(super) fn list(&self) -> Vec<(String, bool)> {
+    pub(crate) fn list(&self) -> Vec<(String, bool)> {
         let entries = lock(&self.shared.entries);
         let running = |entry: &Entry| matches!(*lock(&entry.state), State::Running(_));
         entries
@@ -106,7 +106,7 @@ impl Processes {
     }
 
     /// Ends one as a crash would.
-    pub(super) fn kill(&self, name: &str) -> Result<(), ClusterError> {
+    pub(crate) fn kill(&self, name: &str) -> Result<(), ClusterError> {
         let entry = self.entry(name)?;
         if let State::Running(pid) = *lock(&entry.state) {
             kill(pid, Signal::SIGKILL).map_err(ClusterError::system(format!("ending {name}")))?;
@@ -119,7 +119,7 @@ impl Processes {
     }
 
     /// Starts one again that has ended.
-    pub(super) fn restart(&self, name: &str) -> Result<(), ClusterError> {
+    pub(crate) fn restart(&self, name: &str) -> Result<(), ClusterError> {
         let entry = self.entry(name)?;
         if matches!(*lock(&entry.state), State::Running(_)) {
             return Ok(());
@@ -136,7 +136,7 @@ impl Processes {
     }
 
     /// Says which process has ended, if one has: while the cluster comes up none may.
-    pub(super) fn check(&self) -> Result<(), ClusterError> {
+    pub(crate) fn check(&self) -> Result<(), ClusterError> {
         let entries: Vec<Arc<Entry>> = lock(&self.shared.entries).clone();
         for entry in entries {
             if let State::Ended(status) = lock(&entry.state).clone() {
@@ -152,7 +152,7 @@ impl Processes {
 
     /// Looks until the condition holds: again when a process has ended, and every `LOOK_EVERY`.
     /// `name` is the process whose log explains it if it does not come to hold.
-    pub(super) fn until<T>(
+    pub(crate) fn until<T>(
         &self,
         what: &str,
         within: Duration,
@@ -189,7 +189,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The last lines of a log.
-pub(super) fn tail(log: &Path) -> String {
+pub(crate) fn tail(log: &Path) -> String {
     let read = || -> std::io::Result<String> {
         let mut file = File::open(log)?;
         let length = file.metadata()?.len();

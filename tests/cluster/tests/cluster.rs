@@ -12,7 +12,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use weft_tests::cluster::{Cluster, ClusterError, DATA_INTERFACE, Order, Settings, Up, programs};
+use weft_cluster::{Cluster, ClusterError, DATA_INTERFACE, Order, Settings, Up, programs};
 
 /// What a pod needs to start on a machine that does much else.
 const PATIENCE: &str = "--timeout=180s";
@@ -301,7 +301,7 @@ fn a_nodes_files_are_its_own(lent: &Lent) {
 }
 
 fn an_image_of_a_program_runs(lent: &Lent, scratch: &Path) {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hack/images.sh");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../hack/images.sh");
     let made = Command::new(script)
         .arg(scratch)
         .arg(concat!("operator=", env!("CARGO_BIN_EXE_cluster")))

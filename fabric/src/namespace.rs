@@ -13,7 +13,7 @@ use nix::{
     sched::{CloneFlags, setns, unshare},
 };
 
-use super::{FabricError, NAMESPACES_MAX, join, spawn};
+use crate::{FabricError, NAMESPACES_MAX, join, spawn};
 
 const DIRECTORY: &str = "/run/netns";
 
@@ -35,14 +35,14 @@ const SETTINGS: [(&str, &str); 7] = [
 
 /// Owns the name and keeps the namespace alive.
 #[derive(Debug)]
-pub(super) struct Namespace {
+pub(crate) struct Namespace {
     name: String,
     file: File,
 }
 
 impl Namespace {
     /// Makes it and configures what is the same in all of them.
-    pub(super) fn create(name: String) -> Result<Self, FabricError> {
+    pub(crate) fn create(name: String) -> Result<Self, FabricError> {
         let failed = |step: &'static str, source: io::Error| FabricError::Namespace {
             name: name.clone(),
             step,
@@ -84,17 +84,17 @@ impl Namespace {
         }
     }
 
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    pub(super) fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         Path::new(DIRECTORY).join(&self.name)
     }
 
     /// Calls `f` on a thread of this namespace. Processes that it starts are in it too, and so are
     /// sockets that it opens, for as long as they live.
-    pub(super) fn inside<T: Send>(
+    pub(crate) fn inside<T: Send>(
         &self,
         f: impl FnOnce() -> Result<T, FabricError> + Send,
     ) -> Result<T, FabricError> {

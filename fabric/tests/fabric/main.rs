@@ -28,7 +28,7 @@ use nix::{
     unistd::{Pid, geteuid},
 };
 use rustix::process::{PidfdFlags, pidfd_open};
-use weft_cli::fabric::{
+use weft_fabric::{
     Fabric, FabricError, Spec,
     isolation::{self, Entered},
 };

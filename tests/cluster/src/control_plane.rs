@@ -13,9 +13,9 @@ use rcgen::{
 };
 use serde_json::json;
 
-use super::network::{API_PORT, API_SERVICE, SERVICES};
-use super::process::Processes;
-use super::{ClusterError, write_private};
+use crate::network::{API_PORT, API_SERVICE, SERVICES};
+use crate::process::Processes;
+use crate::{ClusterError, write_private};
 
 const ETCD: &str = "http://127.0.0.1:2379";
 /// Names of the API server inside and outside of pods.
@@ -30,20 +30,20 @@ const ADMINISTRATORS: &str = "system:masters";
 
 /// Keys, certificates and tokens, as files in one directory.
 #[derive(Debug)]
-pub(super) struct Keys {
+pub(crate) struct Keys {
     directory: PathBuf,
     ca: String,
     /// Token of the administrator.
-    pub(super) administrator: String,
+    pub(crate) administrator: String,
     /// Token of each node's kubelet.
-    pub(super) kubelets: Vec<String>,
+    pub(crate) kubelets: Vec<String>,
     /// Token of kube-proxy.
-    pub(super) proxy: String,
+    pub(crate) proxy: String,
 }
 
 impl Keys {
     /// Makes them for an API server at this address.
-    pub(super) fn make(
+    pub(crate) fn make(
         directory: &Path,
         address: Ipv4Addr,
         nodes: &[String],
@@ -93,7 +93,7 @@ impl Keys {
     }
 
     /// What a client is told, as JSON, which is YAML.
-    pub(super) fn kubeconfig(&self, address: Ipv4Addr, port: u16, token: &str) -> String {
+    pub(crate) fn kubeconfig(&self, address: Ipv4Addr, port: u16, token: &str) -> String {
         use base64::Engine as _;
         let ca = base64::engine::general_purpose::STANDARD.encode(&self.ca);
         let server = format!("https://{address}:{port}");
@@ -187,19 +187,19 @@ fn token() -> Result<String, ClusterError> {
 }
 
 /// What the components are started from.
-pub(super) struct ControlPlane<'a> {
-    pub(super) programs: &'a Path,
-    pub(super) logs: &'a Path,
-    pub(super) data: &'a Path,
-    pub(super) keys: &'a Keys,
-    pub(super) address: Ipv4Addr,
+pub(crate) struct ControlPlane<'a> {
+    pub(crate) programs: &'a Path,
+    pub(crate) logs: &'a Path,
+    pub(crate) data: &'a Path,
+    pub(crate) keys: &'a Keys,
+    pub(crate) address: Ipv4Addr,
     /// Of the administrator.
-    pub(super) kubeconfig: &'a Path,
+    pub(crate) kubeconfig: &'a Path,
 }
 
 impl ControlPlane<'_> {
     /// Starts what the others ask: the API server waits for etcd by itself.
-    pub(super) fn start_api(&self, processes: &Processes) -> Result<(), ClusterError> {
+    pub(crate) fn start_api(&self, processes: &Processes) -> Result<(), ClusterError> {
         let mut etcd = Command::new("etcd");
         etcd.arg("--data-dir").arg(self.data).args([
             // What a crash of this machine loses is not missed.
@@ -251,7 +251,7 @@ impl ControlPlane<'_> {
     }
 
     /// Starts what would end if there were no API server yet.
-    pub(super) fn start_controllers(&self, processes: &Processes) -> Result<(), ClusterError> {
+    pub(crate) fn start_controllers(&self, processes: &Processes) -> Result<(), ClusterError> {
         let mut controllers = Command::new(self.programs.join("kube-controller-manager"));
         controllers
             .arg("--service-account-private-key-file")
@@ -288,7 +288,7 @@ impl ControlPlane<'_> {
 }
 
 /// Starts a component with its output going to its log and nothing to read.
-pub(super) fn spawn(command: &mut Command, name: &str, log: &File) -> Result<Child, ClusterError> {
+pub(crate) fn spawn(command: &mut Command, name: &str, log: &File) -> Result<Child, ClusterError> {
     let output = || log.try_clone().map_err(ClusterError::system(name));
     command
         .stdin(std::process::Stdio::null())

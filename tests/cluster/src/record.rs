@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ClusterError, Settings, write_private};
+use crate::{ClusterError, Settings, write_private};
 
 /// Its presence says that the directory is a cluster's.
 const RECORD: &str = "cluster.json";
@@ -39,13 +39,13 @@ pub struct NodeRecord {
     pub name: String,
     /// Its address to Kubernetes.
     pub address: Ipv4Addr,
-    /// Its address on the fabric, at the interface [`super::DATA_INTERFACE`].
+    /// Its address on the fabric, at the interface [`crate::DATA_INTERFACE`].
     pub data_address: Ipv4Addr,
 }
 
 impl Record {
     /// Of a process that has just been started, for a cluster that is not up yet.
-    pub(super) fn of(pid: u32, settings: Settings) -> Result<Self, ClusterError> {
+    pub(crate) fn of(pid: u32, settings: Settings) -> Result<Self, ClusterError> {
         let started = started(pid)
             .ok_or_else(|| ClusterError::Server(format!("process {pid} ended at once")))?;
         Ok(Self {
@@ -57,7 +57,7 @@ impl Record {
         })
     }
 
-    pub(super) fn load(state: &Path) -> Result<Option<Self>, ClusterError> {
+    pub(crate) fn load(state: &Path) -> Result<Option<Self>, ClusterError> {
         let file = state.join(RECORD);
         if !file.exists() {
             return Ok(None);
@@ -70,7 +70,7 @@ impl Record {
         Ok(Some(record))
     }
 
-    pub(super) fn save(&self, state: &Path) -> Result<(), ClusterError> {
+    pub(crate) fn save(&self, state: &Path) -> Result<(), ClusterError> {
         let text = serde_json::to_string_pretty(self)
             .map_err(std::io::Error::from)
             .map_err(ClusterError::system("writing the record"))?;
@@ -78,12 +78,12 @@ impl Record {
     }
 
     /// Whether the process is still that one.
-    pub(super) fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         started(self.pid) == Some(self.started)
     }
 
     /// Whether it came up; a cluster without a node is not one.
-    pub(super) fn is_up(&self) -> bool {
+    pub(crate) fn is_up(&self) -> bool {
         self.is_alive() && !self.nodes.is_empty()
     }
 }
@@ -102,13 +102,13 @@ fn started(pid: u32) -> Option<u64> {
 
 /// Held while a cluster is brought up or taken down: one at a time in one directory.
 #[derive(Debug)]
-pub(super) struct Lock {
+pub(crate) struct Lock {
     _file: File,
 }
 
 impl Lock {
     /// Makes the directory if it is not there, and waits for who holds it.
-    pub(super) fn take(state: &Path) -> Result<Self, ClusterError> {
+    pub(crate) fn take(state: &Path) -> Result<Self, ClusterError> {
         let failed = || format!("taking {}", state.display());
         let mut left = TRIES;
         loop {
@@ -152,7 +152,7 @@ impl Lock {
 
     /// Removes the directory with everything in it, the lock last: whoever finds other things without it
     /// takes them for somebody's. If the next one has taken the directory by then, it stays.
-    pub(super) fn clear(self, state: &Path) -> Result<(), ClusterError> {
+    pub(crate) fn clear(self, state: &Path) -> Result<(), ClusterError> {
         let failed = || format!("removing {}", state.display());
         remove_all_but_lock(state)?;
         fs::remove_file(state.join(LOCK)).map_err(ClusterError::system(failed()))?;
@@ -171,7 +171,7 @@ impl Lock {
 }
 
 /// Empties the directory, by who holds the lock.
-pub(super) fn remove_all_but_lock(state: &Path) -> Result<(), ClusterError> {
+pub(crate) fn remove_all_but_lock(state: &Path) -> Result<(), ClusterError> {
     let failed = || format!("emptying {}", state.display());
     for entry in fs::read_dir(state).map_err(ClusterError::system(failed()))? {
         let entry = entry.map_err(ClusterError::system(failed()))?;

@@ -15,20 +15,20 @@ const UDP_HEADER: usize = 8;
 
 /// What a spine does to the packets that it forwards.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(super) struct SpineFault {
+pub(crate) struct SpineFault {
     /// All of them disappear. The links stay up.
-    pub(super) black_hole: bool,
+    pub(crate) black_hole: bool,
     /// Bytes of an IP packet beyond which it disappears.
-    pub(super) longest: Option<u32>,
+    pub(crate) longest: Option<u32>,
     /// Share that disappears.
-    pub(super) loss: f64,
+    pub(crate) loss: f64,
     /// Share of the UDP packets of which one byte is inverted.
-    pub(super) corrupt: f64,
+    pub(crate) corrupt: f64,
 }
 
 impl SpineFault {
     /// A script for `nft -f` that replaces whatever was in force, in one transaction.
-    pub(super) fn rules(self) -> String {
+    pub(crate) fn rules(self) -> String {
         let mut script = cleared("ip");
         let mut rules = Vec::new();
         if self.black_hole {
@@ -82,12 +82,12 @@ fn one_in(share: f64) -> String {
 }
 
 /// Removes the table whether or not it is there.
-pub(super) fn cleared(family: &str) -> String {
+pub(crate) fn cleared(family: &str) -> String {
     format!("add table {family} {TABLE}\ndelete table {family} {TABLE}\n")
 }
 
 /// On a leaf: everything from and to the nodes on these ports disappears.
-pub(super) fn cut_ports(ports: &[String]) -> String {
+pub(crate) fn cut_ports(ports: &[String]) -> String {
     let mut script = cleared("ip");
     if !ports.is_empty() {
         let set = ports.join(", ");
@@ -101,7 +101,7 @@ pub(super) fn cut_ports(ports: &[String]) -> String {
 }
 
 /// Everything that arrives on these ports disappears before anyone sees it.
-pub(super) fn deaf_ports(ports: &[String]) -> String {
+pub(crate) fn deaf_ports(ports: &[String]) -> String {
     let mut script = cleared("netdev");
     if !ports.is_empty() {
         let set = ports.join(", ");

@@ -5,10 +5,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::ClusterError;
+use crate::ClusterError;
 
 /// Where every distribution mounts them.
-pub(super) const MOUNTED: &str = "/sys/fs/cgroup";
+pub(crate) const MOUNTED: &str = "/sys/fs/cgroup";
 /// Holds a directory for each cluster, named by the pid that the cluster ends with.
 const OURS: &str = "weft-cluster";
 /// A group of these starts without processors and memory nodes, and takes no process until it has some.
@@ -16,15 +16,15 @@ const INHERITED: [&str; 2] = ["cpuset.cpus", "cpuset.mems"];
 
 /// One hierarchy and a node's group in it.
 #[derive(Debug)]
-pub(super) struct Group {
+pub(crate) struct Group {
     /// Where the hierarchy is mounted.
-    pub(super) hierarchy: PathBuf,
+    pub(crate) hierarchy: PathBuf,
     /// The node's group.
-    pub(super) directory: PathBuf,
+    pub(crate) directory: PathBuf,
 }
 
 /// Makes a node's group in every hierarchy.
-pub(super) fn make(cluster: u32, node: &str) -> Result<Vec<Group>, ClusterError> {
+pub(crate) fn make(cluster: u32, node: &str) -> Result<Vec<Group>, ClusterError> {
     let mut groups = Vec::new();
     for hierarchy in hierarchies()? {
         let mut directory = hierarchy.clone();
@@ -80,7 +80,7 @@ fn read(file: &Path) -> Result<String, ClusterError> {
 }
 
 /// Removes what an ended cluster left.
-pub(super) fn remove(cluster: u32) -> Result<(), ClusterError> {
+pub(crate) fn remove(cluster: u32) -> Result<(), ClusterError> {
     for hierarchy in hierarchies()? {
         let ours = hierarchy.join(OURS);
         let directory = ours.join(cluster.to_string());

@@ -38,8 +38,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::thread;
 
-use weft_cli::fabric::FabricError;
-use weft_cli::fabric::isolation::IsolationError;
+use weft_fabric::FabricError;
+use weft_fabric::isolation::IsolationError;
 
 pub use handle::{Cluster, Up, programs};
 pub use inside::{in_network_of, is_below};
@@ -195,7 +195,10 @@ fn write_private(path: &Path, text: &str) -> Result<(), ClusterError> {
 }
 
 /// Runs a program to its end and returns what it says.
-pub(crate) fn output(command: &mut Command) -> Result<String, ClusterError> {
+///
+/// # Errors
+/// What it says if it fails.
+pub fn output(command: &mut Command) -> Result<String, ClusterError> {
     let program = program(command);
     let output = command
         .output()

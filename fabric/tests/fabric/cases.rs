@@ -13,7 +13,7 @@ use std::{
 };
 
 use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrIn, sendmsg};
-use weft_cli::fabric::{Fabric, Spec, Unreachable};
+use weft_fabric::{Fabric, Spec, Unreachable};
 
 use crate::{Case, text};
 

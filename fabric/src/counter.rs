@@ -8,20 +8,20 @@ const READ_AT_ONCE: usize = 16 * 1024;
 
 /// `/proc/net/dev` of one namespace. Whoever opened it there can read it from anywhere.
 #[derive(Debug)]
-pub(super) struct Counter {
+pub(crate) struct Counter {
     file: File,
 }
 
 impl Counter {
     /// Of the namespace of the calling thread.
-    pub(super) fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         Ok(Self {
             file: File::open("/proc/thread-self/net/dev")?,
         })
     }
 
     /// Bytes sent so far by the ports whose names begin like this.
-    pub(super) fn sent(&self, ports: &str) -> io::Result<u64> {
+    pub(crate) fn sent(&self, ports: &str) -> io::Result<u64> {
         let mut text = Vec::new();
         let mut part = [0; READ_AT_ONCE];
         loop {

@@ -3,7 +3,7 @@
 //! Every node, leaf and spine is a network namespace; links are veth pairs. A leaf has a route to
 //! each other leaf over all spines, and the kernel picks one by a hash of addresses and ports, so a
 //! port pair is a path, and its two directions take the same spine. Two nodes on the same leaf talk
-//! across that leaf only. The address plan stands at the head of `fabric/layout.rs`.
+//! across that leaf only. The address plan stands at the head of `layout.rs`.
 //!
 //! A network of its own, which no fault and no rate touches, joins the process that built the
 //! fabric with every node: the control API is reached over it.
@@ -21,6 +21,7 @@ mod fault;
 pub mod isolation;
 mod layout;
 mod namespace;
+pub mod quantity;
 mod spec;
 mod tool;
 

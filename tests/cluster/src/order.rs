@@ -26,7 +26,7 @@ pub enum Order {
 /// What became of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) enum Answer {
+pub(crate) enum Answer {
     /// It is done.
     Done,
     /// The components by name, and whether each runs.
@@ -36,4 +36,4 @@ pub(super) enum Answer {
 }
 
 /// The socket's name in the state directory.
-pub(super) const SOCKET: &str = "socket";
+pub(crate) const SOCKET: &str = "socket";

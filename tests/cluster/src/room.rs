@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
-use weft_cli::fabric::Fabric;
+use weft_fabric::Fabric;
 
-use super::ClusterError;
-use super::hierarchy::{Group, MOUNTED};
+use crate::ClusterError;
+use crate::hierarchy::{Group, MOUNTED};
 
 /// The cluster's programs, as the nodes see them.
-pub(super) const PROGRAMS: &str = "/run/weft-programs";
+pub(crate) const PROGRAMS: &str = "/run/weft-programs";
 
 /// Where the groups are while `/sys` is changed.
 const ASIDE: &str = "/run/weft-groups";
@@ -23,14 +23,14 @@ const DIRECTORIES: [&str; 5] = ["lib/kubelet", "lib/containerd", "lib/cni", "log
 
 /// A mount namespace beside a node's network namespace.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(crate) struct Room {
     node: usize,
     mounts: File,
 }
 
 impl Room {
     /// Makes it, with `directory`/var as its `/var`.
-    pub(super) fn make(
+    pub(crate) fn make(
         fabric: &Fabric,
         node: usize,
         directory: &Path,
@@ -50,7 +50,7 @@ impl Room {
     }
 
     /// Calls `f` on a thread that has the node's files and network. What it starts has them too.
-    pub(super) fn inside<T: Send>(
+    pub(crate) fn inside<T: Send>(
         &self,
         fabric: &Fabric,
         f: impl FnOnce() -> Result<T, ClusterError> + Send,

@@ -480,11 +480,10 @@ pub struct LinkInUse {
 /// How far a destination is.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum DestinationState {
-    /// Nothing has been done in the present attempt; with a reason: the next attempt is waited for.
+    /// No byte has come in the present attempt: its agent makes room and looks at what is there already. With a reason:
+    /// the next attempt is waited for.
     #[default]
     Pending,
-    /// Roots, space and what is there already are looked at.
-    Preparing,
     /// Bytes arrive.
     Transferring,
     /// All bytes are there and are compared, synced and renamed.

@@ -386,7 +386,8 @@ impl Fault {
         }
     }
 
-    /// Whether the same call may succeed a moment later, in the same attempt.
+    /// Whether the same call may succeed a moment later: a caller repeats it. A call that has ended an attempt gives the
+    /// same answer until the next attempt, which may succeed.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {

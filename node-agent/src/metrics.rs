@@ -191,7 +191,7 @@ fn encode_jobs(out: &mut Out<'_>, jobs: &[JobSample]) -> fmt::Result {
     };
     out.gauge(
         "job_state",
-        "1, with the state that a job is in at this node",
+        "1, with the state of a job's latest attempt at this node",
         jobs.iter()
             .map(|job| with(job, "state", job.state.to_string())),
     )?;
@@ -201,7 +201,7 @@ fn encode_jobs(out: &mut Out<'_>, jobs: &[JobSample]) -> fmt::Result {
     });
     out.gauge(
         "job_failed",
-        "1 for a job that has failed at this node, by reason",
+        "1 for a job whose latest attempt has ended at this node without a copy, by reason; Cancelled and Superseded are no faults",
         failed,
     )
 }

@@ -169,9 +169,8 @@ impl AgentHandle {
     /// A connection with the current certificate, and whether it was made for this call.
     async fn connect(&self) -> Result<(Connection, bool), Failure> {
         let node = &self.connector.endpoint.node;
-        let unusable = |error: AuthorityError| {
-            Failure::reported(node, error.reason(), &error.to_string(), true)
-        };
+        let unusable =
+            |error: AuthorityError| Failure::at(node, error.reason(), &error.to_string(), true);
         let certificate = self.certificates.current(&self.authority);
         let certificate = certificate.map_err(unusable)?;
         let next = {
@@ -228,7 +227,7 @@ async fn dial(
             "node {node}: its agent cannot be dialled at `{address}` ({problem}): see the \
              address that its agent reports"
         );
-        Failure::reported(&node, ADDRESS_UNUSABLE, &message, true)
+        Failure::at(&node, ADDRESS_UNUSABLE, &message, true)
     };
     let is_host_port =
         |address: &HostPort| address.port_u16().is_some() && !address.as_str().contains('@');

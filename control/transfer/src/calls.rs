@@ -315,7 +315,7 @@ pub(crate) async fn with_timeout<T>(
             node_of(node),
             limit.as_secs()
         );
-        Err(Failure::reported(node, "CallTimedOut", &message, true))
+        Err(Failure::at(node, "CallTimedOut", &message, true))
     })
 }
 

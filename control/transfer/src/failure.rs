@@ -36,8 +36,8 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// What a report, of the node itself or of its sender, says of a node.
-    pub(crate) fn reported(node: &str, reason: &str, message: &str, retriable: bool) -> Self {
+    /// A failure at a node, as an agent reports it or as this end sees it.
+    pub(crate) fn at(node: &str, reason: &str, message: &str, retriable: bool) -> Self {
         Self {
             node: node.to_owned(),
             reason: reason.to_owned(),

@@ -7,13 +7,13 @@ use crate::command::Cleanup;
 pub enum TransferPhase {
     /// The source is asked what there is.
     Listing,
-    /// The transfer waits before the next Stat or attempt, or until the next attempt may begin.
+    /// An attempt is being ended and another follows, or the transfer waits for the next Stat or attempt.
     BetweenAttempts,
     /// Destinations are made ready.
     Preparing,
     /// Nodes work on their assignments.
     Running,
-    /// Agents are told that the attempt or the transfer ends.
+    /// Agents are told that the transfer ends.
     Ending,
     /// Nothing will change any more.
     Over,

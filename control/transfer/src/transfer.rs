@@ -164,10 +164,12 @@ impl Transfer {
     pub fn phase(&self) -> TransferPhase {
         match self.state {
             State::Listing => TransferPhase::Listing,
-            State::Waiting { .. } | State::RecordingAttempt => TransferPhase::BetweenAttempts,
+            State::EndingAttempt { .. } | State::Waiting { .. } | State::RecordingAttempt => {
+                TransferPhase::BetweenAttempts
+            }
             State::Preparing { .. } => TransferPhase::Preparing,
             State::Running(_) | State::AwaitingFinalReports { .. } => TransferPhase::Running,
-            State::EndingAttempt { .. } | State::Ending { .. } => TransferPhase::Ending,
+            State::Ending { .. } => TransferPhase::Ending,
             State::Over(_) => TransferPhase::Over,
         }
     }
@@ -297,7 +299,7 @@ impl Transfer {
     fn note_reached(&mut self, node: &str, result: &Result<(), Failure>) {
         let is_reached = match result {
             Ok(()) => true,
-            Err(failure) => failure.node == node_of(node) && !failure.never_connected(),
+            Err(failure) => node_of(&failure.node) == node_of(node) && !failure.never_connected(),
         };
         if is_reached {
             self.reached.insert(node.to_owned());
@@ -359,6 +361,16 @@ impl Transfer {
                 true => self.backoff(),
                 false => Duration::ZERO,
             };
+            // Those that have no reason of their own wait for this.
+            let mut waiting = self.destinations.remaining();
+            waiting.retain(|node| self.destinations.retrying(node).is_none());
+            for node in waiting {
+                let cause = Failure {
+                    retriable: true,
+                    ..failure.clone()
+                };
+                self.destinations.record_failure(&node, cause);
+            }
             self.state = State::Waiting {
                 until: self.now + wait,
             };

@@ -149,7 +149,7 @@ pub(super) fn destination(one: &DestinationStatus, all: Option<u64>, per_second:
         _ if !one.reason.is_empty() => format!("waiting: {}", one.reason),
         DestinationState::Verifying => "verifying".to_owned(),
         DestinationState::Transferring => moving(bytes, all, per_second),
-        DestinationState::Pending | DestinationState::Preparing => "preparing".to_owned(),
+        DestinationState::Pending => "preparing".to_owned(),
     };
     match all {
         Some(all) => format!(

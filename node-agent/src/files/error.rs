@@ -36,7 +36,7 @@ pub enum FileError {
     /// A path that no root takes.
     #[error("path {path:?} {fault}: give a path relative to a root, such as \"minilm/model.bin\"")]
     BadPath {
-        /// The path as given, escaped where it is not UTF-8.
+        /// The path as given.
         path: String,
         /// What is wrong with it.
         fault: &'static str,
@@ -326,6 +326,16 @@ pub enum FileError {
         /// The job that holds it.
         job: String,
     },
+    /// An earlier attempt of the same job is not at its end here.
+    #[error(
+        "job {job} is still at work at this node, which holds {location}: it is tried again when that has ended"
+    )]
+    JobBusy {
+        /// The job's lock.
+        location: Location,
+        /// The job.
+        job: String,
+    },
     /// A verified copy is being removed there.
     #[error(
         "{location}: a copy whose job was deleted is being removed there: the next attempt can begin once it is gone"
@@ -447,7 +457,9 @@ impl FileError {
             FileError::DestinationReadOnly { .. } => "DestinationReadOnly",
             FileError::DestinationDenied { .. } => "DestinationDenied",
             FileError::DestinationExists { .. } => "DestinationExists",
-            FileError::DestinationBusy { .. } | FileError::BeingRemoved { .. } => "DestinationBusy",
+            FileError::DestinationBusy { .. }
+            | FileError::JobBusy { .. }
+            | FileError::BeingRemoved { .. } => "DestinationBusy",
             FileError::CopyRecordBroken { .. } => "CopyRecordBroken",
             FileError::DestinationChanged { .. } => "DestinationChanged",
             FileError::DestinationFailed { .. } => "DestinationFailed",

@@ -56,7 +56,7 @@ impl JobLock {
                 _ => {}
             }
         }
-        Err(FileError::DestinationBusy {
+        Err(FileError::JobBusy {
             location: location(),
             job: job.to_string(),
         })

@@ -48,7 +48,7 @@ impl FromStr for JobUid {
             Ok(JobUid(text.into()))
         } else {
             Err(FileError::BadJobUid {
-                text: text.escape_default().to_string(),
+                text: text.to_owned(),
             })
         }
     }

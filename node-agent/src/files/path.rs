@@ -28,7 +28,7 @@ impl RootPath {
     /// remembered and says "a directory".
     pub fn parse(text: &str) -> Result<Self, FileError> {
         let bad = |fault| FileError::BadPath {
-            path: text.escape_default().to_string(),
+            path: text.to_owned(),
             fault,
         };
         if text.starts_with('/') {

@@ -36,7 +36,7 @@ impl Metrics {
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "weft_operator_writes",
-            "Requests to the API server that changed something, Events included",
+            "Requests to change something that were sent to the API server, Events and refused ones included",
             self.writes.clone(),
         );
         registry.register(
@@ -46,7 +46,7 @@ impl Metrics {
         );
         registry.register(
             "weft_operator_writes_failed",
-            "Requests that the API server refused or did not answer; they are made again",
+            "Requests that the API server refused or did not answer, without conflicts and objects that are gone; they are made again",
             self.failed.clone(),
         );
         registry.register(

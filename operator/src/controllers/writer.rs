@@ -97,7 +97,7 @@ impl Writer {
         self.metrics.dropped.inc_by(dropped);
     }
 
-    /// Drops what waits.
+    /// Drops the requests that wait. Events stay: they tell what has happened, whoever writes now.
     pub(crate) fn clear(&mut self) {
         self.queue.clear();
     }

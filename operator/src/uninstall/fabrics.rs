@@ -20,7 +20,10 @@ use crate::{
     },
 };
 
-/// These conditions with Ready unknown; `None` where they say so already.
+/// What an operator watches of the agents, beside Ready.
+const WATCHED: [&str; 2] = ["AgentsApplied", "Conflicting"];
+
+/// These conditions with Ready, and those of them that are watched, unknown; `None` where they say so already.
 fn unknown(
     before: &[Condition],
     generation: Option<i64>,
@@ -28,8 +31,14 @@ fn unknown(
 ) -> Option<Vec<Condition>> {
     let mut conditions = before.to_vec();
     let text = "Weft was uninstalled: no agent runs";
-    let update = ConditionUpdate::unknown("Ready", "Uninstalled", text);
-    condition::set(&mut conditions, update, generation.unwrap_or_default(), now);
+    let is_set = |kind: &&str| before.iter().any(|condition| condition.type_ == **kind);
+    for kind in ["Ready"]
+        .into_iter()
+        .chain(WATCHED.into_iter().filter(is_set))
+    {
+        let update = ConditionUpdate::unknown(kind, "Uninstalled", text);
+        condition::set(&mut conditions, update, generation.unwrap_or_default(), now);
+    }
     (conditions != before).then_some(conditions)
 }
 
@@ -138,12 +147,17 @@ mod tests {
         let mut fabric = scenario::fabric("default", 0);
         assert_eq!(patch(&fabric, now), None, "it has no status");
         let mut status = weft_crds::FabricStatus::default();
-        let ready = ConditionUpdate::new("Ready", true, "NodesReady", "3 of 3");
-        condition::set(&mut status.conditions, ready, 1, now);
+        for kind in ["Ready", "AgentsApplied"] {
+            let update = ConditionUpdate::new(kind, true, "AllWell", "3 of 3");
+            condition::set(&mut status.conditions, update, 1, now);
+        }
         fabric.status = Some(status);
         let written = patch(&fabric, now).unwrap();
-        let condition = &written["status"]["conditions"][0];
-        assert_eq!(condition["status"], "Unknown", "{written}");
+        let conditions = written["status"]["conditions"].as_array().unwrap();
+        assert_eq!(conditions.len(), 2, "what it did not have is not made up");
+        for condition in conditions {
+            assert_eq!(condition["status"], "Unknown", "{written}");
+        }
         fabric.status = serde_json::from_value(written["status"].clone()).unwrap();
         assert_eq!(patch(&fabric, now), None);
     }

@@ -400,7 +400,7 @@ impl Connection {
 
     /// Sends the responses to requests that have arrived. While one is waited for here, only a newly
     /// placed packet shows that the peer has not stalled (so many were placed `before`); repeated refusals do not.
-    #[inline]
+    #[inline(always)]
     fn serve_requests(&mut self, now: Time, before: u64) {
         if self.failed.is_some() {
             return;
@@ -496,9 +496,10 @@ impl Connection {
         result: Result<(), DropReason>,
         memory: &mut impl Memory,
     ) -> bool {
+        let placed = self.stats.packets_placed;
         if self.receive.due_placed(ticket, result) {
             self.place_due(memory);
-            self.end_receiving(now, self.stats.packets_placed);
+            self.end_receiving(now, placed);
             return true;
         }
         let Some(ended) = self.receive.take_pending(ticket) else {
@@ -508,7 +509,6 @@ impl Connection {
             return true;
         }
         let (events, stats) = (&mut self.events, &mut self.stats);
-        let placed = stats.packets_placed;
         let result = self.receive.placed(now, &ended, result, events, stats);
         if let Err(reason) = result {
             self.count_drop(reason);
@@ -661,14 +661,20 @@ impl Connection {
 
     /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
+        match self.config.in_order {
+            true => self.poll_event_in_order(),
+            false => self.events.pop_front(),
+        }
+    }
+
+    #[inline(never)]
+    fn poll_event_in_order(&mut self) -> Option<Event> {
         loop {
             if let Some(token) = self.completions.pop() {
                 return Some(Event::Completed { token });
             }
             match self.events.pop_front()? {
-                Event::Completed { token } if self.config.in_order => {
-                    self.completions.complete(token);
-                }
+                Event::Completed { token } => self.completions.complete(token),
                 event => return Some(event),
             }
         }
@@ -691,7 +697,7 @@ impl Connection {
 
     /// Whether [`Connection::poll_event`] has an event.
     pub fn has_event(&self) -> bool {
-        !self.events.is_empty() || self.completions.is_ready()
+        !self.events.is_empty() || self.config.in_order && self.completions.is_ready()
     }
 
     /// Why it ended, if it has.

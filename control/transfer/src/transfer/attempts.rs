@@ -11,7 +11,7 @@ use crate::{
     command::{Call, Cleanup, Command},
     destinations::DestinationPhase,
     failure::Failure,
-    spec::is_local,
+    spec::{is_local, node_of},
 };
 
 /// How long the last progress messages may take once everything is Verified: they only complete the counts.
@@ -36,6 +36,10 @@ impl Transfer {
     }
 
     pub(super) fn send_prepares(&mut self) {
+        // A report that came late may have said that the last one is Verified.
+        if self.destinations.remaining().is_empty() {
+            return self.finish();
+        }
         self.attempt += 1;
         self.progress_before = self.destinations.progress_mark();
         let waiting = self.destinations.remaining();
@@ -105,7 +109,7 @@ impl Transfer {
                 Err(error) => {
                     let (reason, message) = (error.reason(), error.to_string());
                     let node = &self.spec.source.node;
-                    let failure = Failure::reported(node, reason, &message, false);
+                    let failure = Failure::at(node, reason, &message, false);
                     self.destinations.fail_remaining(&failure);
                     return self.finish();
                 }
@@ -166,7 +170,7 @@ impl Transfer {
         | State::AwaitingFinalReports { attempt, .. } = &mut self.state
         {
             let (reason, message) = (&progress.reason, &progress.message);
-            let failure = Failure::reported(node, reason, message, progress.retriable);
+            let failure = Failure::at(node, reason, message, progress.retriable);
             match progress.state() {
                 AgentState::Verified => attempt.on_verified(node),
                 AgentState::Failed if !failure.is_cancelled() => attempt.on_stopped(node, failure),
@@ -175,7 +179,7 @@ impl Transfer {
             for peer in &progress.peers {
                 if peer.failed && peer.role() == Role::Child {
                     let (reason, message) = (&peer.reason, &peer.message);
-                    let lost = Failure::reported(&peer.node, reason, message, peer.retriable);
+                    let lost = Failure::at(&peer.node, reason, message, peer.retriable);
                     attempt.on_cut_off(&peer.node, lost);
                 }
             }
@@ -212,8 +216,9 @@ impl Transfer {
             )
         {
             let stopped = || {
-                let message = format!("node {node}: its agent was stopped; start it again");
-                Failure::reported(node, "AgentStopped", &message, true)
+                let of = node_of(node);
+                let message = format!("node {of}: its agent was stopped; start it again");
+                Failure::at(node, "AgentStopped", &message, true)
             };
             attempt.on_stopped(node, result.err().unwrap_or_else(stopped));
         }

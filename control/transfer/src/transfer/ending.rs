@@ -100,7 +100,7 @@ impl Transfer {
                         _ => "a node between it and the source failed".to_owned(),
                     };
                     let message = format!("node {node} has no sender any more: {cause}");
-                    let lost = Failure::reported(&node, SENDER_LOST, &message, true);
+                    let lost = Failure::at(&node, SENDER_LOST, &message, true);
                     self.destinations.record_failure(&node, lost);
                 }
                 // It was not ready.
@@ -124,7 +124,7 @@ impl Transfer {
         let source = &self.destinations.source;
         let is_explained = source.peers.iter().any(|peer| peer.failed);
         let node = &self.spec.source.node;
-        let fault = Failure::reported(node, &source.reason, &source.message, source.retriable);
+        let fault = Failure::at(node, &source.reason, &source.message, source.retriable);
         let has_failed = source.state() == AgentState::Failed;
         (has_failed && !is_explained && self.is_final_for_all(&fault)).then_some(fault)
     }

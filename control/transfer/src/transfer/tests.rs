@@ -1050,3 +1050,32 @@ fn attempts_that_fail_for_a_pending_configuration_do_not_count_towards_the_backo
     }
     assert!(harness.transfer.is_over());
 }
+
+#[test]
+fn destinations_say_what_is_wrong_with_a_source_that_cannot_list() {
+    let mut harness = Harness::without(2, Strategy::Chain, 0);
+    assert_eq!(harness.reason(1), NEVER_REACHED);
+    harness.dead.clear();
+    harness.wait_out_backoff();
+    assert_eq!(
+        harness.reason(1),
+        "",
+        "it is listed, and the attempt has begun"
+    );
+}
+
+#[test]
+fn a_report_that_comes_late_and_says_verified_ends_the_transfer() {
+    let mut harness = Harness::chain(3);
+    harness.verifies(2);
+    harness.dies(0);
+    // All are told to end the attempt; then node1 says that it has everything.
+    harness.verifies(1);
+    assert!(!harness.transfer.is_over());
+    harness.dead.clear();
+    while let Some(until) = harness.transfer.wake_at() {
+        harness.now = until;
+        harness.answer(Input::Woken);
+    }
+    assert!(harness.transfer.is_complete());
+}

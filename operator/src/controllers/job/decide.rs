@@ -36,6 +36,8 @@ use weft_transfer::{AgentEndpoint, Cleanup, DestinationsUpdate, End, TransferPha
 const PROGRESS_AGE: SignedDuration = SignedDuration::from_secs(5);
 /// … and so many percent of all bytes have moved since.
 const PROGRESS_PERCENT: i64 = 1;
+/// A rate is also written when it is so old and has halved or doubled: people read it, and the time that is left.
+const RATE_AGE: SignedDuration = SignedDuration::from_secs(60);
 
 /// What a job is decided from.
 pub(crate) struct View<'a> {
@@ -479,11 +481,17 @@ fn write(view: &View<'_>, old: &TransferJobStatus, new: &TransferJobStatus) -> D
     }
     let is_progress = view.job.status.is_some() && !status::is_transition(old, new);
     if is_progress {
-        let is_old = view
-            .status_written_at
-            .is_none_or(|at| view.now.duration_since(at) >= PROGRESS_AGE);
+        let is_older_than = |age| {
+            let written = view.status_written_at;
+            written.is_none_or(|at| view.now.duration_since(at) >= age)
+        };
         let moved = new.bytes.saturating_sub(old.bytes).saturating_mul(100);
-        if !is_old || moved < new.bytes_total.saturating_mul(PROGRESS_PERCENT) {
+        let has_moved = moved >= new.bytes_total.saturating_mul(PROGRESS_PERCENT);
+        let (before, rate) = (old.bytes_per_second, new.bytes_per_second);
+        let has_other_rate = rate < before / 2 || rate / 2 > before;
+        let is_news =
+            has_moved && is_older_than(PROGRESS_AGE) || has_other_rate && is_older_than(RATE_AGE);
+        if !is_news {
             return Decision::default();
         }
     }

@@ -41,20 +41,25 @@ pub(crate) fn fabric_of_job<'a>(
     cache: &'a Cache,
     membership: &'a Membership,
 ) -> Result<(&'a str, &'a RdmaFabric), Obstacle> {
-    let (name, fabric) = match origin {
+    match origin {
         Origin::File(file) => {
             let field = ("SourceNodeNotInFabric", "spec.source.file.node");
-            fabric_of(&file.node, field, cache, membership)?
+            fabric_of(&file.node, field, cache, membership)
         }
-        Origin::Object(_) => fabric_of_destinations(job, cache, membership)?,
-    };
-    if fabric.metadata.deletion_timestamp.is_some() {
-        let text = format!(
-            "RdmaFabric {name} is being deleted; the job begins when another one has its nodes"
-        );
-        return Err(temporary("FabricDeleted", text));
+        Origin::Object(_) => fabric_of_destinations(job, cache, membership),
     }
-    Ok((name, fabric))
+}
+
+/// Why no job begins in a fabric that is being deleted. Those that run there end as they would.
+pub(crate) fn check_not_deleted(name: &str, cache: &Cache) -> Result<(), Obstacle> {
+    let fabric = cache.fabrics.named(name);
+    if fabric.is_none_or(|fabric| fabric.metadata.deletion_timestamp.is_none()) {
+        return Ok(());
+    }
+    let text = format!(
+        "RdmaFabric {name} is being deleted; the job begins when another one has its nodes"
+    );
+    Err(temporary("FabricDeleted", text))
 }
 
 /// A node's fabric, or what is wrong with the field that names it.
@@ -68,9 +73,9 @@ fn fabric_of<'a>(
     let found = name.and_then(|name| Some((name, cache.fabrics.named(name)?)));
     found.ok_or_else(|| {
         let what = if cache.nodes.named(node).is_none() {
-            "there is no such node; name one of: kubectl weft roots".to_owned()
+            "there is no such node; `kubectl weft roots` lists nodes".to_owned()
         } else {
-            "no RdmaFabric selects it; label the node, or name one of: kubectl weft roots"
+            "no RdmaFabric selects it; label the node, or name one that `kubectl weft roots` lists"
                 .to_owned()
         };
         temporary(reason, format!("{field}: {node}: {what}"))

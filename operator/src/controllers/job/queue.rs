@@ -51,7 +51,8 @@ pub(crate) const JOBS_PER_NODE_MAX: usize = 2;
 pub(crate) struct SlotRequest {
     /// The node that has the bytes.
     pub(crate) source: String,
-    /// The other nodes that bytes go to: those that are ready and have no verified copy yet.
+    /// The other nodes that bytes go to: those that are ready. Of a job that runs, without those that have a verified
+    /// copy; of one that waits this is not known.
     pub(crate) receivers: BTreeSet<String>,
 }
 

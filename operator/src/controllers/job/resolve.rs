@@ -19,7 +19,7 @@ use crate::controllers::{
         network::{endpoints, payload_share, topology},
         object_source,
         obstacle::{Obstacle, permanent, temporary},
-        origin::{Origin, fabric_of_job, origin, selected},
+        origin::{Origin, check_not_deleted, fabric_of_job, origin, selected},
     },
     kinds::Cache,
     membership::Membership,
@@ -53,6 +53,7 @@ pub(crate) fn resolve(
     leader_epoch: u64,
 ) -> Result<TransferRequest, Vec<Obstacle>> {
     let transfer = build_transfer(job, cache, membership, leader_epoch, &BTreeSet::new())?;
+    check_not_deleted(&transfer.fabric, cache).map_err(|obstacle| vec![obstacle])?;
     let file = job.spec.source.file.as_ref();
     let source = file.map(|file| file.node.as_str());
     let destination_nodes = transfer.destination_nodes();
@@ -276,12 +277,17 @@ pub(crate) fn to_cancel(
             reader.or_else(|| names.first().cloned())?
         }
     };
-    // Any of them tells which fabric it was: the source may have left it, or the cluster.
-    let fabric = [source.as_str()]
-        .into_iter()
-        .chain(names.iter().map(String::as_str))
-        .chain(with_copy.iter().map(String::as_str))
-        .find_map(|node| Some(cache.fabric_nodes.named(node)?.spec.fabric.clone()))?;
+    // Nodes may have left the fabric since, or the cluster.
+    let written = job.status.as_ref().map(|status| status.fabric.clone());
+    let of_nodes = || {
+        let shown = names.iter().map(String::as_str);
+        let others = with_copy.iter().map(String::as_str);
+        let mut nodes = shown.chain(others).chain([source.as_str()]);
+        nodes.find_map(|node| Some(cache.fabric_nodes.named(node)?.spec.fabric.clone()))
+    };
+    let fabric = written
+        .filter(|fabric| !fabric.is_empty())
+        .or_else(of_nodes)?;
     names.extend(destinations(job, &fabric, cache, membership).unwrap_or_default());
     names.extend(with_copy.iter().cloned());
     let to = &job.spec.destinations;
@@ -397,7 +403,7 @@ fn destinations(
                 _ => "there are no nodes",
             };
             let text = format!(
-                "spec.destinations.nodes: {what} {}; name one of: kubectl weft roots",
+                "spec.destinations.nodes: {what} {}; `kubectl weft roots` lists the nodes there are",
                 listed(&unknown)
             );
             return Err(temporary("NodeNotInFabric", text));
@@ -405,7 +411,7 @@ fn destinations(
         if !others.is_empty() {
             let text = format!(
                 "spec.destinations.nodes: {} not of fabric {fabric}, which the {} is of; label \
-                 them so that it selects them, or name one of: kubectl weft roots",
+                 them so that it selects them, or name nodes that `kubectl weft roots` lists",
                 match others.len() {
                     1 => format!("node {} is", others[0]),
                     _ => format!("nodes {} are", listed(&others)),

@@ -116,10 +116,11 @@ fn destination_status(destination: &Destination) -> DestinationStatus {
         DestinationPhase::Retrying(failure) => (DestinationState::Pending, Some(failure)),
         DestinationPhase::InProgress => {
             let state = match destination.progress.state() {
-                State::Preparing => DestinationState::Preparing,
                 State::Transferring => DestinationState::Transferring,
                 State::Verifying | State::Verified => DestinationState::Verifying,
-                State::Unspecified | State::Pending | State::Failed => DestinationState::Pending,
+                State::Unspecified | State::Pending | State::Preparing | State::Failed => {
+                    DestinationState::Pending
+                }
             };
             (state, None)
         }

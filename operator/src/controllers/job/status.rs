@@ -108,6 +108,7 @@ pub(crate) fn deadline_status(
 
 fn fail(status: &mut TransferJobStatus, reason: &str, message: &str, now: Timestamp) {
     leave_queue(status, reason, message, now);
+    resumed(status, now);
     status.phase = Phase::Failed;
     status.message = truncate(message);
     status.completion_time = Some(whole_seconds(now));

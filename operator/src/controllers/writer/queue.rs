@@ -155,7 +155,7 @@ impl WriteQueue {
             .cloned()
     }
 
-    /// Drops what waits: who may not write has nothing to send later either.
+    /// Drops the requests that wait: the next leader decides anew. Events stay.
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
     }

@@ -286,19 +286,13 @@ impl ReceiveHalf {
         self.check_wanted(now, arrival, &header, bytes, events, stats)?;
         opened.check_payload()?;
         if self.board.is_in_order() && header.flags.contains(Flags::LAST) {
-            self.mark_run(now, arrival, events, stats);
-            if self.has_to_wait(&header) {
-                self.newest_packet = self.newest_packet.max(header.packet_number);
-                let kept = self.keep_waiting(&header, payload, domain, memory);
-                if kept.is_err() {
-                    self.note_arrived(now, arrival, bytes, &header, events, stats);
-                    let kept = kept.map(|()| Placed::Now);
-                    return self.settle(arrival, header, payload.len(), kept);
-                }
-                self.note_waiting_end(&header, payload.len() as u64);
-                self.placed = Some(PlacedRun::of(&header, payload.len() as u64, bytes));
-                self.mark_run(now, arrival, events, stats);
-                return Ok(());
+            // It reads the header again, so that this function need not store it.
+            let (wire, out) = (opened.header, &mut *events);
+            let kept = self.keep_if_early(
+                now, arrival, wire, payload, bytes, domain, memory, out, stats,
+            );
+            if let Some(result) = kept {
+                return result;
             }
         }
         let placed = match header.opcode {
@@ -549,20 +543,16 @@ impl ReceiveHalf {
         stats.bytes_placed += placed.bytes;
         let at = placed.last;
         let out_of_order = placed.packets > 1 && self.board.span_with(at.chunk) > 1;
-        let (pending_ack, receives) = (&mut self.pending_ack, &mut self.receives);
-        let (requests, pending) = (&mut self.requests, &self.pending);
-        let (from, is_in_order) = (self.board.cumulative(), self.board.is_in_order());
-        let mut ends = Vec::new();
-        let marked = self.board.mark_map(at, placed.map, |end| {
-            pending_ack.at_once();
-            match is_in_order {
-                true => ends.push(end),
-                false => report(end, receives, requests, pending, events),
-            }
-        });
-        if is_in_order {
-            self.pass(from, ends);
-        }
+        let marked = if self.board.is_in_order() {
+            self.mark_in_order(placed)
+        } else {
+            let (pending_ack, receives) = (&mut self.pending_ack, &mut self.receives);
+            let (requests, pending) = (&mut self.requests, &self.pending);
+            self.board.mark_map(at, placed.map, |end| {
+                pending_ack.at_once();
+                report(end, receives, requests, pending, events);
+            })
+        };
         match marked {
             Marked::Whole if self.pending_ack.due() == Some(Time::ZERO) => {}
             Marked::Whole if out_of_order || self.is_waited_for(placed) => {
@@ -595,7 +585,7 @@ impl ReceiveHalf {
 }
 
 /// A message is here whole.
-#[inline]
+#[inline(always)]
 fn report(
     end: MessageEnd,
     receives: &mut PostedReceives,

@@ -78,8 +78,8 @@ pub(super) struct SendHalf {
     responses_in_a_row: u8,
     /// Whether messages complete in the order of their chunks.
     in_order: bool,
-    /// Messages of which every chunk is acknowledged, and not every chunk before them.
-    whole: Vec<u32>,
+    /// Messages of which every chunk is acknowledged, and not every chunk before them, each with its last chunk.
+    whole: Vec<(ChunkNumber, u32)>,
     /// Responses that the peer has not acknowledged.
     unacked_responses: usize,
     /// Responses that this end waits for.
@@ -316,7 +316,6 @@ impl SendHalf {
         posted.done = posted.cut == posted.bytes;
         if posted.done {
             let opcode = posted.opcode;
-            posted.last = self.board.next();
             self.end_message(opcode);
         }
         let largest = length.min(payload.into()) + OVERHEAD_BYTES as u32;
@@ -624,7 +623,10 @@ impl SendHalf {
         posted.outstanding -= 1;
         if posted.done && posted.outstanding == 0 {
             match self.in_order {
-                true => self.whole.push(write),
+                true => {
+                    let last = chunk.minus(sent.index).plus(posted.chunks - 1);
+                    self.whole.push((last, write));
+                }
                 false => self.complete(write, events),
             }
         }
@@ -692,7 +694,7 @@ impl SendHalf {
     /// Heap memory, bytes.
     pub(super) fn heap_bytes(&self) -> usize {
         self.board.heap_bytes()
-            + self.whole.capacity() * size_of::<u32>()
+            + self.whole.capacity() * size_of::<(ChunkNumber, u32)>()
             + self.posted.capacity() * size_of::<Option<Posted>>()
             + (self.free.capacity() + self.queue.capacity() + self.responses.capacity())
                 * size_of::<u32>()

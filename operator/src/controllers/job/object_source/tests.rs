@@ -127,7 +127,7 @@ fn what_is_in_the_way_of_reading_names_the_field_and_what_to_do() {
         ),
         (
             "NodeNotInFabric",
-            "spec.destinations.nodes: n9: there is no such node; name one of: kubectl weft roots",
+            "spec.destinations.nodes: n9: there is no such node; `kubectl weft roots` lists nodes",
             |_, job| {
                 job.spec.destinations.node_selector = None;
                 job.spec.destinations.nodes = Some(vec!["n9".into(), "n1".into()]);

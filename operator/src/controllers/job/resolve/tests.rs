@@ -191,14 +191,14 @@ fn every_obstacle_names_the_field_and_what_to_do() {
         (
             "SourceNodeNotInFabric",
             false,
-            "spec.source.file.node: n9: there is no such node; name one of: kubectl weft roots",
+            "spec.source.file.node: n9: there is no such node; `kubectl weft roots` lists nodes",
             |_, job| job.spec.source.file.as_mut().unwrap().node = "n9".into(),
         ),
         (
             "SourceNodeNotInFabric",
             false,
-            "spec.source.file.node: cpu1: no RdmaFabric selects it; label the node, or name one of: \
-             kubectl weft roots",
+            "spec.source.file.node: cpu1: no RdmaFabric selects it; label the node, or name one \
+             that `kubectl weft roots` lists",
             |cache, job| {
                 cache.nodes.update(scenario::node("cpu1", &[]));
                 job.spec.source.file.as_mut().unwrap().node = "cpu1".into();
@@ -248,7 +248,7 @@ fn every_obstacle_names_the_field_and_what_to_do() {
             "NodeNotInFabric",
             false,
             "spec.destinations.nodes: node n9 is not of fabric default, which the source is of; label \
-             them so that it selects them, or name one of: kubectl weft roots",
+             them so that it selects them, or name nodes that `kubectl weft roots` lists",
             |cache, job| {
                 cache.nodes.update(scenario::node("n9", &[]));
                 job.spec.destinations.node_selector = None;
@@ -258,7 +258,7 @@ fn every_obstacle_names_the_field_and_what_to_do() {
         (
             "NodeNotInFabric",
             false,
-            "spec.destinations.nodes: there are no nodes n8, n9; name one of: kubectl weft roots",
+            "spec.destinations.nodes: there are no nodes n8, n9; `kubectl weft roots` lists the nodes there are",
             |_, job| {
                 job.spec.destinations.node_selector = None;
                 job.spec.destinations.nodes = Some(vec!["n2".into(), "n8".into(), "n9".into()]);
@@ -409,6 +409,22 @@ fn agents_are_told_although_the_sources_node_is_gone() {
         let told = transfer.endpoints.iter().map(|endpoint| &*endpoint.node);
         assert_eq!(told.collect::<Vec<_>>(), ["n2", "n3", "n4"]);
     }
+}
+
+#[test]
+fn agents_are_told_although_the_source_is_of_another_fabric_now() {
+    let mut cache = scenario::cache(3);
+    let mut job = scenario::job("minilm");
+    let mut status = naming("n2", 1);
+    status.fabric = "default".into();
+    job.status = Some(status);
+    let mut moved = cache.fabric_nodes.named("n1").unwrap().clone();
+    moved.spec.fabric = "other".into();
+    moved.metadata.resource_version = Some("2".into());
+    cache.fabric_nodes.update(moved);
+    let transfer = to_cancel(&job, &cache, &Membership::of(&cache), 3, &BTreeSet::new()).unwrap();
+    let told = transfer.endpoints.iter().map(|endpoint| &*endpoint.node);
+    assert_eq!(told.collect::<Vec<_>>(), ["n2", "n3"]);
 }
 
 #[test]

@@ -248,3 +248,13 @@ fn a_node_that_joins_many_destinations_brings_no_bytes() {
     }
     assert!(bytes(&all) >= 5050);
 }
+
+#[test]
+fn a_suspended_job_that_fails_is_not_suspended_any_more() {
+    let mut job = scenario::job("minilm");
+    job.status = Some(suspended_status(&job, scenario::start()));
+    let obstacle = crate::controllers::job::obstacle::permanent("NoDestinations", "none".into());
+    let status = failed_status(&job, &obstacle, scenario::start());
+    assert!(!condition::is_true(&status.conditions, "Suspended"));
+    assert!(condition::is_true(&status.conditions, "Failed"));
+}

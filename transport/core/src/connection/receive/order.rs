@@ -9,13 +9,13 @@
 //! A packet that waits is acknowledged, or the sender would take it for lost. While a packet that no longer waits is
 //! being copied, no acknowledgement is sent: the sender completes a message when all of it, and all before it, is placed.
 
-use super::super::Event;
-use super::{ReceiveHalf, ends_message, place_of, report};
+use super::super::{Arrival, Event, Stats};
+use super::{PlacedRun, ReceiveHalf, ends_message, place_of, report};
 use crate::drops::DropReason;
 use crate::memory::{Access, DomainId, Memory, Place, Placed, Ticket};
-use crate::recovery::MessageEnd;
-use crate::units::{ChunkNumber, ConnectionId, Key};
-use crate::wire::{Atomic, DataHeader, Flags, Opcode, Request};
+use crate::recovery::{Marked, MessageEnd};
+use crate::units::{ConnectionId, Key, Time};
+use crate::wire::{Atomic, DataHeader, Flags, HEADER_BYTES, Opcode, Request};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -137,11 +137,47 @@ impl ReceiveHalf {
         self.board.is_in_order() && header.flags.contains(Flags::LAST) && !is_next
     }
 
+    /// Keeps a packet that ends a message if it has to wait for others; nothing if it need not.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the halves of the connection that it borrows"
+    )]
+    #[inline(never)]
+    pub(super) fn keep_if_early(
+        &mut self,
+        now: Time,
+        arrival: Arrival,
+        wire: &[u8; HEADER_BYTES],
+        payload: &[u8],
+        bytes: u16,
+        domain: DomainId,
+        memory: &mut impl Memory,
+        events: &mut VecDeque<Event>,
+        stats: &mut Stats,
+    ) -> Option<Result<(), DropReason>> {
+        let header = DataHeader::read(wire).ok()?;
+        self.mark_run(now, arrival, events, stats);
+        if !self.has_to_wait(&header) {
+            return None;
+        }
+        self.newest_packet = self.newest_packet.max(header.packet_number);
+        if let Err(reason) = self.keep_waiting(&header, payload, domain, memory) {
+            self.note_arrived(now, arrival, bytes, &header, events, stats);
+            return Some(self.settle(arrival, header, payload.len(), Err(reason)));
+        }
+        if ends_message(&header) {
+            self.note_end(&header, payload.len() as u64);
+        }
+        self.placed = Some(PlacedRun::of(&header, payload.len() as u64, bytes));
+        self.mark_run(now, arrival, events, stats);
+        Some(Ok(()))
+    }
+
     /// Keeps a packet until its turn comes.
     ///
     /// # Errors
     /// It could not be placed now either, or too much waits.
-    pub(super) fn keep_waiting(
+    fn keep_waiting(
         &mut self,
         header: &DataHeader,
         payload: &[u8],
@@ -195,13 +231,23 @@ impl ReceiveHalf {
         Ok(())
     }
 
-    /// Messages have ended on the board, which had passed the chunks before `from`.
-    pub(super) fn pass(&mut self, from: ChunkNumber, ends: Vec<MessageEnd>) {
+    /// Packets are here: what waited for them is due, and then what ends by it.
+    #[inline(never)]
+    pub(super) fn mark_in_order(&mut self, placed: &PlacedRun) -> Marked {
+        let from = self.board.cumulative();
+        let mut ends = Vec::new();
+        let marked = self
+            .board
+            .mark_map(placed.last, placed.map, |end| ends.push(end));
+        if !ends.is_empty() {
+            self.pending_ack.at_once();
+        }
         let chunks = self.board.cumulative().ahead_of(from);
         let chunks = u64::try_from(chunks).unwrap_or(0);
-        if chunks > 0 || !ends.is_empty() {
+        if chunks > 0 {
             self.in_order.pass(chunks, ends);
         }
+        marked
     }
 
     /// Whether something is due.
@@ -296,12 +342,5 @@ impl ReceiveHalf {
         }
         self.lacks_place |= result.is_err();
         true
-    }
-
-    /// What a message of an in-order connection ends with, as its packet is kept.
-    pub(super) fn note_waiting_end(&mut self, header: &DataHeader, payload: u64) {
-        if ends_message(header) {
-            self.note_end(header, payload);
-        }
     }
 }

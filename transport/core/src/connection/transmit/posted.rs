@@ -30,8 +30,6 @@ pub(super) struct Posted {
     pub(super) outstanding: u32,
     /// Whether its last chunk was cut.
     pub(super) done: bool,
-    /// That chunk.
-    pub(super) last: ChunkNumber,
 }
 
 impl Posted {
@@ -48,7 +46,6 @@ impl Posted {
             chunks: 0,
             outstanding: 0,
             done: false,
-            last: ChunkNumber(0),
         }
     }
 
@@ -256,16 +253,14 @@ impl SendHalf {
 
     /// Completes the messages of which every chunk and every chunk before them is acknowledged, in their order: what
     /// ends a message waits at the peer for what was sent before it.
+    #[cold]
     pub(super) fn complete_in_order(&mut self, events: &mut VecDeque<Event>) {
         let first = self.board.first();
-        let posted = &self.posted;
-        let ahead = |at: &u32| {
-            let message = posted.get(*at as usize).and_then(Option::as_ref);
-            message.map_or(i32::MIN, |message| message.last.ahead_of(first))
-        };
-        let mut passed: Vec<u32> = self.whole.extract_if(.., |at| ahead(at) < 0).collect();
+        let ahead = |(last, _): &(ChunkNumber, u32)| last.ahead_of(first);
+        let passed = self.whole.extract_if(.., |whole| ahead(whole) < 0);
+        let mut passed: Vec<(ChunkNumber, u32)> = passed.collect();
         passed.sort_by_key(ahead);
-        for at in passed {
+        for (_, at) in passed {
             self.complete(at, events);
         }
     }

@@ -170,3 +170,19 @@ fn a_copy_on_the_source_alone_needs_no_network() {
     assert_eq!(status.manifest.unwrap().digest.unwrap(), "d1");
     assert!(status.plan.is_none() && !stage.agents.contains_key("n1"));
 }
+
+#[test]
+fn a_node_that_leaves_a_fabric_that_is_being_deleted_is_not_waited_for() {
+    let mut stage = Stage::new();
+    stage.dead.insert("n3".into());
+    stage.until(|stage| stage.status().counts.verified == 1);
+    let mut fabric = stage.cache.fabrics.named("default").unwrap().clone();
+    fabric.metadata.deletion_timestamp = Some(Time(stage.now));
+    fabric.metadata.resource_version = Some("2".into());
+    stage.cache.fabrics.update(fabric);
+    let mut node = scenario::node("n3", &[]);
+    node.metadata.resource_version = Some("2".into());
+    stage.cache.nodes.update(node);
+    stage.settle();
+    assert_eq!(stage.phase(), Phase::Complete, "{:?}", stage.log);
+}

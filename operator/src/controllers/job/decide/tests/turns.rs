@@ -462,3 +462,41 @@ fn a_job_that_is_deleted_after_a_crash_keeps_its_path_until_its_agents_know() {
     }
     yard.until(has_begun);
 }
+
+#[test]
+fn a_rate_that_has_halved_is_written_after_a_minute_though_hardly_anything_moves() {
+    let mut stage = Stage::new();
+    stage.until(|stage| stage.agents.get("n3").is_some_and(|agent| agent.partial));
+    let membership = Membership::of(&stage.cache);
+    let process = stage.process.as_ref().unwrap();
+    let mut snapshot = Snapshot::of(&process.transfer, "default", 1_000_000);
+    snapshot.bytes_total = 1 << 40;
+    let job = |rate| {
+        let mut job = stage.job().clone();
+        let written = Snapshot {
+            bytes_per_second: rate,
+            ..snapshot.clone()
+        };
+        job.status = Some(status::transfer_status(&job, &written, stage.now));
+        job
+    };
+    let is_written = |rate, seconds| {
+        let decision = decide(&View {
+            job: &job(rate),
+            cache: &stage.cache,
+            membership: &membership,
+            snapshot: Some(&snapshot),
+            applied_node_revision: Some(stage.cache.node_revision()),
+            reports: &stage.reports,
+            queue: &stage.queue,
+            leader_epoch: 1,
+            status_written_at: Some(stage.now - SignedDuration::from_secs(seconds)),
+            now: stage.now,
+        });
+        decision.request.is_some()
+    };
+    assert!(is_written(3_000_000, 60));
+    assert!(is_written(400_000, 60));
+    assert!(!is_written(3_000_000, 59));
+    assert!(!is_written(1_500_000, 600));
+}

@@ -497,8 +497,12 @@ impl Connection {
         memory: &mut impl Memory,
     ) -> bool {
         let placed = self.stats.packets_placed;
-        if self.receive.due_placed(ticket, result) {
-            self.place_due(memory);
+        if self.receive.due_placed(ticket) {
+            match result {
+                Ok(()) => self.place_due(memory),
+                // It was acknowledged, and nothing behind it may be placed.
+                Err(_) => self.fail(Failure::NoPlace),
+            }
             self.end_receiving(now, placed);
             return true;
         }

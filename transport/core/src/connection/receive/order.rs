@@ -328,11 +328,7 @@ impl ReceiveHalf {
     }
 
     /// The copy that what is due waits for has ended. Answers whether it was that one.
-    pub(in super::super) fn due_placed(
-        &mut self,
-        ticket: Ticket,
-        result: Result<(), DropReason>,
-    ) -> bool {
+    pub(in super::super) fn due_placed(&mut self, ticket: Ticket) -> bool {
         if self.in_order.copying != Some(ticket) {
             return false;
         }
@@ -340,7 +336,6 @@ impl ReceiveHalf {
         if let Some(Due::Packet(waiting)) = self.in_order.due.pop_front() {
             self.in_order.forget(&waiting);
         }
-        self.lacks_place |= result.is_err();
         true
     }
 }

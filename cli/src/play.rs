@@ -132,8 +132,9 @@ async fn until_signalled(
         SignalKind::interrupt(),
         SignalKind::terminate(),
         SignalKind::hangup(),
+        SignalKind::quit(),
     ];
-    let [mut interrupt, mut terminate, mut hangup] = kinds.map(signal);
+    let [mut interrupt, mut terminate, mut hangup, mut quit] = kinds.map(signal);
     let came = |kind: SignalKind| PlayError::Signalled {
         number: u8::try_from(kind.as_raw_value()).unwrap_or_default(),
     };
@@ -144,6 +145,7 @@ async fn until_signalled(
         () = arrives(&mut interrupt) => kinds[0],
         () = arrives(&mut terminate) => kinds[1],
         () = arrives(&mut hangup) => kinds[2],
+        () = arrives(&mut quit) => kinds[3],
     };
     Err(came(ended))
 }

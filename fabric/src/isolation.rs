@@ -69,6 +69,11 @@ const SIGNALLED: i32 = 128;
 /// `si_code` of a signal that the kernel sent, which the terminal sends to the whole group.
 const SI_KERNEL: i32 = 0x80;
 
+/// A terminal that hangs up tells the leader of its session only.
+fn is_hangup(signal: u32) -> bool {
+    i32::try_from(signal) == Ok(Signal::SIGHUP as i32)
+}
+
 static IS_INSIDE: AtomicBool = AtomicBool::new(false);
 
 /// What [`enter`] made of this process.
@@ -508,7 +513,7 @@ fn watch(child: &Child, signals: &SignalFd, mut report: Option<PipeReader>) -> i
             }
         }
         match signals.read_signal() {
-            Ok(Some(info)) if info.ssi_code != SI_KERNEL => {
+            Ok(Some(info)) if info.ssi_code != SI_KERNEL || is_hangup(info.ssi_signo) => {
                 let signal = i32::try_from(info.ssi_signo)
                     .ok()
                     .and_then(|n| Signal::try_from(n).ok());

@@ -126,7 +126,7 @@ pub struct Args {
     #[arg(long, value_name = "K@TIME")]
     pub restart_node: Vec<Moment>,
     /// The nodes' roots are made here as DIR/node0, DIR/node1, … and stay; with the same DIR the same command goes on
-    /// where an interrupted one ended [default: in memory].
+    /// where an interrupted one ended [default: a temporary place; in memory, with a fabric].
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Leave agents and fabric running, and say how to enter and how to end them.
@@ -425,6 +425,12 @@ pub enum UsageError {
         /// Of that run.
         data: String,
     },
+    /// It would be in the fabric's own `/run`, which ends with it.
+    #[error("--out {}: the fabric has a /run of its own, which ends with it; give a directory elsewhere", path.display())]
+    OutInRun {
+        /// As given.
+        path: PathBuf,
+    },
     /// The copies would be part of what is copied.
     #[error("--out {}: it lies within --source {}; give a directory outside of it", path.display(), within.display())]
     OutInSource {
@@ -454,6 +460,7 @@ impl UsageError {
             Self::Out { .. } => "OutUnusable",
             Self::OutNotEmpty { .. } => "OutNotEmpty",
             Self::OutOfOtherData { .. } => "OutOfOtherData",
+            Self::OutInRun { .. } => "OutInRun",
             Self::OutInSource { .. } => "OutInSource",
         }
     }
@@ -670,6 +677,16 @@ fn check_out(path: &Path, data: &Data) -> Result<(), UsageError> {
             path: path.to_owned(),
             within: source.clone(),
         });
+    }
+    // Of /run, the fabric sees what was there before it, but for what belongs to network namespaces and to Weft.
+    if let Ok(below) = real.strip_prefix("/run") {
+        let first = below.components().next().map(|first| first.as_os_str());
+        let is_own = |name: &str| name == "netns" || name.starts_with("weft-");
+        if first.is_none_or(|first| is_own(&first.to_string_lossy())) {
+            return Err(UsageError::OutInRun {
+                path: path.to_owned(),
+            });
+        }
     }
     match fs::read_dir(path) {
         Ok(entries) => match out::data_of(path) {

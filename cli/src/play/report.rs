@@ -309,7 +309,7 @@ impl fmt::Display for Summary {
         if report.nodes.iter().all(|node| node.root.is_empty()) {
             writeln!(
                 f,
-                "roots     were in memory and are gone; --out DIR keeps them"
+                "roots     were temporary and are gone; --out DIR keeps them"
             )?;
         }
         for cause in &self.failures {

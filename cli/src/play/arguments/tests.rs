@@ -143,6 +143,10 @@ fn every_bad_argument_names_its_flag_and_the_remedy() {
         ),
         ("--out /proc/none", "--out /proc/none: "),
         (
+            "--out /run/made-for-this",
+            "--out /run/made-for-this: the fabric has a /run of its own, which ends with it; give a directory elsewhere",
+        ),
+        (
             "--out /etc",
             "--out /etc: it is not empty; give an empty directory, one to be made, or that",
         ),

@@ -30,6 +30,7 @@ pub(crate) fn waiting_status(
 ) -> TransferJobStatus {
     let mut status = carry_over(job);
     status.phase = Phase::Waiting;
+    clear_rates(&mut status);
     status.message = truncate(&obstacle.message);
     resumed(&mut status, now);
     let planned = ConditionUpdate::new("Planned", false, &obstacle.reason, &status.message);

@@ -19,7 +19,7 @@ case "$verb" in
     play) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux) ;;
     # The same for its tests, a C++ compiler for libFuzzer, and what counts instructions.
     test) programs=(cc:gcc c++:g++ ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
-                    valgrind:valgrind) ;;
+                    valgrind:valgrind script:bsdutils) ;;
     # The peers it is measured against.
     bench) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
                      nc:netcat-openbsd scp:openssh-client sshd:openssh-server) ;;

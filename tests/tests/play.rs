@@ -275,35 +275,56 @@ fn a_fault_that_came_too_late_is_an_error_with_the_remedy() {
 }
 
 #[test]
-fn ctrl_c_ends_everything_and_leaves_nothing() {
-    let private = tempfile::tempdir().expect("a directory");
-    let mut child = play("--nodes 2 --size 64MiB --node-rate 5mbit")
-        .env("TMPDIR", private.path())
+fn a_signal_ends_everything_and_leaves_nothing() {
+    for signal in [Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
+        let private = tempfile::tempdir().expect("a directory");
+        let mut child = play("--nodes 2 --size 64MiB --node-rate 5mbit")
+            .env("TMPDIR", private.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("weft starts");
+        let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        let first = lines.next().expect("a line of progress").expect("text");
+        assert!(first.contains("node1"), "{first}");
+        let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid"));
+        kill(pid, signal).expect("it is there");
+        let status = child.wait().expect("it ends");
+        assert_eq!(status.code(), Some(128 + signal as i32), "{signal}");
+        // The end of the pipe: no agent holds it any more.
+        let said = lines.map_while(Result::ok);
+        let of_agents = said.filter(|line| line.contains("agent"));
+        assert_eq!(of_agents.count(), 0, "{signal}");
+        let left = std::fs::read_dir(private.path()).expect("a directory");
+        assert_eq!(left.count(), 0, "{signal}");
+    }
+}
+
+#[test]
+fn a_terminal_that_hangs_up_ends_it_also_where_it_leads_the_session() {
+    let weft = play("--nodes 2 --size 64MiB --node-rate 5mbit");
+    let arguments: Vec<&str> = weft.get_args().filter_map(|word| word.to_str()).collect();
+    let command = format!(
+        "echo $$; exec {} {}",
+        Path::new(weft.get_program()).display(),
+        arguments.join(" ")
+    );
+    // What script starts leads the session of its terminal.
+    let mut script = Command::new("script")
+        .args(["--quiet", "--flush", "--command", &command, "/dev/null"])
+        .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
         .spawn()
-        .expect("weft starts");
-    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
-    let first = lines.next().expect("a line of progress").expect("text");
-    assert!(first.contains("node1"), "{first}");
-    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid"));
-    kill(pid, Signal::SIGINT).expect("it is there");
-    let status = child.wait().expect("it ends");
-    assert_eq!(status.code(), Some(130));
-    // The end of the pipe: no agent holds it any more.
-    assert_eq!(
-        lines
-            .map_while(Result::ok)
-            .filter(|line| line.contains("agent"))
-            .count(),
-        0
-    );
-    assert_eq!(
-        std::fs::read_dir(private.path())
-            .expect("a directory")
-            .count(),
-        0
-    );
+        .expect("script starts");
+    let mut said = BufReader::new(script.stdout.take().expect("a pipe"));
+    let mut pid = String::new();
+    said.read_line(&mut pid).expect("a line");
+    // The bars on a terminal end with a carriage return.
+    let mut bars = said.split(b'\r').map_while(Result::ok);
+    let begun = bars.find(|bar| String::from_utf8_lossy(bar).contains("node1"));
+    assert!(begun.is_some(), "it has begun");
+    wait_for_end(pid.trim(), || script.kill().expect("it is there"));
+    script.wait().expect("it ends");
 }
 
 /// The line of what was said that has these words, without its indent.
@@ -320,10 +341,17 @@ fn shell(command: &str) -> Output {
 
 /// Runs the command that was printed for it, and waits for the end of that process.
 fn end_by(command: &str, pid: &str) {
+    wait_for_end(pid, || {
+        assert!(shell(command).status.success(), "{command}");
+    });
+}
+
+/// Waits for the end of a process, after what ends it.
+fn wait_for_end(pid: &str, end: impl FnOnce()) {
     let raw = pid.parse().ok().and_then(rustix::process::Pid::from_raw);
     let process = pidfd_open(raw.expect("a pid"), PidfdFlags::empty());
     let process = process.unwrap_or_else(|error| panic!("{pid} has ended before: {error}"));
-    assert!(shell(command).status.success(), "{command}");
+    end();
     let mut ended = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
     let ended = poll(&mut ended, GONE_WITHIN_MS).expect("a process can be waited for");
     assert_eq!(ended, 1, "{pid} is still there");

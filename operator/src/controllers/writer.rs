@@ -97,7 +97,7 @@ impl Writer {
         self.metrics.dropped.inc_by(dropped);
     }
 
-    /// Drops the requests that wait. Events stay: they tell what has happened, whoever writes now.
+    /// Drops the requests that wait. Events stay: what they report has happened.
     pub(crate) fn clear(&mut self) {
         self.queue.clear();
     }

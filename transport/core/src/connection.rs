@@ -21,7 +21,6 @@ use std::collections::VecDeque;
 mod ack;
 mod ack_request;
 mod chunk;
-mod completions;
 mod config;
 mod credit;
 mod event;
@@ -50,7 +49,6 @@ pub use work::{
     Write, WritePages,
 };
 
-use completions::Completions;
 use grants::Grants;
 use keys::{Keys, SavedKeys};
 use numbers::PacketNumbers;
@@ -122,8 +120,6 @@ pub struct Connection {
     drops: Drops,
     stats: Stats,
     failed: Option<Failure>,
-    /// Where completions go in the order of posting.
-    completions: Completions,
     timers: TimerTable,
     /// When something was last sent or received.
     active: Time,
@@ -156,7 +152,6 @@ impl Connection {
             drops: Drops::default(),
             stats: Stats::default(),
             failed: None,
-            completions: Completions::default(),
             timers: TimerTable::default(),
             active: now,
             since: now,
@@ -185,9 +180,6 @@ impl Connection {
         let requests = self.receive.requests();
         if request.awaits_response() && requests.len() == REQUESTS_MAX {
             return Err(PostError::TooManyRequests);
-        }
-        if self.config.in_order {
-            self.completions.post(request.token());
         }
         self.transmit.post(request, requests);
         Ok(())
@@ -360,7 +352,9 @@ impl Connection {
         }
         let (events, stats) = (&mut self.events, &mut self.stats);
         self.receive.run_ended(now, arrival, events, stats);
-        self.place_due(memory);
+        if self.receive.is_placing() {
+            self.place_due(memory);
+        }
         if let (Some(grants), Ok(())) = (&mut self.grants, result) {
             // Of packets that are sealed, so the path is one of the peer's.
             grants.note_path(arrival.path);
@@ -370,13 +364,23 @@ impl Connection {
     }
 
     /// Where messages are placed in order: places what has waited for its turn.
-    #[inline]
+    #[cold]
     fn place_due(&mut self, memory: &mut impl Memory) {
-        if !self.receive.is_placing() || self.failed.is_some() {
+        if self.failed.is_some() {
             return;
         }
-        let (domain, events) = (self.config.domain, &mut self.events);
-        self.receive.place_due(domain, memory, events);
+        let mut reported = VecDeque::new();
+        let domain = self.config.domain;
+        self.receive.place_due(domain, memory, &mut reported);
+        for event in reported {
+            match event {
+                // Of a read or an atomic, which may be answered before what was posted before it is complete.
+                Event::Completed { token } => {
+                    self.transmit.complete_request(token, &mut self.events);
+                }
+                event => self.events.push_back(event),
+            }
+        }
         if self.receive.lacks_place() {
             self.fail(Failure::NoPlace);
         }
@@ -665,23 +669,7 @@ impl Connection {
 
     /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
-        match self.config.in_order {
-            true => self.poll_event_in_order(),
-            false => self.events.pop_front(),
-        }
-    }
-
-    #[inline(never)]
-    fn poll_event_in_order(&mut self) -> Option<Event> {
-        loop {
-            if let Some(token) = self.completions.pop() {
-                return Some(Event::Completed { token });
-            }
-            match self.events.pop_front()? {
-                Event::Completed { token } => self.completions.complete(token),
-                event => return Some(event),
-            }
-        }
+        self.events.pop_front()
     }
 
     /// Ends the connection at this end: nothing is sent or placed any more.
@@ -701,7 +689,7 @@ impl Connection {
 
     /// Whether [`Connection::poll_event`] has an event.
     pub fn has_event(&self) -> bool {
-        !self.events.is_empty() || self.config.in_order && self.completions.is_ready()
+        !self.events.is_empty()
     }
 
     /// Why it ended, if it has.
@@ -758,7 +746,6 @@ impl Connection {
             + self.receive.heap_bytes()
             + self.congestion.heap_bytes()
             + self.events.capacity() * size_of::<Event>()
-            + self.completions.heap_bytes()
             + self.keys.heap_bytes()
     }
 

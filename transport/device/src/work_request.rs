@@ -54,7 +54,7 @@ pub struct RemoteAddress {
     pub key: u32,
 }
 
-/// To whom a datagram goes.
+/// The destination of a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DatagramAddress {
     /// The address handle of the peer.

@@ -4,9 +4,9 @@
 //! change (times of transmission, echoes) are not measured.
 
 use super::{
-    Completions, Congestion, CongestionControl, Connection, ConnectionConfig, Drops, Event,
-    Failure, Grants, IDLE_AFTER, PacketNumbers, PathPolicy, Policy, ReceiveHalf, SavedKeys,
-    SendHalf, Stats, Timer, TimerTable,
+    Congestion, CongestionControl, Connection, ConnectionConfig, Drops, Event, Failure, Grants,
+    IDLE_AFTER, PacketNumbers, PathPolicy, Policy, ReceiveHalf, SavedKeys, SendHalf, Stats, Timer,
+    TimerTable,
 };
 use crate::units::Time;
 use crate::wire::Cipher;
@@ -30,7 +30,6 @@ struct SavedRef<'a> {
     drops: &'a Drops,
     stats: &'a Stats,
     failed: Option<Failure>,
-    completions: &'a Completions,
 }
 
 #[derive(Deserialize)]
@@ -47,7 +46,6 @@ struct Saved {
     drops: Drops,
     stats: Stats,
     failed: Option<Failure>,
-    completions: Completions,
 }
 
 /// Why saved bytes are no connection.
@@ -108,7 +106,6 @@ impl Connection {
             drops: &self.drops,
             stats: &self.stats,
             failed: self.failed,
-            completions: &self.completions,
         };
         let mut out = SAVED_VERSION.to_le_bytes().to_vec();
         // Serialising plain data into a vector has no way to fail.
@@ -161,7 +158,6 @@ impl Connection {
             drops: saved.drops,
             stats: saved.stats,
             failed: saved.failed,
-            completions: saved.completions,
             timers,
             active: now,
             since: now,

@@ -1,9 +1,11 @@
 //! The sending half: writes are cut into chunks, chunks are sent, acknowledged, or sent again.
 
+mod completions;
 mod losses;
 mod posted;
 mod readiness;
 
+use self::completions::Completions;
 use self::losses::{Serving, TailProbe, answered_too_soon, highest_bit, missing};
 use self::posted::Posted;
 pub(super) use self::posted::Response;
@@ -80,6 +82,8 @@ pub(super) struct SendHalf {
     in_order: bool,
     /// Messages of which every chunk is acknowledged, and not every chunk before them, each with its last chunk.
     whole: Vec<(ChunkNumber, u32)>,
+    /// What was posted and is not reported, if in order.
+    completions: Completions,
     /// Responses that the peer has not acknowledged.
     unacked_responses: usize,
     /// Responses that this end waits for.
@@ -123,6 +127,7 @@ impl SendHalf {
             responses_in_a_row: 0,
             in_order: config.in_order,
             whole: Vec::new(),
+            completions: Completions::default(),
             unacked_responses: 0,
             awaited: 0,
             sends: 0,
@@ -627,7 +632,10 @@ impl SendHalf {
                     let last = chunk.minus(sent.index).plus(posted.chunks - 1);
                     self.whole.push((last, write));
                 }
-                false => self.complete(write, events),
+                false => {
+                    let token = self.complete(write);
+                    events.extend(token.map(|token| Event::Completed { token }));
+                }
             }
         }
     }
@@ -695,6 +703,7 @@ impl SendHalf {
     pub(super) fn heap_bytes(&self) -> usize {
         self.board.heap_bytes()
             + self.whole.capacity() * size_of::<(ChunkNumber, u32)>()
+            + self.completions.heap_bytes()
             + self.posted.capacity() * size_of::<Option<Posted>>()
             + (self.free.capacity() + self.queue.capacity() + self.responses.capacity())
                 * size_of::<u32>()

@@ -595,21 +595,22 @@ fn a_job_that_can_never_begin_fails_at_once() {
 }
 
 #[test]
-fn progress_is_written_when_it_is_five_seconds_old_and_a_hundredth_has_moved() {
+fn progress_is_written_when_it_is_old_and_a_hundredth_has_moved_or_the_rate_is_another() {
     let mut stage = Stage::new();
     stage.until(|stage| stage.phase() == Phase::Transferring);
     let process = stage.process.as_ref().unwrap();
     let snapshot = Snapshot {
         bytes_total: 100_000,
-        ..Snapshot::of(&process.transfer, "default", 0)
+        ..Snapshot::of(&process.transfer, "default", 1_000_000)
     };
     let membership = Membership::of(&stage.cache);
     let mut job = stage.job().clone();
     job.status = Some(status::transfer_status(&job, &snapshot, stage.now));
     let now = stage.now;
-    let decide = |bytes, age| {
+    let decide = |bytes, bytes_per_second, age| {
         let snapshot = Snapshot {
             bytes,
+            bytes_per_second,
             ..snapshot.clone()
         };
         decide(&View {
@@ -626,9 +627,18 @@ fn progress_is_written_when_it_is_five_seconds_old_and_a_hundredth_has_moved() {
         })
         .request
     };
-    assert_eq!(decide(999, 60), None);
-    assert_eq!(decide(50_000, 4), None);
-    let request = decide(1000, 5).unwrap();
+    assert_eq!(decide(999, 1_000_000, 60), None);
+    assert_eq!(decide(50_000, 1_000_000, 4), None);
+    for (rate, age, is_written) in [
+        (499_999, 60, true),
+        (2_000_002, 60, true),
+        (499_999, 59, false),
+        (500_000, 600, false),
+        (2_000_000, 600, false),
+    ] {
+        assert_eq!(decide(0, rate, age).is_some(), is_written, "{rate}");
+    }
+    let request = decide(1000, 1_000_000, 5).unwrap();
     assert_eq!(request.priority, Priority::Low);
     assert_eq!(request.events, []);
 }

@@ -144,6 +144,9 @@ pub(in super::super) struct Response {
 impl SendHalf {
     /// Takes a work request in, which was checked. The response to a read or an atomic goes to `requests`.
     pub(in super::super) fn post(&mut self, request: WorkRequest, requests: &mut Requests) {
+        if self.in_order {
+            self.completions.post(request.token());
+        }
         let posted = |token| ChunkSource::Posted { token };
         let posted = match request {
             WorkRequest::Write(write) => {
@@ -261,19 +264,26 @@ impl SendHalf {
         let mut passed: Vec<(ChunkNumber, u32)> = passed.collect();
         passed.sort_by_key(ahead);
         for (_, at) in passed {
-            self.complete(at, events);
+            if let Some(token) = self.complete(at) {
+                self.completions.complete(token, events);
+            }
         }
     }
 
-    /// Every chunk of a message is acknowledged.
-    pub(super) fn complete(&mut self, at: u32, events: &mut VecDeque<Event>) {
-        let Some(posted) = self.posted[at as usize].take() else {
-            return;
-        };
+    /// A read or an atomic is answered, on a connection that completes in order.
+    pub(in super::super) fn complete_request(&mut self, token: u64, events: &mut VecDeque<Event>) {
+        self.completions.complete(token, events);
+    }
+
+    /// Every chunk of a message is acknowledged. Returns the token of what was posted, if it ends by that.
+    #[inline]
+    pub(super) fn complete(&mut self, at: u32) -> Option<u64> {
+        let posted = self.posted[at as usize].take()?;
         self.free.push(at);
         self.unacked_responses -= usize::from(posted.opcode == Opcode::Response);
-        if let ChunkSource::Posted { token } = posted.source {
-            events.push_back(Event::Completed { token });
+        match posted.source {
+            ChunkSource::Posted { token } => Some(token),
+            ChunkSource::Region(_) | ChunkSource::Inline(_) => None,
         }
     }
 

@@ -92,13 +92,21 @@ go_programs() {
     say "built ${packages[*]##*/}, after $SECONDS s"
 }
 
-containerd=github.com/containerd/containerd/v2/cmd
-go_programs containerd "$containerd/containerd $containerd/containerd-shim-runc-v2 $containerd/ctr" \
-    -tags "$containerd_tags" -ldflags "$containerd_flags"
 programs=
 for name in kube-apiserver kubelet kube-controller-manager kube-scheduler kube-proxy kubectl; do
     programs+=" k8s.io/kubernetes/cmd/$name"
 done
+# The network is idle while containerd is compiled: the sources of Kubernetes come meanwhile. What fails here, the
+# build says.
+if missing kubelet && command -v go >/dev/null; then
+    # shellcheck disable=SC2086 # several packages
+    (cd "$modules/kubernetes" && CGO_ENABLED=0 GOFLAGS=-mod=readonly go list -deps $programs >/dev/null 2>&1) &
+fi
+
+containerd=github.com/containerd/containerd/v2/cmd
+go_programs containerd "$containerd/containerd $containerd/containerd-shim-runc-v2 $containerd/ctr" \
+    -tags "$containerd_tags" -ldflags "$containerd_flags"
+wait
 go_programs kubernetes "$programs" -ldflags "$(tr -s '\n ' ' ' <<<"$kubernetes_flags")"
 # No cluster needs it: a test does, which names it.
 if [[ "$wanted" = *" krew "* ]]; then

@@ -3,8 +3,10 @@
 //! A *device* is a directory that a program finds. Calls that create, change or destroy objects go over a socket; what
 //! is posted and polled goes through [rings](ring) and [doorbells](doorbell) in shared memory, without a system call.
 //! This crate is the part that both ends must agree on: the layout of these, of a
-//! [`WorkRequest`](work_request::WorkRequest) and of a [`Completion`](completion::Completion), and which
-//! [states](state) a queue pair may go to. It opens no file, maps no memory and makes no system call.
+//! [`WorkRequest`](work_request::WorkRequest) and of a [`Completion`](completion::Completion), the
+//! [messages](control) of the socket, and which [states](state) a queue pair may go to. The engine's table of a
+//! device's [objects](objects) is here, too, for it is as pure. The crate opens no file, maps no memory and makes no
+//! system call.
 //!
 //! The program trusts the engine. The engine trusts nothing that it reads: each word is read once and then checked.
 //! When a check fails, the engine puts that queue pair or device in error, and no other.
@@ -13,8 +15,10 @@
 //! never undefined.
 
 pub mod completion;
+pub mod control;
 pub mod doorbell;
 pub mod entry;
+pub mod objects;
 pub mod ring;
 pub mod state;
 pub mod work_request;

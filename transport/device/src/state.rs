@@ -1,6 +1,8 @@
 //! The states of a queue pair and the transitions between them: InfiniBand Architecture Specification, volume 1, release 1.6,
 //! section 10.3.1 and the table "QP State Transition Properties" of `Modify Queue Pair` in section 11.2.5.2.
 
+use serde::{Deserialize, Serialize};
+
 /// A state of a queue pair. The numbers are those of `enum ibv_qp_state`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
@@ -53,7 +55,7 @@ impl State {
 }
 
 /// A kind of queue pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum QueuePairType {
     /// RC: reliable connected.
     ReliableConnected,

@@ -13,7 +13,7 @@ const LABEL_KEY_MAX: usize = 317;
 /// Characters of a label's value.
 const LABEL_VALUE_MAX: usize = 63;
 /// A label's key, as Kubernetes takes it.
-const LABEL_KEY: &str =
+pub(crate) const LABEL_KEY: &str =
     "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
 /// A label's value, as Kubernetes takes it.
 const LABEL_VALUE: &str = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";

@@ -152,7 +152,7 @@ pub struct Nics {
 #[serde(rename_all = "camelCase", default)]
 pub struct Topology {
     /// The key of a node label whose value names the leaf switch that the node hangs on. Without it all nodes count as one leaf.
-    #[schemars(length(min = 1, max = 317))]
+    #[schemars(length(min = 1, max = 317), regex(pattern = crate::bounds::LABEL_KEY))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leaf_label: Option<String>,
     /// Mbit/s of a node's link, for estimates; as the interface says when absent.

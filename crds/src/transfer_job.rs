@@ -190,7 +190,10 @@ pub struct ObjectExpect {
 #[serde(rename_all = "camelCase")]
 pub struct FileSource {
     /// The node's name.
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
+    )]
     pub node: String,
     /// A root of the fabric, by its name.
     #[schemars(length(min = 1, max = 63))]
@@ -237,7 +240,13 @@ pub struct Destinations {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<LabelSelector>,
     /// Nodes by their names; for more of them give them a label, and use nodeSelector.
-    #[schemars(length(min = 1, max = 256), inner(length(min = 1, max = 253)))]
+    #[schemars(
+        length(min = 1, max = 256),
+        inner(
+            length(min = 1, max = 253),
+            regex(pattern = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
+        )
+    )]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<Vec<String>>,
@@ -451,6 +460,11 @@ pub struct ManifestSummary {
     /// Of all of it; set once the source has read it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
+    /// What copies do not have of the source's files: Owner (copies are the agent's), SpecialModeBits (set-uid, set-gid, sticky),
+    /// ExtendedAttributes (also ACLs), HardLinks (copies are files of their own).
+    #[schemars(length(max = 8), inner(length(max = 32)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_kept: Vec<String>,
 }
 
 /// Who sends to whom, and what it should take.

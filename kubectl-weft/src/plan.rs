@@ -297,6 +297,7 @@ mod tests {
                 files: 7,
                 bytes: 92_000_000,
                 digest: None,
+                not_kept: Vec::new(),
             }),
             plan: weft_planner::plan(&request, &topology).ok(),
         };

@@ -30,6 +30,7 @@ mod lock;
 mod manifest;
 mod names;
 pub mod namespace_directory;
+mod not_kept;
 mod object_read_log;
 mod occupancy;
 mod path;

@@ -52,7 +52,7 @@ pub use self::{
 };
 
 pub(crate) use self::{
-    job::query,
+    job::{query, snapshot::manifest_summary},
     request::{FABRIC_FINALIZER, FINALIZER},
 };
 

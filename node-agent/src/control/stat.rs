@@ -58,6 +58,10 @@ impl AttemptRegistry {
             files: manifest.file_count().into(),
             bytes: manifest.bytes(),
             fingerprint: manifest.fingerprint().to_vec(),
+            not_kept: manifest
+                .not_kept()
+                .map(|what| what.name().to_owned())
+                .collect(),
         };
         self.manifests.insert(Arc::new(manifest));
         response

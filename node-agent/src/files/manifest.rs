@@ -3,11 +3,14 @@
 //! Made by [`Manifest::scan`] at the source, fetched by every destination, and checked again there by
 //! [`ManifestBuilder::finish`]: after that its paths stay below where they are put.
 
+use std::collections::BTreeSet;
+
 use super::digest::{BLOCK_BYTES, MAX_FILE_BYTES};
 use super::error::FileError;
 use super::file_state::Fingerprint;
 use super::limits::{MAX_BLOCKS, MAX_DEPTH, MAX_ENTRIES, MAX_PATHS_BYTES};
 use super::names;
+use super::not_kept::NotKept;
 use super::path::RootPath;
 use super::space::disk_bytes;
 use super::symlink::stays_within;
@@ -85,6 +88,8 @@ struct List {
     modified_ns: Vec<i64>,
     /// Of objects, by entry; empty where there are none.
     versions: Vec<ObjectVersion>,
+    /// What copies do not have, where it was listed on this node.
+    not_kept: BTreeSet<NotKept>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,6 +156,7 @@ impl ManifestBuilder {
             holes: Vec::new(),
             modified_ns: Vec::new(),
             versions: Vec::new(),
+            not_kept: BTreeSet::new(),
         };
         ManifestBuilder { list, tag_bytes: 0 }
     }
@@ -218,6 +224,11 @@ impl ManifestBuilder {
         self.add(entry)?;
         self.list.fingerprints.push(fingerprint);
         Ok(())
+    }
+
+    /// Says what copies will not have.
+    pub(super) fn set_not_kept(&mut self, not_kept: BTreeSet<NotKept>) {
+        self.list.not_kept = not_kept;
     }
 
     /// Adds an object; all files are objects then.
@@ -485,6 +496,11 @@ impl Manifest {
             .entries
             .binary_search_by(|entry| self.list.path(entry).cmp(path));
         self.entry(found.ok()?)
+    }
+
+    /// What copies do not have of the source, if it was listed on this node.
+    pub fn not_kept(&self) -> impl Iterator<Item = NotKept> {
+        self.list.not_kept.iter().copied()
     }
 
     /// The fingerprint of an entry where it was listed on this node.

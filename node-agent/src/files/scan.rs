@@ -1,5 +1,6 @@
 //! Lists a source: [`Manifest::scan`].
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat};
@@ -12,6 +13,7 @@ use super::holes::hole_bytes;
 use super::limits::MAX_DEPTH;
 use super::manifest::{Entry, EntryKind, MODE_BITS, Manifest, ManifestBuilder, Shape};
 use super::names;
+use super::not_kept::{self, NotKept};
 use super::path::RootPath;
 use super::root::{Root, special};
 use super::symlink::{self, Link, Symlinks};
@@ -63,7 +65,8 @@ impl Manifest {
                 kind: special(&stat).unwrap_or("a file, and the path says directory by its slash"),
             });
         }
-        let (kind, state, holes) = file_at(root, &real, &stat, location)?;
+        let mut not_kept = BTreeSet::new();
+        let (kind, state, holes) = file_at(root, &real, &stat, &mut not_kept, location)?;
         let name = path.file_name();
         let entry = Entry {
             path: name.ok_or_else(|| FileError::reading(location(), Errno::NOENT))?,
@@ -74,6 +77,7 @@ impl Manifest {
         only.add_listed(entry, state.fingerprint())?;
         only.set_hole_bytes(holes);
         only.set_modified_ns(state.mtime_ns);
+        only.set_not_kept(not_kept);
         only.finish()
     }
 }
@@ -84,6 +88,7 @@ fn scan_directory(
     symlinks: &Symlinks,
 ) -> Result<ManifestBuilder, FileError> {
     let mut found = ManifestBuilder::new(Shape::Directory);
+    let mut not_kept = BTreeSet::new();
     // Directories still to be listed, relative to the top, with their depth.
     let mut waiting = vec![(String::new(), 0usize)];
     while let Some((directory, depth)) = waiting.pop() {
@@ -145,7 +150,8 @@ fn scan_directory(
                     (EntryKind::Link { link_text }, 0, fingerprint, None)
                 }
                 Some(Link::File { path, stat }) => {
-                    let (kind, state, holes) = file_at(root, path, stat, || location(name))?;
+                    let (kind, state, holes) =
+                        file_at(root, path, stat, &mut not_kept, || location(name))?;
                     (
                         kind,
                         stat.st_mode,
@@ -154,11 +160,13 @@ fn scan_directory(
                     )
                 }
                 None if is_directory => {
+                    not_kept::note(&mut not_kept, &opened, name, &stat);
                     let fingerprint = FileState::of(&stat).directory_fingerprint();
                     (EntryKind::Directory, stat.st_mode, fingerprint, None)
                 }
                 None => {
-                    let (kind, state, holes) = file_entry(&opened, name, &stat, || location(name))?;
+                    let (kind, state, holes) =
+                        file_entry(&opened, name, &stat, &mut not_kept, || location(name))?;
                     (
                         kind,
                         stat.st_mode,
@@ -185,6 +193,7 @@ fn scan_directory(
             }
         }
     }
+    found.set_not_kept(not_kept);
     Ok(found)
 }
 
@@ -193,20 +202,22 @@ fn file_at(
     root: &Root,
     path: &RootPath,
     stat: &Stat,
+    not_kept: &mut BTreeSet<NotKept>,
     location: impl Fn() -> Location,
 ) -> Result<(EntryKind<'static>, FileState, u64), FileError> {
     let failed = |cause| FileError::reading(location(), cause);
     // The root itself is a directory, so what is not one has a parent and a name.
     let (parent, name) = path.split().ok_or_else(|| failed(Errno::NOENT))?;
     let parent = root.open_directory(&parent).map_err(failed)?;
-    file_entry(&parent, name, stat, &location)
+    file_entry(&parent, name, stat, not_kept, &location)
 }
 
-/// What is not a directory, if it can be sent, and how many bytes of it are holes.
+/// What is not a directory, if it can be sent, and how many bytes of it are holes. Adds what copies will not have.
 fn file_entry(
     parent: &OwnedFd,
     name: &str,
     stat: &Stat,
+    not_kept: &mut BTreeSet<NotKept>,
     location: impl Fn() -> Location,
 ) -> Result<(EntryKind<'static>, FileState, u64), FileError> {
     if let Some(kind) = special(stat) {
@@ -229,6 +240,7 @@ fn file_entry(
     }
     fs::accessat(parent.as_fd(), name, fs::Access::READ_OK, AtFlags::EACCESS)
         .map_err(|cause| FileError::reading(location(), cause))?;
+    not_kept::note(not_kept, parent, name, stat);
     let bytes = state.size;
     let mut holes = 0;
     if state.size > allocated_bytes(stat) {

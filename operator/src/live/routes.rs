@@ -20,8 +20,8 @@ use serde_json::json;
 use tokio::{sync::oneshot, time::timeout};
 use weft_crds::{
     AvailableRoot, AvailableRootList, CopyRemoval, CopyRemovalRequest, Diagnosis, DiagnosisRequest,
-    GROUP, LIVE_GROUP, LIVE_VERSION, ManifestSummary, NodeCopy, NodeCopyList, Obstacle,
-    TransferJob, TransferPlan, TransferProgress, TransferProgressList, live_api_version,
+    GROUP, LIVE_GROUP, LIVE_VERSION, NodeCopy, NodeCopyList, Obstacle, TransferJob, TransferPlan,
+    TransferProgress, TransferProgressList, live_api_version,
 };
 use weft_planner::Request;
 use weft_transfer::ConnectionPool;
@@ -32,7 +32,7 @@ use super::{
     front::Headers,
     leader::Leader,
 };
-use crate::controllers::{Preflight, Query, QueryView, query};
+use crate::controllers::{Preflight, Query, QueryView, manifest_summary, query};
 
 /// The controllers answer between two decisions, which take milliseconds; before they have listed
 /// everything, they do not.
@@ -421,11 +421,7 @@ async fn plan_of(preflight: Preflight, pool: &ConnectionPool) -> TransferPlan {
             Err(error) => obstacle(error.reason(), error.to_string(), true),
         }
     }
-    told.manifest = Some(ManifestSummary {
-        files: u32::try_from(found.files).unwrap_or(u32::MAX),
-        bytes: i64::try_from(found.bytes).unwrap_or(i64::MAX),
-        digest: None,
-    });
+    told.manifest = Some(manifest_summary(&found));
     told
 }
 

@@ -87,6 +87,7 @@ fn attempt(job: Option<AttemptRef>) -> Result<(AttemptRef, Attempt), Status> {
 impl Agent for StandIn {
     async fn stat(&self, _: Request<StatRequest>) -> Result<Response<StatResponse>, Status> {
         Ok(Response::new(StatResponse {
+            not_kept: Vec::new(),
             manifest_digest: vec![1; 32],
             files: 1,
             bytes: BYTES,

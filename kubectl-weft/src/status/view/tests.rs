@@ -43,6 +43,7 @@ pub(in super::super) fn job(name: &str, phase: Phase) -> TransferProgress {
                 files: 7,
                 bytes: 100_000_000,
                 digest: None,
+                not_kept: Vec::new(),
             }),
             plan: Some(PlanSummary {
                 strategy: Strategy::Chain,

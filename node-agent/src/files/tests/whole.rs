@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use super::alone::{Alone, alone, peak_kib, reset_peak_kib, this_test};
 use super::*;
 use crate::files::copies::CopyJob;
+use crate::files::not_kept::NotKept;
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o7777
@@ -22,6 +23,36 @@ fn written_at(path: &Path, seconds: u64) -> SystemTime {
 
 fn modified(path: PathBuf) -> SystemTime {
     fs::metadata(path).unwrap().modified().unwrap()
+}
+
+#[test]
+fn a_source_says_what_copies_of_it_will_not_have() {
+    let from = Node::new();
+    from.write("m/a", b"1").write("m/sub/b", b"2");
+    let not_kept = || {
+        let source = from.source("m").unwrap();
+        source.manifest().not_kept().collect::<Vec<_>>()
+    };
+    assert_eq!(not_kept(), []);
+    let (a, sub) = (from.path("m/a"), from.path("m/sub"));
+    fs::hard_link(&a, from.path("m/c")).unwrap();
+    assert_eq!(not_kept(), [NotKept::HardLinks]);
+    fs::set_permissions(&sub, Permissions::from_mode(0o2755)).unwrap();
+    assert_eq!(not_kept(), [NotKept::SpecialModeBits, NotKept::HardLinks]);
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(&a, "user.origin", b"hub", flags).unwrap();
+    std::os::unix::fs::chown(&sub, Some(1000), None).unwrap();
+    let all = [
+        NotKept::Owner,
+        NotKept::SpecialModeBits,
+        NotKept::ExtendedAttributes,
+        NotKept::HardLinks,
+    ];
+    assert_eq!(not_kept(), all);
+    // A source that is one file.
+    let source = from.source("m/c").unwrap();
+    let of_file: Vec<NotKept> = source.manifest().not_kept().collect();
+    assert_eq!(of_file, [NotKept::ExtendedAttributes, NotKept::HardLinks]);
 }
 
 #[test]

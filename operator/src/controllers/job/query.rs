@@ -313,6 +313,7 @@ mod tests {
                 files: 1,
                 bytes: 100,
                 digest: None,
+                not_kept: Vec::new(),
             }),
             plan: None,
             link: None,

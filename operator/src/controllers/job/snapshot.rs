@@ -5,13 +5,17 @@ use std::{collections::VecDeque, time::Duration};
 use weft_crds::{
     DestinationState, DestinationStatus, LinkInUse, ManifestSummary, PlanSummary, Strategy,
 };
-use weft_proto::agent::v1::State;
+use weft_proto::agent::v1::{StatResponse, State};
 
 use crate::controllers::condition::truncate;
 use weft_transfer::{Destination, DestinationPhase, End, Transfer, TransferPhase, node_of};
 
 /// With a sample a second, the rate is that of the last ten: a person looks at it.
 const RATE_SAMPLES: usize = 11;
+
+/// Of `status.manifest.notKept`: what the definition takes of it. Agents of today name four, of 18 bytes at most.
+const NOT_KEPT_MAX: usize = 8;
+const NOT_KEPT_BYTES_MAX: usize = 32;
 
 /// A transfer as it is now.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,7 +38,8 @@ pub(crate) struct Snapshot {
     pub(crate) reader: Option<String>,
     /// What the source holds.
     pub(crate) manifest: Option<ManifestSummary>,
-    /// Who sends to whom.
+    /// The plan of this transfer's first attempt; before that, one for all destinations. Later attempts have plans of
+    /// their own.
     pub(crate) plan: Option<PlanSummary>,
     /// What carries the packets.
     pub(crate) link: Option<LinkInUse>,
@@ -64,9 +69,9 @@ impl Snapshot {
         let (link, reason) = transfer.link();
         let digest = Some(truncate(transfer.digest())).filter(|digest| !digest.is_empty());
         let manifest = transfer.listing().map(|listing| ManifestSummary {
-            files: u32::try_from(listing.stat.files).unwrap_or(u32::MAX),
             bytes: signed(transfer.bytes()),
             digest: digest.clone(),
+            ..manifest_summary(&listing.stat)
         });
         Self {
             fabric: fabric.to_owned(),
@@ -106,6 +111,18 @@ impl Snapshot {
             bytes_total: signed(transfer.bytes().saturating_mul(count)),
             bytes_per_second: signed(bytes_per_second),
         }
+    }
+}
+
+/// What a source holds, as its agent says.
+pub(crate) fn manifest_summary(stat: &StatResponse) -> ManifestSummary {
+    let not_kept = stat.not_kept.iter().take(NOT_KEPT_MAX);
+    let known = not_kept.filter(|name| name.len() <= NOT_KEPT_BYTES_MAX);
+    ManifestSummary {
+        files: u32::try_from(stat.files).unwrap_or(u32::MAX),
+        bytes: signed(stat.bytes),
+        digest: None,
+        not_kept: known.cloned().collect(),
     }
 }
 
@@ -222,6 +239,21 @@ mod tests {
         });
         let (reason, message) = shown(failed);
         assert!(reason.len() < 2048 && message.len() < 2048);
+    }
+
+    #[test]
+    fn what_copies_do_not_have_is_passed_on_as_far_as_the_definition_takes_it() {
+        let mut stat = StatResponse {
+            files: 3,
+            bytes: 7,
+            not_kept: vec!["Owner".to_owned(), "N".repeat(100_000)],
+            ..StatResponse::default()
+        };
+        let summary = manifest_summary(&stat);
+        assert_eq!((summary.files, summary.bytes), (3, 7));
+        assert_eq!(summary.not_kept, ["Owner"]);
+        stat.not_kept = vec!["Owner".to_owned(); 100_000];
+        assert_eq!(manifest_summary(&stat).not_kept.len(), NOT_KEPT_MAX);
     }
 
     #[test]

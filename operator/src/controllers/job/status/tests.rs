@@ -33,6 +33,7 @@ fn snapshot(destinations: Vec<DestinationStatus>) -> Snapshot {
             files: 1,
             bytes: 100,
             digest: None,
+            not_kept: Vec::new(),
         }),
         plan: Some(weft_crds::PlanSummary {
             strategy: Strategy::Chain,

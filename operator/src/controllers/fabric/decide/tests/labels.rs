@@ -76,6 +76,7 @@ impl Stage {
                         files: 1,
                         bytes: 1000,
                         digest: Some(digest.into()),
+                        not_kept: Vec::new(),
                     }),
                     destinations: vec![DestinationStatus {
                         node: "n2".into(),

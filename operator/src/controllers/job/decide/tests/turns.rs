@@ -110,6 +110,7 @@ impl Yard {
             reports: &BTreeMap::new(),
             queue: &self.queue,
             leader_epoch: 1,
+            led_for: SILENCE,
             status_written_at: None,
             now: self.now,
         });
@@ -221,6 +222,7 @@ fn advance(snapshot: &mut Snapshot, recorded: u32) {
                 files: 1,
                 bytes: 1000,
                 digest: None,
+                not_kept: Vec::new(),
             });
             (snapshot.phase, snapshot.unrecorded_attempt) =
                 (TransferPhase::BetweenAttempts, Some(snapshot.attempt + 1));

@@ -376,6 +376,20 @@ fn field_at(text: &str, line: u64) -> String {
 
 /// Whether the values fit together and keep their limits.
 pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
+    let address = config.data.address;
+    let is_of_an_interface =
+        !(address.is_unspecified() || address.is_multicast() || address.is_broadcast());
+    let message = format!(
+        "`{address}` is of no interface: give the address that this node's data interface has (`ip addr` shows it)"
+    );
+    require(is_of_an_interface, "data.address", &message)?;
+    let (control, metrics) = (config.control.listen, config.metrics.listen);
+    let overlap = control.ip() == metrics.ip()
+        || control.ip().is_unspecified()
+        || metrics.ip().is_unspecified();
+    let is_same = overlap && control.port() == metrics.port() && control.port() != 0;
+    let message = format!("`{metrics}` is taken by control.listen: give another port");
+    require(!is_same, "metrics.listen", &message)?;
     let ports = config.data.ports;
     require(ports.first > 0, "data.ports.first", "must be 1 or more")?;
     let few = (1..=16).contains(&ports.count);

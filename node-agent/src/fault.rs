@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tonic::{Code, Status};
+use weft_engine::{EngineError, LinkError};
 use weft_identity::role::RoleError;
 use weft_identity::ticket::TicketFault;
 use weft_proto::Message as _;
@@ -265,6 +266,12 @@ pub enum Fault {
     /// The agent is being stopped.
     #[error("the agent is being stopped: start the next attempt once it is back")]
     ShuttingDown,
+    /// The kernel has no route to a peer's data address.
+    #[error("{problem}; the next attempt tries again")]
+    NoRoute {
+        /// From where to where, and what to check.
+        problem: String,
+    },
     /// The engine refused something.
     #[error("the transport refused: {problem}")]
     Engine {
@@ -289,6 +296,16 @@ impl From<RoleError> for Fault {
     fn from(error: RoleError) -> Self {
         Fault::WrongCertificate {
             problem: error.to_string(),
+        }
+    }
+}
+
+impl From<EngineError> for Fault {
+    fn from(error: EngineError) -> Self {
+        let problem = error.to_string();
+        match error {
+            EngineError::Link(LinkError::NoRoute { .. }) => Fault::NoRoute { problem },
+            _ => Fault::Engine { problem },
         }
     }
 }
@@ -366,6 +383,7 @@ impl Fault {
             Fault::Superseded { .. } => "Superseded",
             Fault::LeaseExpired { .. } => "LeaseExpired",
             Fault::ShuttingDown => "ShuttingDown",
+            Fault::NoRoute { .. } => "NoRoute",
             Fault::Engine { .. } => "EngineRefused",
         }
     }
@@ -408,6 +426,7 @@ impl Fault {
             | Fault::BlockRefused { .. }
             | Fault::MemoryLimit { .. }
             | Fault::LeaseExpired { .. }
+            | Fault::NoRoute { .. }
             | Fault::ShuttingDown => true,
             _ => false,
         }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::ServerConfig;
+use rustls::pki_types::UnixTime;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 use weft_identity::server_name;
 use weft_identity::tls::{self, ClientCertificate, check_key, roots};
@@ -81,6 +82,12 @@ impl Tls {
         check_key(&certificate, &key).map_err(|error| {
             let remedy = "give the PEM private key that tls.certificate was issued for";
             wrong("key", &files.key, error.to_string(), remedy)
+        })?;
+        tls::check_issuer(&certificate, &authority, UnixTime::now()).map_err(|error| {
+            let authority = files.ca.display();
+            let problem = format!("the authority of {authority} does not vouch for it ({error})");
+            let remedy = "give a certificate that it has issued and that is in date, or the authority that issued this one";
+            wrong("certificate", &files.certificate, problem, remedy)
         })?;
         let required = ClientCertificate::Required;
         let server = tls::server(&certificate, &key, &authority, required, tls::HTTP2);
@@ -189,6 +196,15 @@ mod tests {
                 "{error}"
             );
         }
+        let certificate = good("certificate");
+        certify("n0");
+        std::fs::write(file("certificate"), certificate).unwrap();
+        std::fs::write(file("key"), &key).unwrap();
+        let error = renewed.reread().unwrap_err().to_string();
+        assert!(
+            error.starts_with("tls.certificate") && error.contains("does not vouch for it"),
+            "{error}"
+        );
         std::fs::write(file("ca"), ca).unwrap();
         let others = KeyPair::generate().unwrap().serialize_pem().into_bytes();
         for wrong in [b"half".to_vec(), others] {

@@ -229,6 +229,20 @@ fn an_error_names_the_line_or_the_whole_field_and_what_would_be_right() {
             "objects.listTimeout",
             "100ms",
         ),
+        (
+            "address: 127.0.0.1\n",
+            "address: 0.0.0.0\n",
+            0,
+            "data.address",
+            "of no interface",
+        ),
+        (
+            "metrics: {listen: 127.0.0.1:7401}",
+            "metrics: {listen: 0.0.0.0:7400}",
+            0,
+            "metrics.listen",
+            "taken by control.listen",
+        ),
         ("control: {", "control: {{", 3, "", ""),
     ];
     for (good, bad, line, field, hint) in table {

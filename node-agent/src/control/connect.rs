@@ -87,9 +87,7 @@ impl AttemptRegistry {
         let guard = ConnectionGuard::new(engine.clone(), local.id);
         let (to_receiver, events) = unbounded();
         let peer = Arc::new(Peer::new(parent.to_string(), Role::Parent));
-        engine
-            .connect(local.id, remote, to_receiver)
-            .map_err(|error| Fault::engine(error.to_string()))?;
+        engine.connect(local.id, remote, to_receiver)?;
         peer.record_opened(local.id);
         handle.attempt.add_peer(peer.clone());
         buffers.grow(usize::from(self.config.slots));

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use weft_proto::agent::v1::{Location, ManifestHolder, PrepareRequest, PrepareResponse};
 
@@ -17,6 +18,9 @@ use crate::transfer::destination_blocks::DestinationBlocks;
 use crate::transfer::layout::MessageLayout;
 use crate::transfer::recorder::{RecordedFiles, Recorder};
 use crate::transfer::state::{Event, State, Transition};
+
+/// How often a caller that waits for Prepare renews the lease of its attempt.
+const RENEWALS_PER_LEASE: u32 = 3;
 
 impl AttemptRegistry {
     /// Makes a destination ready. Goes on when the caller hangs up.
@@ -87,7 +91,7 @@ impl AttemptRegistry {
             (Transition::Stay, _) => {}
             _ => return Err(handle.not_ready("cancel it and prepare the next attempt")),
         }
-        wait_until_prepared(&handle).await
+        wait_until_prepared(&handle, self.config.lease).await
     }
 
     /// The manifest that a destination is prepared with.
@@ -143,12 +147,23 @@ impl AttemptRegistry {
 }
 
 /// Waits until the attempt is prepared.
-async fn wait_until_prepared(handle: &AttemptHandle) -> Result<PrepareResponse, Fault> {
+/// Hashing what is there may take longer than the lease: the operator renews it as long as it waits for the answer.
+async fn wait_until_prepared(
+    handle: &AttemptHandle,
+    lease: Duration,
+) -> Result<PrepareResponse, Fault> {
     let mut watch = handle.attempt.watch();
-    // The sender lives as long as `handle`.
-    let _ = watch
-        .wait_for(|status| !matches!(status.state, State::Pending | State::Preparing))
-        .await;
+    let mut renewals = tokio::time::interval(lease / RENEWALS_PER_LEASE);
+    let prepared =
+        watch.wait_for(|status| !matches!(status.state, State::Pending | State::Preparing));
+    tokio::pin!(prepared);
+    loop {
+        tokio::select! {
+            // The sender lives as long as `handle`.
+            _ = &mut prepared => break,
+            _ = renewals.tick() => handle.attempt.renew(),
+        }
+    }
     if handle.attempt.state() == State::Failed {
         return Err(handle.not_ready("prepare the next attempt"));
     }
@@ -191,4 +206,29 @@ fn prepare_blocking(
             .saturating_sub(blocks.present_bytes),
     };
     Ok((Prepared { blocks, location }, response))
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_engine::DomainId;
+    use weft_proto::agent::v1::AttemptRef;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_keeps_its_lease_while_a_caller_waits_for_prepare_and_not_after() {
+        let attempt_ref = AttemptRef {
+            uid: "uid".to_owned(),
+            generation: 1,
+            number: 1,
+        };
+        let handle = AttemptHandle::new(&attempt_ref, DomainId(1), Arc::default());
+        handle.attempt.apply(Event::Prepare);
+        let lease = Duration::from_secs(900);
+        let waiting = wait_until_prepared(&handle, lease);
+        let hung_up = tokio::time::timeout(lease * 10, waiting).await;
+        assert!(hung_up.is_err() && handle.attempt.idle() <= lease / RENEWALS_PER_LEASE);
+        tokio::time::advance(lease).await;
+        assert!(handle.attempt.idle() >= lease);
+    }
 }

@@ -45,7 +45,7 @@ pub(super) struct FileTarget {
 pub(super) enum InitialContent {
     /// Nowhere: the partial file is new.
     Fresh,
-    /// Some may be in the partial file of an earlier attempt.
+    /// Some, or all, may be in the partial file of an earlier attempt. It may have its final mode already.
     Resumed,
     /// A file of the right size has the final name; the partial file is empty and takes only its own name.
     Existing,

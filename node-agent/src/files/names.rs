@@ -25,8 +25,20 @@ const PRIVATE: Mode = Mode::from_raw_mode(0o600);
 
 /// Opens or makes a file of Weft's own. No link that has taken its place is followed, and no pipe waited for.
 pub(super) fn open_own(directory: impl AsFd, name: &str, flags: OFlags) -> Result<File, Errno> {
-    let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    fs::openat(directory, name, flags, PRIVATE).map(File::from)
+    let open = |flags: OFlags| {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        fs::openat(&directory, name, flags, PRIVATE).map(File::from)
+    };
+    match open(flags) {
+        // An earlier attempt gave a whole partial file its final mode, which may be read-only; publishing gives it that again.
+        Err(Errno::ACCESS) if flags.contains(OFlags::RDWR) => {
+            // Where there is none, the directory is closed.
+            let file = open(OFlags::RDONLY).map_err(|_| Errno::ACCESS)?;
+            fs::fchmod(&file, PRIVATE)?;
+            open(flags)
+        }
+        opened => opened,
+    }
 }
 
 /// The name of a job, unique in time: a Kubernetes UID, or any 1…64 letters, digits and dashes.

@@ -6,10 +6,11 @@
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use weft_proto::agent::v1::AttemptRef;
 
 use crate::fail_fast;

@@ -95,9 +95,7 @@ impl Dialer {
             return Err(faulty("slots that are too many, too few or too small"));
         }
         let present = PresentBlocks::new(response.have).map_err(faulty)?;
-        self.engine
-            .connect(local.id, remote, self.events.clone())
-            .map_err(|error| Fault::engine(error.to_string()))?;
+        self.engine.connect(local.id, remote, self.events.clone())?;
         self.peer.record_opened(local.id);
         let slots = response
             .slots

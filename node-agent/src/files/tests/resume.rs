@@ -1,5 +1,6 @@
 //! Attempts that end early and those that go on from there.
 
+use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::time::Duration;
 
@@ -520,4 +521,28 @@ proptest! {
             prop_assert_eq!(digest.as_bytes(), expected.as_bytes());
         }
     }
+}
+
+#[test]
+fn a_whole_file_that_may_only_be_read_is_resumed_by_an_agent_that_obeys_modes() {
+    alone(
+        this_test!(a_whole_file_that_may_only_be_read_is_resumed_by_an_agent_that_obeys_modes),
+        Alone::Unprivileged,
+        || {
+            let (from, to) = (Node::new(), Node::new());
+            from.write("m/a", &content(100, 1))
+                .write("m/b", &content(100, 2));
+            let read_only = fs::Permissions::from_mode(0o444);
+            fs::set_permissions(from.path("m/a"), read_only).unwrap();
+            let source = from.source("m").unwrap();
+            let destination = Destination::prepare(to.config("m", &source)).unwrap();
+            send_file(&source, &destination, 0, 1, &mut Sent::default()).unwrap();
+            drop(destination);
+            let to = reopened(to);
+            let (_, counts) = send(&source, to.config("m", &source)).unwrap();
+            assert_eq!((counts.sent, counts.confirmed), (1, 1));
+            let mode = fs::metadata(to.path("m/a")).unwrap().permissions().mode();
+            assert_eq!(mode & 0o7777, 0o444);
+        },
+    );
 }

@@ -9,7 +9,7 @@ use rustls::{
     ClientConfig, RootCertStore, ServerConfig,
     crypto::ring,
     pki_types::{
-        CertificateDer, PrivateKeyDer,
+        CertificateDer, PrivateKeyDer, UnixTime,
         pem::{self, PemObject as _},
     },
     server::{VerifierBuilderError, WebPkiClientVerifier},
@@ -82,6 +82,21 @@ pub fn chain_and_key(
 pub fn check_key(certificate: &[u8], key: &[u8]) -> Result<(), TlsError> {
     let (chain, key) = chain_and_key(certificate, key)?;
     CertifiedKey::from_der(chain, key, &ring::default_provider())?;
+    Ok(())
+}
+
+/// Whether the authorities (PEM) vouch for the certificate at a time: peers would say so only when somebody calls.
+///
+/// # Errors
+/// They do not, it is out of date, or one of the two cannot be read.
+pub fn check_issuer(certificate: &[u8], authorities: &[u8], at: UnixTime) -> Result<(), TlsError> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate).collect();
+    let chain = chain.map_err(TlsError::CertificateNotPem)?;
+    let (first, intermediates) = chain.split_first().ok_or(TlsError::NoAuthority)?;
+    let provider = Arc::new(ring::default_provider());
+    let roots = Arc::new(roots(authorities)?);
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).build()?;
+    verifier.verify_client_cert(first, intermediates, at)?;
     Ok(())
 }
 

@@ -186,6 +186,10 @@ impl Attempt {
             if !sender.can_serve() {
                 return Some((name, &sender.state));
             }
+            // It has everything, and needs nobody above it.
+            if sender.state == ParticipantState::Verified {
+                return None;
+            }
             at = sender;
         }
         None

@@ -29,8 +29,11 @@ use crate::{
 const TICKET_LIFE: Duration = Duration::from_secs(15 * 60);
 /// Listing a million files on a slow disk.
 pub(crate) const STAT_TIMEOUT: Duration = Duration::from_secs(2 * 60);
-/// Hashing what an earlier attempt left: 900 GB at 1 GB/s.
+/// Of Prepare, besides the time for hashing all that is there: partial files, and files under their final names.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+/// The slowest disk whose files are waited for: what takes longer than this never becomes ready, for each attempt hashes
+/// from the beginning.
+const HASHED_PER_SECOND_MIN: u64 = 50_000_000;
 /// An earlier attempt at the source may have to end first, and a Secret may have to be read.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Writes that are on their way to a slow disk have to end.
@@ -102,7 +105,9 @@ impl CallContext {
         match call {
             Call::Prepare => {
                 let call = self.prepare(node, attempt);
-                Box::pin(with_timeout(PREPARE_TIMEOUT, "Prepare", node, call)).await
+                let listing = self.listing.as_ref();
+                let limit = prepare_timeout(listing.map_or(0, |listing| listing.stat.bytes));
+                Box::pin(with_timeout(limit, "Prepare", node, call)).await
             }
             Call::Start(assignment) => {
                 let call = self.start(assignment, attempt);
@@ -300,6 +305,11 @@ impl CallContext {
         });
         call.await.map(drop)
     }
+}
+
+/// How long a destination may take to become ready for so many bytes.
+fn prepare_timeout(bytes: u64) -> Duration {
+    PREPARE_TIMEOUT + Duration::from_secs(bytes / HASHED_PER_SECOND_MIN)
 }
 
 /// A call with its deadline.

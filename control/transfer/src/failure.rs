@@ -8,7 +8,7 @@ use weft_proto::{Message as _, agent::v1::ErrorDetail};
 
 /// The reason where a node that was reached before does not answer.
 pub(crate) const UNREACHABLE: &str = "NodeUnreachable";
-/// The same of a node to which this process has never made a connection.
+/// The same where no connection to this address has succeeded since a job or request of this process began to use it.
 pub(crate) const NEVER_REACHED: &str = "NodeNeverReached";
 /// The reason where the address of an agent cannot be dialled.
 pub(crate) const ADDRESS_UNUSABLE: &str = "AddressUnusable";
@@ -46,7 +46,7 @@ impl Failure {
         }
     }
 
-    /// Nothing was ever sent to the node: no connection was made, or could be tried.
+    /// This call sent nothing to the node: no connection was made, or could be tried. Earlier calls may have reached it.
     pub(crate) fn never_connected(&self) -> bool {
         [NEVER_REACHED, ADDRESS_UNUSABLE, NODE_UNKNOWN].contains(&self.reason.as_str())
     }
@@ -54,6 +54,12 @@ impl Failure {
     /// It is retriable, and an agent of the node is known.
     pub(crate) fn is_worth_repeating(&self) -> bool {
         self.retriable && self.reason != NODE_UNKNOWN
+    }
+
+    /// Of the Cancel of a transfer: files of the job may be left. The agent was not reached, or could not remove them.
+    /// A node without an agent has none, and an operator that no longer leads has nothing more to say.
+    pub(crate) fn may_leave_files(&self) -> bool {
+        ![NODE_UNKNOWN, "StaleEpoch"].contains(&self.reason.as_str())
     }
 
     /// The configuration that these nodes do not have yet may take the failure away.

@@ -24,7 +24,7 @@ pub enum TransferPhase {
 pub enum End {
     /// Every destination is Verified, and the source reports no fault.
     Complete,
-    /// At least one destination was given up.
+    /// A destination was given up, the source reports a fault, or no destination is left.
     Failed,
     /// The transfer was cancelled.
     Cancelled(Cleanup),

@@ -126,11 +126,15 @@ impl Runner {
         self.handle_input(Input::Cancel(cleanup));
     }
 
-    /// Replaces the destinations, of which verified ones stay, and takes the present endpoints of all agents. A node without an endpoint has left
-    /// the fabric.
+    /// Replaces the destinations, of which verified ones stay, and takes the present endpoints of all agents. A node
+    /// without an endpoint keeps the one that it had: a former destination is still told of the end.
     pub fn update_destinations(&mut self, update: DestinationsUpdate, endpoints: &[AgentEndpoint]) {
+        let mut agents = self.context.pool.agents(endpoints);
+        for (node, agent) in &*self.context.agents {
+            agents.entry(node.clone()).or_insert_with(|| agent.clone());
+        }
         // Calls that are under way end with the endpoints that they began with.
-        self.context.agents = Arc::new(self.context.pool.agents(endpoints));
+        self.context.agents = Arc::new(agents);
         self.handle_input(Input::Destinations(Box::new(update)));
     }
 

@@ -80,7 +80,7 @@ pub struct Spec {
     pub expect: String,
     /// What happens to a file that is there already.
     pub overwrite: Overwrite,
-    /// How many attempts in a row may make no progress before the job fails.
+    /// How many attempts, or Stats that fail, in a row may bring no progress before the job fails.
     pub backoff_limit: u32,
     /// How long the transfer waits between attempts, and how often agents send progress.
     pub timing: Timing,
@@ -105,7 +105,8 @@ impl Spec {
 pub struct DestinationsUpdate {
     /// All destinations. One that the transfer has, and that is not among these, gets no copy unless it has it already.
     pub destinations: Vec<NodeLocation>,
-    /// What the next plan is made from; holds the nodes of all destinations, earlier ones too.
+    /// What the next plan is made from; holds the nodes of `destinations`, and of those that the transfer has until this
+    /// update.
     pub topology: Topology,
     /// Part of the line rate that is payload, above 0 and at most 1.
     pub payload_share: f64,

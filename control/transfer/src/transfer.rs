@@ -46,11 +46,11 @@ pub struct Transfer {
     departed: BTreeSet<String>,
     /// Nodes that have not confirmed that the transfer ended.
     unconfirmed: BTreeSet<String>,
-    /// Counts up from 1.
+    /// The newest attempt of the job; before this transfer's first, that of the last transfer before it (0: none).
     attempt: u32,
     /// The progress_mark of the destinations when the attempt began.
     progress_before: u64,
-    /// Consecutive attempts without progress.
+    /// Attempts, and Stats that failed, in a row without progress.
     failures: u32,
     /// Those of them that do not count towards the backoff limit.
     exempt_failures: u32,

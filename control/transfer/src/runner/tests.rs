@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use weft_identity::authority::Authority;
 use weft_planner::{Node, Topology};
 
@@ -51,4 +53,30 @@ async fn an_agent_that_takes_calls_and_says_nothing_is_given_up_within_seconds()
              its agent runs and that the management network lets this port through"
         )
     );
+}
+
+#[tokio::test]
+async fn a_former_destination_can_still_be_called() {
+    let endpoint = |node: &str| AgentEndpoint {
+        node: node.to_owned(),
+        address: "127.0.0.1:1".to_owned(),
+    };
+    let topology = Topology {
+        nodes: Vec::new(),
+        uplinks: Vec::new(),
+    };
+    let spec = stand_in::spec(topology.clone(), Timing::INTERACTIVE);
+    let update = DestinationsUpdate {
+        destinations: Vec::new(),
+        topology,
+        payload_share: 1.0,
+        configuration_pending: BTreeSet::new(),
+    };
+    let pool = ConnectionPool::new(Arc::new(Authority::new("play").unwrap()));
+    let mut runner = Runner::begin(spec, pool, &[endpoint("n0"), endpoint("n1")]);
+    for _ in 0..2 {
+        runner.update_destinations(update.clone(), &[endpoint("n0")]);
+        let agents: Vec<&String> = runner.context.agents.keys().collect();
+        assert_eq!(agents, ["n0", "n1"]);
+    }
 }

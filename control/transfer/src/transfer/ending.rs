@@ -32,7 +32,7 @@ impl Transfer {
             State::Ending { end, .. } if cleanup < end.cleanup() => {}
             State::Ending { end, waiting } => {
                 if let Err(failure) = result
-                    && failure.is_worth_repeating()
+                    && failure.may_leave_files()
                     && may_have_files
                     && waiting.contains(node)
                 {

@@ -67,6 +67,7 @@ fn cleanup(remove_partials: bool) -> Cleanup {
 /// One file.
 fn found() -> StatResponse {
     StatResponse {
+        not_kept: Vec::new(),
         manifest_digest: vec![1; 32],
         files: 1,
         bytes: BYTES,
@@ -708,6 +709,17 @@ fn a_full_disk_fails_its_destination_and_no_other() {
         (harness.reason(1), harness.reason(2)),
         ("DiskFull", "Verified")
     );
+}
+
+#[test]
+fn nodes_that_receive_from_a_verified_relay_go_on_without_the_source() {
+    let mut harness = Harness::chain(4);
+    harness.verifies(1);
+    harness.log();
+    harness.dies(0);
+    assert_eq!(harness.log(), "");
+    harness.all_verify(2..4);
+    assert_eq!(harness.reason(3), "Verified");
 }
 
 #[test]

@@ -25,6 +25,16 @@ fn a_job_that_is_cancelled_names_the_nodes_that_have_not_confirmed_it() {
 }
 
 #[test]
+fn a_job_that_is_cancelled_names_the_nodes_that_cannot_remove_its_files() {
+    let mut harness = Harness::chain(2);
+    harness.dead.insert(name(1));
+    (harness.death.1, harness.is_retriable) = ("PermissionDenied", false);
+    harness.answer(stop(true));
+    let unconfirmed: Vec<&str> = harness.transfer.unconfirmed().collect();
+    assert_eq!(unconfirmed, ["node1"]);
+}
+
+#[test]
 fn a_node_without_an_agent_and_one_that_refuses_have_nothing_to_confirm() {
     let cases = [
         (NODE_UNKNOWN, true),

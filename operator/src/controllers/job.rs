@@ -250,6 +250,7 @@ impl Controller for JobController {
                 reports: &reports,
                 queue: &self.queue,
                 leader_epoch: self.epoch,
+                led_for: context.led_for,
                 status_written_at: self.status_written_at.get(&uid).copied(),
                 now,
             });

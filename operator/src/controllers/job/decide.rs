@@ -5,7 +5,10 @@
 //! command, an attempt's number before its first command. So this process and a successor both go on from
 //! what is written.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::Time,
@@ -29,7 +32,7 @@ use crate::controllers::{
     membership::Membership,
     request::{Change, FINALIZER, Priority, Request},
 };
-use crate::reports::{NodeState, nodes_with_copy};
+use crate::reports::{NodeState, SILENCE, nodes_with_copy};
 use weft_transfer::{AgentEndpoint, Cleanup, DestinationsUpdate, End, TransferPhase};
 
 /// Progress is written when the written progress is so old …
@@ -57,6 +60,8 @@ pub(crate) struct View<'a> {
     pub(crate) queue: &'a AdmissionQueue,
     /// Of this process.
     pub(crate) leader_epoch: u64,
+    /// How long this process has led.
+    pub(crate) led_for: Duration,
     /// When its status was last written by this process.
     pub(crate) status_written_at: Option<Timestamp>,
     /// Now.
@@ -99,7 +104,8 @@ pub(crate) struct Decision {
     pub(crate) request: Option<Request>,
     /// What to do here.
     pub(crate) effect: Option<Effect>,
-    /// The job's entry in the queue, once nothing but other jobs is in its way.
+    /// The job's entry in the queue: it is running, or waits for nothing but other jobs. `None` takes it out of the queue,
+    /// which frees its path and slots.
     pub(crate) entry: Option<QueueEntry>,
 }
 
@@ -126,7 +132,7 @@ impl From<Request> for Decision {
 enum StopReason {
     Suspend,
     Deadline,
-    /// An earlier process has begun it, and it can no more go on.
+    /// Attempts were made, by this process or an earlier one; none is under way, and no further one can begin.
     Obstacle(Obstacle),
 }
 
@@ -350,6 +356,10 @@ fn finished(view: &View<'_>) -> Decision {
 fn update_labelled_condition(view: &View<'_>) -> Option<Request> {
     let old = view.job.status.as_ref()?;
     let obstacle = view.cache.label_problems.get(&Key::of(&view.job.metadata));
+    // A new leader has not heard all agents yet: that it knows of no problem says nothing.
+    if obstacle.is_none() && view.led_for < SILENCE {
+        return None;
+    }
     let new = status::update_labelled_condition(view.job, obstacle, view.now)?;
     Some(Request {
         events: status::events_for(old, &new),
@@ -413,12 +423,13 @@ fn begin(view: &View<'_>, old: &TransferJobStatus) -> Decision {
         Ok(transfer) => match object_source::check_secret(view.job, view.cache) {
             Ok(()) => begin_if_admitted(view, old, transfer),
             Err(SecretUnavailable::NotProbed(secret)) => {
-                // A running job keeps its destination path and its job slots (see `queue`) while the Secret is probed.
+                // While the Secret is probed, a job keeps what it has in the queue: its place, or its path and slots.
                 let is_running = old.phase.is_running();
+                let keeps_entry = is_running || view.queue.has_entry(&uid(view.job));
                 Decision {
-                    entry: is_running.then(|| {
+                    entry: keeps_entry.then(|| {
                         let slots = SlotRequest::of(&transfer, view.cache);
-                        QueueEntry::new(view.job, &transfer.fabric, true, slots)
+                        QueueEntry::new(view.job, &transfer.fabric, is_running, slots)
                     }),
                     ..Effect::ProbeSecret(secret).into()
                 }

@@ -49,7 +49,7 @@ pub(crate) const JOBS_PER_NODE_MAX: usize = 2;
 /// The job slots that a job asks for, on a fabric with a cap: one at each of these nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SlotRequest {
-    /// The node that has the bytes.
+    /// The node that sends: the source's, the reader of an object, or one that sends its verified copy instead.
     pub(crate) source: String,
     /// The other nodes that bytes go to: those that are ready. Of a job that runs, without those that have a verified
     /// copy; of one that waits this is not known.
@@ -265,6 +265,11 @@ impl AdmissionQueue {
         let others = others.collect();
         self.admissions = admissions;
         others
+    }
+
+    /// Whether the job is running, or waited for nothing but other jobs when it was last decided.
+    pub(crate) fn has_entry(&self, uid: &str) -> bool {
+        self.entries.contains_key(uid)
     }
 
     /// What the job of this entry may do; `None` while nobody has decided that.

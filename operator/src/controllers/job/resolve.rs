@@ -32,7 +32,7 @@ pub(crate) struct TransferRequest {
     pub(crate) fabric: String,
     /// What is to be moved, and where.
     pub(crate) spec: Spec,
-    /// The agents of all nodes in it.
+    /// The agents of its nodes, of those that have reported an address.
     pub(crate) endpoints: Vec<AgentEndpoint>,
 }
 
@@ -53,7 +53,11 @@ pub(crate) fn resolve(
     leader_epoch: u64,
 ) -> Result<TransferRequest, Vec<Obstacle>> {
     let transfer = build_transfer(job, cache, membership, leader_epoch, &BTreeSet::new())?;
-    check_not_deleted(&transfer.fabric, cache).map_err(|obstacle| vec![obstacle])?;
+    // A job that an earlier leader has begun there goes on: the fabric is kept until it is over.
+    let status = job.status.as_ref();
+    if !status.is_some_and(|it| it.phase.is_running() && it.fabric == transfer.fabric) {
+        check_not_deleted(&transfer.fabric, cache).map_err(|obstacle| vec![obstacle])?;
+    }
     let file = job.spec.source.file.as_ref();
     let source = file.map(|file| file.node.as_str());
     let destination_nodes = transfer.destination_nodes();
@@ -258,7 +262,8 @@ fn copies(
 }
 
 /// Whom to tell that a job is over, as far as anybody knows them: those it says now, and those its
-/// status names, and those that report a copy of it. `None` where nobody can be told.
+/// status names, and those that report a copy of it. `None` where its source or its fabric is not known. The endpoints
+/// may be empty: then nobody can be told.
 pub(crate) fn to_cancel(
     job: &TransferJob,
     cache: &Cache,

@@ -254,7 +254,8 @@ pub(crate) fn update_labelled_condition(
     Some(status)
 }
 
-/// After a failover, keeps the written status of a destination until its agent reports again.
+/// Of a transfer that goes on with a job, after a failover, a suspension or a crash: keeps the written status of a
+/// destination until its agent reports.
 fn merge_with_written(
     old: &TransferJobStatus,
     snapshot: &Snapshot,
@@ -403,8 +404,9 @@ pub(crate) fn left_behind(job: &TransferJob, nodes: &[String]) -> Option<Event> 
         DeletionPolicy::Delete => " and its copies",
     };
     let text = format!(
-        "{} could not be told that the job ends, and may keep what had arrived{copies}: files \
-         .weft-{}-* in root {root} at {path}; remove them when no job of that name is under way there",
+        "{} did not confirm that the job's files are removed: the agent was not reached, or could not remove them (its \
+         log says why); what had arrived{copies} may be left: files .weft-{}-* in root {root} at {path}; remove them \
+         when no job of that name is under way there",
         listed(&names),
         uid(job),
     );

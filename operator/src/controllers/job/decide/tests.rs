@@ -67,6 +67,8 @@ struct Stage {
     reports: BTreeMap<String, NodeState>,
     /// Nodes that were told to release their copies.
     released: BTreeSet<String>,
+    /// How long the operator's process has led.
+    led_for: Duration,
 }
 
 impl Stage {
@@ -86,6 +88,7 @@ impl Stage {
             queue: AdmissionQueue::new(usize::MAX),
             reports: BTreeMap::new(),
             released: BTreeSet::new(),
+            led_for: SILENCE,
         }
     }
 
@@ -135,6 +138,7 @@ impl Stage {
             reports: &self.reports,
             queue: &self.queue,
             leader_epoch: 1,
+            led_for: self.led_for,
             status_written_at: self.status_written_at,
             now: self.now,
         });
@@ -540,9 +544,9 @@ fn a_job_is_gone_soon_though_a_node_is_down_and_says_what_is_left_there() {
     let said = status::left_behind(&scenario::job("minilm"), &["n3".to_owned()]);
     assert_eq!(
         said.unwrap().note,
-        "n3 could not be told that the job ends, and may keep what had arrived: files \
-         .weft-job-minilm-* in root models at team-a/minilm; remove them when no job of that name is \
-         under way there"
+        "n3 did not confirm that the job's files are removed: the agent was not reached, or could not remove them (its \
+         log says why); what had arrived may be left: files .weft-job-minilm-* in root models at team-a/minilm; remove \
+         them when no job of that name is under way there"
     );
 }
 
@@ -622,6 +626,7 @@ fn progress_is_written_when_it_is_old_and_a_hundredth_has_moved_or_the_rate_is_a
             reports: &stage.reports,
             queue: &stage.queue,
             leader_epoch: 1,
+            led_for: SILENCE,
             status_written_at: Some(now),
             now: now + SignedDuration::from_secs(age),
         })

@@ -147,5 +147,5 @@ fn a_copy_on_a_node_that_is_down_keeps_no_job_for_ever_and_is_named() {
     assert_eq!(stage.log.last().unwrap(), "release FilesLeft");
     assert!(!has_copy(&stage, "n2") && has_copy(&stage, "n3"));
     let said = status::left_behind(&scenario::job("minilm"), &["n3".to_owned()]);
-    assert!(said.unwrap().note.starts_with("n3 could not be told"));
+    assert!(said.unwrap().note.starts_with("n3 did not confirm"));
 }

@@ -150,7 +150,11 @@ fn a_complete_job_says_once_that_nodes_cannot_have_its_label_and_that_they_can_a
         assert_eq!((&*status, &*reason), ("False", "NamespaceLabelsFull"));
         assert_eq!(message, "n2 has no room");
     }
+    // A new leader has not heard the agents yet.
     stage.cache.label_problems.clear();
+    stage.led_for = Duration::ZERO;
+    assert_eq!(writes(&mut stage), 0);
+    stage.led_for = SILENCE;
     assert_eq!(writes(&mut stage), 1);
     assert_eq!(labelled(&stage).unwrap().0, "True");
     assert_eq!(stage.phase(), Phase::Complete);
@@ -169,6 +173,20 @@ fn a_copy_on_the_source_alone_needs_no_network() {
     assert_eq!((status.counts.total, status.bytes), (1, 1000));
     assert_eq!(status.manifest.unwrap().digest.unwrap(), "d1");
     assert!(status.plan.is_none() && !stage.agents.contains_key("n1"));
+}
+
+#[test]
+fn a_job_that_runs_in_a_fabric_that_is_being_deleted_goes_on_after_a_change_of_leader() {
+    killed_after_any_request(|stage| {
+        stage.until(|stage| stage.phase() == Phase::Transferring);
+        let mut fabric = stage.cache.fabrics.named("default").unwrap().clone();
+        fabric.metadata.deletion_timestamp = Some(Time(stage.now));
+        fabric.metadata.resource_version = Some("2".into());
+        stage.cache.fabrics.update(fabric);
+        stage.settle();
+        assert_eq!(stage.phase(), Phase::Complete, "{:?}", stage.log);
+        assert!(!stage.log.iter().any(|line| line.starts_with("Waiting")));
+    });
 }
 
 #[test]

@@ -39,6 +39,23 @@ fn a_job_of_an_object_that_is_deleted_leaves_nothing_at_the_agents() {
 }
 
 #[test]
+fn a_job_keeps_its_place_in_the_queue_while_its_secret_is_probed_again() {
+    let mut stage = Stage::with(of_object);
+    let other = QueueEntry {
+        key: Key::cluster_scoped("other"),
+        ..QueueEntry::new(stage.job(), "default", true, None)
+    };
+    stage.queue.update_entry("other", Some(other));
+    stage.settle();
+    assert_eq!(stage.log, ["Waiting #0 PathInUse"]);
+    let uid = uid(stage.job());
+    assert!(stage.queue.has_entry(&uid));
+    stage.cache.secrets.clear();
+    stage.turn();
+    assert!(stage.cache.secrets.len() == 1 && stage.queue.has_entry(&uid));
+}
+
+#[test]
 fn a_job_waits_for_the_right_to_read_its_secret_and_says_how_it_is_given() {
     let mut stage = Stage::with(of_object);
     stage.secret = Err(forbidden("team-a", "store", "weft-system:weft-operator"));

@@ -51,6 +51,23 @@ pub enum PlayError {
         /// What is free.
         free: u64,
     },
+    /// The copies would not fit on the disk.
+    #[error(
+        "{}: {copies} copies of {} take {} and {} are free there: give --out DIR elsewhere, fewer --nodes, or less data",
+        path.display(), quantity::bytes(*bytes), quantity::bytes(*needed), quantity::bytes(*free)
+    )]
+    TooLittleRoom {
+        /// Where the nodes' files are to be.
+        path: PathBuf,
+        /// Of one copy.
+        bytes: u64,
+        /// How many.
+        copies: u64,
+        /// Together.
+        needed: u64,
+        /// What is free.
+        free: u64,
+    },
     /// Another run uses the directory of --out.
     #[error("--out {}: another weft play uses it now; wait for its end, or give another directory", path.display())]
     OutInUse {
@@ -85,6 +102,7 @@ impl PlayError {
             Self::Authority(error) => error.reason(),
             Self::Files { .. } => "FilesUnusable",
             Self::TooLittleMemory { .. } => "TooLittleMemory",
+            Self::TooLittleRoom { .. } => "TooLittleRoom",
             Self::Stage(error) => error.reason(),
             Self::OutInUse { .. } => "OutInUse",
             Self::Json(_) => "ResultNotJson",

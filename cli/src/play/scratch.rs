@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -16,6 +17,10 @@ use crate::stage::directory;
 
 /// `/run` is a private tmpfs in isolation: it ends with the last process, whatever ends that.
 const PRIVATE: &str = "/run/weft-play";
+/// What a temporary directory's name begins with.
+const TEMPORARY_PREFIX: &str = "weft-play-";
+/// In a temporary directory: locked while its run lasts.
+const LOCK: &str = "lock";
 /// What --size makes is called so at every node.
 const RANDOM_NAME: &str = "random.bin";
 const WRITE_AT_ONCE: usize = 1 << 20;
@@ -26,7 +31,11 @@ const MEMORY_SHARE: f64 = 0.8;
 #[derive(Debug)]
 pub(super) enum Scratch {
     Private(PathBuf),
-    Temporary(TempDir),
+    Temporary {
+        directory: TempDir,
+        /// A run that is killed leaves its directory to the next one, which finds this unlocked.
+        _lock: File,
+    },
 }
 
 /// Where the data is and what it is called.
@@ -48,18 +57,33 @@ impl Scratch {
             return Ok(Self::Private(private.to_owned()));
         }
         // Only its owner may enter it.
-        let made = tempfile::Builder::new().prefix("weft-play-").tempdir();
-        made.map(Self::Temporary)
-            .map_err(|source| PlayError::Files {
-                path: std::env::temp_dir(),
-                source,
-            })
+        let parent = std::env::temp_dir();
+        remove_abandoned(&parent);
+        Self::temporary(&parent).map_err(|source| PlayError::Files {
+            path: parent,
+            source,
+        })
+    }
+
+    fn temporary(parent: &Path) -> io::Result<Self> {
+        let directory = tempfile::Builder::new()
+            .prefix(TEMPORARY_PREFIX)
+            .tempdir_in(parent)?;
+        // It has its name once it is locked: until then no other run removes the directory.
+        let unlocked = directory.path().join("unlocked");
+        let lock = File::create(&unlocked)?;
+        lock.try_lock()?;
+        fs::rename(&unlocked, directory.path().join(LOCK))?;
+        Ok(Self::Temporary {
+            directory,
+            _lock: lock,
+        })
     }
 
     pub(super) fn path(&self) -> &Path {
         match self {
             Self::Private(path) => path,
-            Self::Temporary(directory) => directory.path(),
+            Self::Temporary { directory, .. } => directory.path(),
         }
     }
 
@@ -70,35 +94,55 @@ impl Scratch {
                 let inside = path.strip_prefix("/").unwrap_or(path);
                 PathBuf::from(format!("/proc/{}/root", isolation::pid())).join(inside)
             }
-            Self::Temporary(_) => path.to_owned(),
+            Self::Temporary { .. } => path.to_owned(),
         }
     }
 
     /// It stays when this program ends.
     pub(super) fn keep(self) {
+        if let Self::Temporary { directory, .. } = &self {
+            // Without it no later run takes the directory for an abandoned one.
+            let _ = fs::remove_file(directory.path().join(LOCK));
+        }
         // What is private ends with the isolation.
         std::mem::forget(self);
     }
 
-    /// Says no when so many bytes do not fit here; without isolation that is for the disk to say.
-    pub(super) fn check_room(&self, bytes: u64, copies: u64) -> Result<(), PlayError> {
-        let Self::Private(path) = self else {
-            return Ok(());
-        };
-        let stat = nix::sys::statvfs::statvfs(path).map_err(|e| PlayError::Files {
-            path: path.clone(),
+    /// Says no when so many bytes do not fit into `directory`, where the nodes' files are to be.
+    pub(super) fn check_room(
+        &self,
+        directory: &Path,
+        bytes: u64,
+        copies: u64,
+    ) -> Result<(), PlayError> {
+        let stat = nix::sys::statvfs::statvfs(directory).map_err(|e| PlayError::Files {
+            path: directory.to_owned(),
             source: e.into(),
         })?;
         let on_disk = stat.blocks_available().saturating_mul(stat.fragment_size());
-        let free = on_disk.min((memory_available() as f64 * MEMORY_SHARE) as u64);
         let needed = bytes.saturating_mul(copies);
-        if needed > free {
-            return Err(PlayError::TooLittleMemory {
-                bytes,
-                copies,
-                needed,
-                free,
-            });
+        match self {
+            Self::Private(path) if directory.starts_with(path) => {
+                let free = on_disk.min((memory_available() as f64 * MEMORY_SHARE) as u64);
+                if needed > free {
+                    return Err(PlayError::TooLittleMemory {
+                        bytes,
+                        copies,
+                        needed,
+                        free,
+                    });
+                }
+            }
+            _ if needed > on_disk => {
+                return Err(PlayError::TooLittleRoom {
+                    path: directory.to_owned(),
+                    bytes,
+                    copies,
+                    needed,
+                    free: on_disk,
+                });
+            }
+            _ => {}
         }
         Ok(())
     }
@@ -110,6 +154,26 @@ impl Drop for Scratch {
             && let Err(error) = fs::remove_dir_all(path)
         {
             tracing::debug!(%error, "left to the end of the namespace");
+        }
+    }
+}
+
+/// Removes the directories of runs that were killed: this user's, and unlocked.
+fn remove_abandoned(parent: &Path) {
+    let own = nix::unistd::getuid().as_raw();
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let is_own = entry
+            .metadata()
+            .is_ok_and(|found| found.is_dir() && found.uid() == own);
+        let name = entry.file_name();
+        if !is_own || !name.to_string_lossy().starts_with(TEMPORARY_PREFIX) {
+            continue;
+        }
+        let lock = File::open(entry.path().join(LOCK));
+        if lock.is_ok_and(|lock| lock.try_lock().is_ok())
+            && let Err(error) = fs::remove_dir_all(entry.path())
+        {
+            tracing::debug!(%error, ?name, "the directory of a run that was killed is left");
         }
     }
 }
@@ -226,6 +290,25 @@ mod tests {
         assert_eq!(first, read("b", 3_000_000, 1));
         assert_ne!(first, read("c", 3_000_000, 2));
         assert!(read("d", 0, 1).is_empty());
+    }
+
+    #[test]
+    fn the_directory_of_a_run_that_was_killed_goes_with_the_next_run() {
+        let parent = tempfile::tempdir().unwrap();
+        let [running, mut killed, kept] =
+            [(); 3].map(|()| Scratch::temporary(parent.path()).unwrap());
+        let paths = [&running, &killed, &kept].map(|scratch| scratch.path().to_owned());
+        kept.keep();
+        // As the kernel does it for a process that is killed.
+        if let Scratch::Temporary { directory, _lock } = &mut killed {
+            directory.disable_cleanup(true);
+            *_lock = File::open("/dev/null").unwrap();
+        }
+        drop(killed);
+        fs::create_dir(parent.path().join("weft-play-of-others")).unwrap();
+        remove_abandoned(parent.path());
+        assert_eq!(paths.map(|path| path.exists()), [true, false, true]);
+        assert!(parent.path().join("weft-play-of-others").exists());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::Write,
+    io::{ErrorKind, Write},
     path::{Path, PathBuf},
     sync::Arc,
     thread,
@@ -52,17 +52,20 @@ pub(super) async fn play(
     let mut progress = Progress::new(terminal, settings.quiet);
     let (summary, complete) = play.transfer(&mut progress, err).await?;
     let keeping = settings.keep.then_some(play);
+    let text = match settings.json {
+        true => serde_json::to_string(&summary.report)? + "\n",
+        false => summary.to_string(),
+    };
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        // A reader that takes only the beginning is no failure.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+        written => written.map_err(PlayError::Output)?,
+    }
     if settings.json {
-        // In one write: a reader that takes only the beginning is no failure.
-        let text = serde_json::to_string(&summary.report)? + "\n";
-        out.write_all(text.as_bytes()).map_err(PlayError::Output)?;
         for cause in &summary.failures {
             complain(err, cause);
         }
-    } else {
-        write!(out, "{summary}").map_err(PlayError::Output)?;
     }
-    out.flush().map_err(PlayError::Output)?;
     let missed = summary.missed();
     for text in &missed {
         complain(err, text);
@@ -104,10 +107,11 @@ impl<'a> Play<'a> {
             path: base.clone(),
             source,
         })?;
-        if settings.out.is_none() {
+        // What a run has brought before takes no more room.
+        if fs::read_dir(&base).is_ok_and(out::is_unused) {
             let made_here = matches!(settings.data, Data::Random { .. });
             let copies = settings.to.len() as u64 + u64::from(made_here);
-            scratch.check_room(settings.data.bytes(), copies)?;
+            scratch.check_room(&base, settings.data.bytes(), copies)?;
         }
 
         // Before anything is laid out: what an interrupted run has made is then known by its record.

@@ -61,7 +61,11 @@ enum End {
     LeafToNode = 2,
     Spine = 3,
     LeafToSpine = 4,
+    Management = 5,
 }
+
+/// Of the builder of the fabric, among the hardware addresses of the management network.
+const BUILDER: usize = 255;
 
 /// The bounds of [`Spec::validate`] keep every number of the plan within a byte.
 fn byte(number: usize) -> u8 {
@@ -171,9 +175,10 @@ impl Layout {
         let mtu = self.spec.mtu;
         let mut script = format!(
             "link set lo up\n\
-             link add {MANAGEMENT_BRIDGE} type bridge\n\
+             link add {MANAGEMENT_BRIDGE} address {} type bridge\n\
              addr add {MANAGEMENT_HOST}/24 dev {MANAGEMENT_BRIDGE}\n\
-             link set {MANAGEMENT_BRIDGE} up\n"
+             link set {MANAGEMENT_BRIDGE} up\n",
+            hardware(End::Management, 0, BUILDER)
         );
         let mut veth = |port: &str, at: Place, mac: String, peer: &str, of: Place, its: String| {
             let (at, of) = (at.name(), of.name());
@@ -201,10 +206,14 @@ impl Layout {
         }
         for node in 0..self.spec.nodes {
             let (port, name) = (Self::management_port(node), Place::Node(node).name());
+            let mac = hardware(End::Management, 0, node);
             infallible(writeln!(
                 script,
-                "link add name {port} type veth peer name {NODE_MANAGEMENT_PORT} netns {name}\n\
-                 link set {port} master {MANAGEMENT_BRIDGE} up"
+                "link add name {port} type veth \
+                 peer name {NODE_MANAGEMENT_PORT} netns {name} address {mac}\n\
+                 link set {port} master {MANAGEMENT_BRIDGE} up\n\
+                 neigh add {} lladdr {mac} dev {MANAGEMENT_BRIDGE} nud permanent",
+                Self::management_address(node)
             ));
         }
         script
@@ -241,7 +250,18 @@ impl Layout {
              route add 10.87.0.0/16 via {gateway} dev {NODE_PORT} src {address}\n\
              addr add {management}/24 dev {NODE_MANAGEMENT_PORT}\n\
              link set {NODE_MANAGEMENT_PORT} up"
-        )
+        )?;
+        // The table of neighbours that are not entered for good is one for the whole machine, and has room for 1,024.
+        let others = (0..self.spec.nodes).filter(|other| *other != node);
+        let others = others.map(|other| (Self::management_address(other), other));
+        for (address, number) in others.chain([(MANAGEMENT_HOST, BUILDER)]) {
+            let mac = hardware(End::Management, 0, number);
+            writeln!(
+                script,
+                "neigh add {address} lladdr {mac} dev {NODE_MANAGEMENT_PORT} nud permanent"
+            )?;
+        }
+        Ok(())
     }
 
     fn leaf_addresses(&self, script: &mut String, leaf: usize) -> std::fmt::Result {
@@ -368,6 +388,22 @@ mod tests {
             seen.sort();
             seen.dedup();
             assert_eq!(seen.len(), all);
+        }
+    }
+
+    #[test]
+    fn no_node_asks_for_the_hardware_address_of_another() {
+        let layout = Layout::new(Spec::default());
+        let of_builder = layout.links();
+        for node in 0..4 {
+            let at_node = layout.addresses(Place::Node(node));
+            for other in (0..4).filter(|other| *other != node) {
+                let address = Layout::management_address(other);
+                assert!(at_node.contains(&format!("neigh add {address} lladdr 02:57:46:05:00:")));
+            }
+            assert!(at_node.contains("neigh add 10.254.0.254 lladdr 02:57:46:05:00:ff dev mgmt0"));
+            let address = Layout::management_address(node);
+            assert!(of_builder.contains(&format!("neigh add {address} lladdr 02:57:46:05:00:")));
         }
     }
 

@@ -113,6 +113,7 @@ impl Receiver {
             // This end posts writes only, and no receives.
             | Event::Completed { .. }
             | Event::Received { .. }
+            | Event::RequestFailed { .. }
             | Event::Closed { .. } => Ok(()),
             Event::Signal {
                 immediate: ABORTED,

@@ -304,7 +304,10 @@ fn happened(event: &Event) -> Result<Option<Happened>, BenchError> {
         Event::Delivered { immediate, .. } => Ok(Some(Happened::Arrived { immediate })),
         Event::Signal { immediate, .. } => Ok(Some(Happened::Signal { immediate })),
         Event::Failed { failure, .. } => Err(BenchError::Failed(failure)),
-        Event::Completed { .. } | Event::Received { .. } | Event::Closed { .. } => Ok(None),
+        Event::Completed { .. }
+        | Event::Received { .. }
+        | Event::RequestFailed { .. }
+        | Event::Closed { .. } => Ok(None),
     }
 }
 

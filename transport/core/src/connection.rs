@@ -14,7 +14,7 @@ use crate::memory::{Memory, Ticket};
 use crate::path::{PathPolicy, PathSet, Policy};
 use crate::received::Offer;
 use crate::recovery::ReceiveBoard;
-use crate::units::{ConnectionId, Nanos, PathId, Rng, Time};
+use crate::units::{ChunkNumber, ConnectionId, Nanos, PathId, Rng, Time};
 use crate::wire::{self, Cipher, DataHeader, Integrity, Kind};
 use std::collections::VecDeque;
 
@@ -633,14 +633,28 @@ impl Connection {
         match refusal.refused {
             // Of a chunk that has arrived since: what was refused was a copy that was delayed somewhere.
             _ if !under_way => {}
-            wire::Refused::Key => self.fail(Failure::KeyRefused),
-            wire::Refused::Bounds => self.fail(Failure::BoundsRefused),
+            wire::Refused::Key => self.refuse(refusal.chunk, Failure::KeyRefused),
+            wire::Refused::Bounds => self.refuse(refusal.chunk, Failure::BoundsRefused),
             wire::Refused::NotArmed => {
                 let timers = &mut self.timers;
                 self.transmit.handle_not_ready(now, refusal.chunk, timers);
             }
         }
         Ok(())
+    }
+
+    /// The peer has refused a chunk for good. On an in-order connection all that was posted before it completes first:
+    /// the chunk is sent again, and refused again, until then.
+    fn refuse(&mut self, chunk: ChunkNumber, failure: Failure) {
+        let requests = self.receive.requests();
+        if let Some(failure) = self.transmit.refuse(chunk, failure, requests) {
+            self.fail(failure);
+        }
+    }
+
+    /// As [`Endpoint::failed_request`](crate::endpoint::Endpoint::failed_request).
+    pub(crate) fn failed_request(&self) -> Option<u64> {
+        self.transmit.first_unreported()
     }
 
     /// The peer says that it does not know this connection. `token` proves that it is the peer.

@@ -68,7 +68,10 @@ enum Slot {
     Allocated(Local),
     Open(Box<Open>),
     /// It is over, and its user has not closed it.
-    Failed,
+    Failed {
+        /// As [`Endpoint::failed_request`].
+        request: Option<u64>,
+    },
 }
 
 /// What an endpoint has counted beside its connections' own counters.
@@ -319,7 +322,7 @@ impl<P: Eq> Endpoint<P> {
         let slot = *self.by_id.get(&id).ok_or(PostError::Closed)?;
         match &mut self.slots[slot as usize] {
             Slot::Open(open) => Ok((slot, open)),
-            Slot::Free | Slot::Allocated(_) | Slot::Failed => Err(PostError::Closed),
+            Slot::Free | Slot::Allocated(_) | Slot::Failed { .. } => Err(PostError::Closed),
         }
     }
 
@@ -335,7 +338,7 @@ impl<P: Eq> Endpoint<P> {
         }
         let before = std::mem::replace(&mut self.slots[slot as usize], Slot::Free);
         self.free.push(slot);
-        if !matches!(before, Slot::Failed) {
+        if !matches!(before, Slot::Failed { .. }) {
             return false;
         }
         let mut ending = self.ending.iter_mut();
@@ -358,11 +361,13 @@ impl<P: Eq> Endpoint<P> {
 
     /// Keeps what an open connection had counted, and lets go of its NIC.
     fn retire(&mut self, slot: u32) {
-        let Slot::Open(open) = std::mem::replace(&mut self.slots[slot as usize], Slot::Failed)
-        else {
+        let failed = Slot::Failed { request: None };
+        let Slot::Open(open) = std::mem::replace(&mut self.slots[slot as usize], failed) else {
             return;
         };
         let mut connection = open.connection;
+        let request = connection.failed_request();
+        self.slots[slot as usize] = Slot::Failed { request };
         self.drops.add(connection.drops());
         self.ended.add(connection.stats());
         let config = connection.config();
@@ -473,7 +478,7 @@ impl<P: Eq> Endpoint<P> {
         // Of others, no connection waits any more.
         self.timers.next(|due, slot| match &slots[slot as usize] {
             Slot::Open(open) => open.timer == Some(due),
-            Slot::Free | Slot::Allocated(_) | Slot::Failed => false,
+            Slot::Free | Slot::Allocated(_) | Slot::Failed { .. } => false,
         })
     }
 
@@ -510,7 +515,16 @@ impl<P: Eq> Endpoint<P> {
     pub fn connection(&self, id: ConnectionId) -> Option<&Connection> {
         match &self.slots[*self.by_id.get(&id)? as usize] {
             Slot::Open(open) => Some(&open.connection),
-            Slot::Free | Slot::Allocated(_) | Slot::Failed => None,
+            Slot::Free | Slot::Allocated(_) | Slot::Failed { .. } => None,
+        }
+    }
+
+    /// Of an in-order connection that has failed and is not closed: the token of the work request that failed, with all
+    /// that was posted after it. What was posted before it is complete. `None` where nothing was under way.
+    pub fn failed_request(&self, id: ConnectionId) -> Option<u64> {
+        match &self.slots[*self.by_id.get(&id)? as usize] {
+            Slot::Failed { request } => *request,
+            Slot::Free | Slot::Allocated(_) | Slot::Open(_) => None,
         }
     }
 
@@ -521,7 +535,7 @@ impl<P: Eq> Endpoint<P> {
                 let peer = self.peers.get(open.peer)?;
                 Some((&open.connection, &peer.name))
             }
-            Slot::Free | Slot::Allocated(_) | Slot::Failed => None,
+            Slot::Free | Slot::Allocated(_) | Slot::Failed { .. } => None,
         })
     }
 
@@ -564,7 +578,7 @@ impl<P: Eq> Endpoint<P> {
                     state: open.connection.save(),
                 })
             }
-            Slot::Free | Slot::Allocated(_) | Slot::Failed => None,
+            Slot::Free | Slot::Allocated(_) | Slot::Failed { .. } => None,
         };
         Ok(slots.into_iter().filter_map(save).collect())
     }
@@ -597,7 +611,7 @@ impl<P: Eq> Endpoint<P> {
                 ending.closed &= ending.connection.id() != id;
             }
         }
-        let slot = self.insert(id, Slot::Failed);
+        let slot = self.insert(id, Slot::Failed { request: None });
         let peer = self.join_peer(saved.peer, saved.generation);
         self.open(slot, peer, connection);
         // It may have been saved in the midst of anything.

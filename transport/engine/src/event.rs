@@ -57,6 +57,14 @@ pub enum Event {
         /// The immediate.
         immediate: u32,
     },
+    /// On a connection of [`crate::Engine::allocate_in_order`]: this work request has failed, and with it all that was
+    /// posted after it. What was posted before it is done. [`Event::Failed`] follows, and says why.
+    RequestFailed {
+        /// The connection.
+        connection: ConnectionId,
+        /// The `context` of the write, or the token of the work request.
+        context: u64,
+    },
     /// The connection is over. What was not reported is dropped; what the peer has under way may still land, until
     /// [`Event::Closed`]. [`crate::Engine::close`] still has to be called.
     Failed {

@@ -209,6 +209,13 @@ impl Users {
                 key,
             },
             connection::Event::Failed(failure) => {
+                let request = endpoint.failed_request(id);
+                if let Some(posted) = request.and_then(|token| self.posted.take(token)) {
+                    user.parts.tell(Event::RequestFailed {
+                        connection,
+                        context: posted.context,
+                    });
+                }
                 if user.parts.fail(id, failure) {
                     for other in user.parts.ids().filter(|&other| other != id) {
                         if let Some(queue) = self.queues.get(worker_of_connection(other)) {

@@ -463,6 +463,40 @@ fn a_connection_in_order_is_not_split() {
 }
 
 #[test]
+fn a_connection_in_order_that_fails_names_the_request_that_the_peer_refused() {
+    let pair = pair_with(1);
+    let source = pattern(1 << 20, 7);
+    let (a, b) = (
+        pair.a.engine.allocate_in_order(DomainId(1), secret(30)),
+        pair.b.engine.allocate_in_order(DomainId(1), secret(31)),
+    );
+    let (sender, events) = crossbeam_channel::unbounded();
+    let (to_a, to_b) = (remote(&a, secret(30)), remote(&b, secret(31)));
+    pair.a.engine.connect(a.id, to_b, sender).unwrap();
+    pair.b
+        .engine
+        .connect(b.id, to_a, pair.b.sender.clone())
+        .unwrap();
+    let open = pair.b.engine.register(DomainId(1), region(1 << 20, 0));
+    for (context, key) in [(1, open), (2, Key(1)), (3, open)] {
+        let request = WriteRequest {
+            connection: a.id,
+            context,
+            key,
+            ..pair.a.write(&source)
+        };
+        pair.a.engine.write(request).unwrap();
+    }
+    let next = || events.recv_timeout(PATIENCE).unwrap();
+    assert!(matches!(next(), Event::Written { context: 1, .. }));
+    assert!(matches!(next(), Event::RequestFailed { context: 2, .. }));
+    let Event::Failed { failure, .. } = next() else {
+        panic!("a failure was expected")
+    };
+    assert_eq!(failure, Failure::KeyRefused);
+}
+
+#[test]
 fn uc4_a_split_connection_fails_once_and_whole_when_a_part_fails() {
     let Pair { a, b } = Pair::new(|config| {
         split(config);

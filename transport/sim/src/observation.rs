@@ -154,6 +154,8 @@ pub enum Observation<'a> {
     Added { token: u64, before: u64 },
     /// The core reports a message as complete at `writer`.
     Completed { writer: End, token: u64 },
+    /// The core names the message by which a connection that `writer` writes on fails, with all after it.
+    RequestFailed { writer: End, token: u64 },
     /// The core gives up a connection.
     Failed {
         end: End,

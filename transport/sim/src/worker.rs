@@ -185,6 +185,18 @@ impl Simulation {
         events
     }
 
+    /// The message that the core names of a connection that has failed.
+    fn failed_request(&self, end: End) -> Option<u64> {
+        let mut machines = self.machines.iter();
+        machines.find_map(|machine| {
+            let (id, _) = machine.ends.iter().find(|(_, other)| **other == end)?;
+            let Process::Running(running) = &machine.process else {
+                return None;
+            };
+            running.endpoint.failed_request(*id)
+        })
+    }
+
     fn handle_event(&mut self, end: End, event: Event) {
         match event {
             Event::Completed { token } => {
@@ -205,7 +217,13 @@ impl Simulation {
                 };
                 self.checkers.observe(self.now, &what);
             }
-            Event::Failed(failure) => self.fail(end, failure.reason()),
+            Event::Failed(failure) => {
+                if let Some(token) = self.failed_request(end) {
+                    let what = Observation::RequestFailed { writer: end, token };
+                    self.checkers.observe(self.now, &what);
+                }
+                self.fail(end, failure.reason());
+            }
             Event::Received {
                 token,
                 bytes,

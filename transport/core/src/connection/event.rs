@@ -102,7 +102,8 @@ pub enum Event {
         key: Key,
     },
     /// The connection is over. Nothing is placed any more but what is under way, and only [`Event::Closed`] follows,
-    /// when it is closed.
+    /// when it is closed. [`Endpoint::failed_request`](crate::endpoint::Endpoint::failed_request) names the work request by
+    /// which it ended.
     Failed(Failure),
     /// The connection was closed, and no placement of it is under way: memory that it could write to is its owner's.
     Closed,

@@ -117,6 +117,11 @@ impl Requests {
         Ok((waiting.key, waiting.offset + offset))
     }
 
+    /// The token of a request that waits for its response.
+    pub(super) fn token(&self, number: u64) -> Option<u64> {
+        Some(self.waiting.get(&number)?.token)
+    }
+
     /// The response is here whole. Returns the token of what asked.
     pub(super) fn complete(&mut self, number: u64) -> Option<u64> {
         Some(self.waiting.remove(&number)?.token)

@@ -66,6 +66,16 @@ impl Acked {
     }
 }
 
+/// What there is to send again.
+enum Resend {
+    /// This.
+    Chunk(Departure),
+    /// Something that the window, the path or the pace does not let through now; nothing new goes before it.
+    NotNow,
+    /// Nothing.
+    Nothing,
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct SendHalf {
     board: SendBoard,
@@ -196,6 +206,77 @@ impl SendHalf {
         backlog
     }
 
+    /// The next chunk to send again. Not inlined: what is lost is rare, and the way of new chunks shorter without it.
+    #[inline(never)]
+    fn poll_resend(
+        &mut self,
+        now: Time,
+        paths: &mut PathSet,
+        out: &mut Out<'_>,
+        timers: &mut TimerTable,
+        stats: &mut Stats,
+    ) -> Resend {
+        while let Some(&number) = self.lost.front() {
+            if !self.board.is_lost(number) {
+                self.lost.pop_front();
+                continue;
+            }
+            let mut sent = *self.board.get(number);
+            let payload = payload_max(paths, out.settings);
+            if sent.payload > payload && sent.length > u32::from(payload) {
+                let pages = self.pages_of(number);
+                let payload =
+                    pages.map_or(payload, |pages| pages.payload_again(sent.length, payload));
+                sent = self.board.cut(number, payload);
+            }
+            if sent.missing == 0 {
+                // Every packet arrived meanwhile, in parts: wait for the whole on its timer.
+                let sent = self.board.resend(number, sent.path, now, 0);
+                self.expect_answer(&sent, paths, timers);
+                self.lost.pop_front();
+                continue;
+            }
+            let bytes = wire_bytes(&sent, sent.missing);
+            if !self.fits(bytes, out.room, out.congestion.window()) {
+                return Resend::NotNow;
+            }
+            let by_path = self.in_flight.by_path();
+            let path = match self.chosen_again.take() {
+                Some((chunk, path)) if chunk == number && paths.is_candidate(path) => path,
+                _ => {
+                    let (before, sent_at) = (sent.path, sent.sent_at);
+                    match paths.choose_again(out.policy, before, sent_at, now, by_path, out.rng) {
+                        Some(path) => path,
+                        None => return Resend::NotNow,
+                    }
+                }
+            };
+            let permit = out.congestion.may_resend(path, bytes, now);
+            if !self.is_let_through(permit, now, out, timers) {
+                self.chosen_again = Some((number, path));
+                return Resend::NotNow;
+            }
+            self.lost.pop_front();
+            let sent = self.board.resend(number, path, now, bytes);
+            self.expect_answer(&sent, paths, timers);
+            stats.chunks_sent += 1;
+            stats.chunks_resent += 1;
+            stats.packets_resent += u64::from(sent.missing.count_ones());
+            let largest = largest_packet(&sent, sent.missing);
+            self.note_sent(now, path, [bytes, largest], paths, out);
+            self.since_ack_request = SinceAckRequest::default();
+            return Resend::Chunk(Departure {
+                number,
+                map: sent.missing,
+                packets: sent.missing.count_ones() as u8,
+                bytes,
+                path,
+                flags: Flags::ACK_NOW.with(Flags::RETRANSMITTED),
+            });
+        }
+        Resend::Nothing
+    }
+
     /// What goes next; [`SendHalf::chunk`] makes a chunk of it.
     pub(super) fn poll_departure(
         &mut self,
@@ -219,64 +300,12 @@ impl SendHalf {
         if !validated && self.in_flight.total() > 0 {
             return None;
         }
-        while let Some(&number) = self.lost.front() {
-            if !self.board.is_lost(number) {
-                self.lost.pop_front();
-                continue;
+        if !self.lost.is_empty() {
+            match self.poll_resend(now, paths, out, timers, stats) {
+                Resend::Chunk(departure) => return Some(departure),
+                Resend::NotNow => return None,
+                Resend::Nothing => {}
             }
-            let mut sent = *self.board.get(number);
-            let payload = payload_max(paths, out.settings);
-            if sent.payload > payload && sent.length > u32::from(payload) {
-                let pages = self.pages_of(number);
-                let payload =
-                    pages.map_or(payload, |pages| pages.payload_again(sent.length, payload));
-                sent = self.board.cut(number, payload);
-            }
-            if sent.missing == 0 {
-                // Every packet arrived meanwhile, in parts: wait for the whole on its timer.
-                let sent = self.board.resend(number, sent.path, now, 0);
-                self.expect_answer(&sent, paths, timers);
-                self.lost.pop_front();
-                continue;
-            }
-            let bytes = wire_bytes(&sent, sent.missing);
-            if !self.fits(bytes, out.room, out.congestion.window()) {
-                return None;
-            }
-            let by_path = self.in_flight.by_path();
-            let path = match self.chosen_again.take() {
-                Some((chunk, path)) if chunk == number && paths.is_candidate(path) => path,
-                _ => paths.choose_again(
-                    out.policy,
-                    sent.path,
-                    sent.sent_at,
-                    now,
-                    by_path,
-                    out.rng,
-                )?,
-            };
-            let permit = out.congestion.may_resend(path, bytes, now);
-            if !self.is_let_through(permit, now, out, timers) {
-                self.chosen_again = Some((number, path));
-                return None;
-            }
-            self.lost.pop_front();
-            let sent = self.board.resend(number, path, now, bytes);
-            self.expect_answer(&sent, paths, timers);
-            stats.chunks_sent += 1;
-            stats.chunks_resent += 1;
-            stats.packets_resent += u64::from(sent.missing.count_ones());
-            let largest = largest_packet(&sent, sent.missing);
-            self.note_sent(now, path, [bytes, largest], paths, out);
-            self.since_ack_request = SinceAckRequest::default();
-            return Some(Departure {
-                number,
-                map: sent.missing,
-                packets: sent.missing.count_ones() as u8,
-                bytes,
-                path,
-                flags: Flags::ACK_NOW.with(Flags::RETRANSMITTED),
-            });
         }
         let full = out.settings.chunk_bytes;
         let chunk_bytes = out.congestion.chunk_bytes().min(full.into()) as u32;
@@ -369,6 +398,7 @@ impl SendHalf {
 
     /// A packet of the newest chunk goes again, on another path: its answer tells what is lost. It is one
     /// packet beyond the window (RFC 9002, section 7.5), and waits for no permit.
+    #[inline(never)]
     fn poll_tail_probe(
         &mut self,
         now: Time,

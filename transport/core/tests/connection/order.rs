@@ -1,8 +1,8 @@
 //! In-order connections: what a program sees in memory, and in which order it is told.
 
-use weft_core::connection::{AtomicChange, Event, Read};
+use weft_core::connection::{AtomicChange, Event, Failure, Read, Write};
 use weft_core::drops::DropReason;
-use weft_core::units::Nanos;
+use weft_core::units::{Key, Nanos};
 use weft_core::wire::Atomic;
 
 use crate::pair::{KEY, Pair, Side, micros};
@@ -111,4 +111,47 @@ fn while_the_end_of_a_message_is_copied_nobody_is_told_that_it_is_there() {
     let told = [1, 2].map(|value| Event::Immediate { value, key: KEY });
     assert_eq!(pair.events(Side::B), told);
     assert_eq!(completed(&mut pair), [first, second]);
+}
+
+#[test]
+fn a_request_that_the_peer_refuses_fails_after_all_before_it_are_complete_and_is_named() {
+    let nowhere = Key(77);
+    let write = Write {
+        token: 900,
+        bytes: 8,
+        key: nowhere,
+        offset: 0,
+        immediate: None,
+    };
+    let read = Read {
+        token: 900,
+        bytes: 8,
+        key: nowhere,
+        offset: 0,
+        to_key: KEY,
+        to_offset: 10_000,
+    };
+    for is_read in [false, true] {
+        let mut pair = in_order();
+        pair.expect_drop(DropReason::Key);
+        pair.drop_all(|p| p.is_chunk(0));
+        let before = pair.write_to(Side::A, 4_000, 0, None);
+        match is_read {
+            false => pair.post(0, 0, write).expect("the connection is open"),
+            true => pair.post(0, 0, read).expect("the connection is open"),
+        }
+        pair.write_to(Side::A, 8, FLAG as u64, None);
+        pair.run_for(micros(200));
+        assert_eq!(pair.events(Side::A), []);
+        pair.heal();
+        pair.run_for(Nanos::from_millis(100));
+        let told = [
+            Event::Completed { token: before },
+            Event::Failed(Failure::KeyRefused),
+        ];
+        assert_eq!(pair.events(Side::A), told);
+        assert_eq!(pair.failed_request(Side::A), Some(900));
+        // What was posted behind it is not carried out.
+        assert_eq!(pair.memory(Side::B).bytes[FLAG..][..8], [0; 8]);
+    }
 }

@@ -517,6 +517,14 @@ impl Pair {
         connection.expect("the connection is open")
     }
 
+    /// What an end names of its connection, which has failed.
+    pub(crate) fn failed_request(&self, side: Side) -> Option<u64> {
+        self.ends[side as usize]
+            .host
+            .endpoint
+            .failed_request(id(side))
+    }
+
     /// What an end has counted, whether its connection is open or over.
     pub(crate) fn stats(&self, side: Side) -> Stats {
         let endpoint = &self.ends[side as usize].host.endpoint;

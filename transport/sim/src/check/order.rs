@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use weft_core::units::Key;
+
 use super::Checker;
 use crate::observation::{End, Message, Observation, Operation};
 use crate::scenario::Scenario;
 
 /// On an in-order connection the last bytes of a message are placed when all its others are, and every byte of the
 /// messages before it; a word is changed when every byte of the messages before it is placed; and messages complete at
-/// the writer in the order in which they were posted.
+/// the writer in the order in which they were posted. A connection that fails names the oldest that is not complete.
 pub(super) struct PlacedInOrder {
     applies: bool,
     /// What each end has posted and not completed, oldest first.
@@ -32,7 +34,7 @@ impl PlacedInOrder {
     /// The oldest message of `writer` before `id` that is not placed whole.
     fn missing_before(&self, writer: End, id: u64) -> Option<u64> {
         let open = self.open.get(&writer)?;
-        let before = open.iter().take_while(|state| state.message.id < id);
+        let before = open.iter().take_while(|state| state.message.id != id);
         let goes_there = |state: &&State| state.goes_there() && !state.is_whole();
         before
             .filter(goes_there)
@@ -85,6 +87,22 @@ impl Checker for PlacedInOrder {
                         placed: BTreeMap::new(),
                     });
             }
+            // Never placed, so nothing behind it is placed or complete.
+            Observation::Strayed { writer, token } => {
+                let message = Message {
+                    id: token,
+                    writer,
+                    operation: Operation::Write,
+                    key: Key(0),
+                    offset: 0,
+                    bytes: 1,
+                    immediate: None,
+                    packet_payload: 1,
+                };
+                let placed = BTreeMap::new();
+                let open = self.open.entry(writer).or_default();
+                open.push_back(State { message, placed });
+            }
             Observation::Placed {
                 message: Some(message),
                 offset,
@@ -131,6 +149,15 @@ impl Checker for PlacedInOrder {
                 let first = first.map(|state| state.message.id);
                 if first != Some(token) {
                     return Err(format!("{token} completed before {first:?}"));
+                }
+            }
+            Observation::RequestFailed { writer, token } => {
+                let first = self.open.get(&writer).and_then(VecDeque::front);
+                let first = first.map(|state| state.message.id);
+                if first != Some(token) {
+                    return Err(format!(
+                        "{token} is named as failed, and {first:?} is the oldest"
+                    ));
                 }
             }
             Observation::Failed { end, .. } | Observation::Lost { end } => {

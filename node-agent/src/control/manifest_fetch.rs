@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use weft_proto::agent::v1::{
-    FetchManifestRequest, ManifestHolder, ObjectVersion as SentVersion, SignedTicket,
-};
+use weft_proto::agent::v1::{FetchManifestRequest, ManifestHolder, ObjectVersion as SentVersion};
 
 use crate::config::ConfigSource;
 use crate::fail_fast;
@@ -21,9 +19,10 @@ const PART_BYTES_MAX: usize = 1 << 20;
 /// 10 Mbit/s bring within 80 s.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Fetches the manifest with this digest from an agent that has it.
+/// Fetches the manifest with this digest, of the listing with this fingerprint, from an agent that has it.
 pub(crate) async fn fetch(
     digest: &[u8],
+    fingerprint: &[u8],
     holder: &ManifestHolder,
     tls: Tls,
     retry_for: Duration,
@@ -34,7 +33,11 @@ pub(crate) async fn fetch(
         field: "manifest_from.control_address",
     };
     let client = agent.client(&tls)?;
-    let call = || receive(agent, client.clone(), holder.ticket.clone());
+    let request = FetchManifestRequest {
+        ticket: holder.ticket.clone(),
+        fingerprint: fingerprint.to_vec(),
+    };
+    let call = || receive(agent, client.clone(), request.clone());
     let not_fetched = |problem: String| Fault::ManifestNotFetched {
         node: holder.node.clone(),
         problem,
@@ -54,11 +57,13 @@ pub(crate) async fn fetch(
 async fn receive(
     agent: PeerAgent<'_>,
     client: Client,
-    ticket: Option<SignedTicket>,
+    request: FetchManifestRequest,
 ) -> Result<Manifest, Fault> {
     let mut client = client.max_decoding_message_size(PART_BYTES_MAX);
-    let call = client.fetch_manifest(FetchManifestRequest { ticket });
-    let mut parts = agent.answer(call).await?.into_inner();
+    let mut parts = agent
+        .answer(client.fetch_manifest(request))
+        .await?
+        .into_inner();
     let mut building: Option<ManifestBuilder> = None;
     while let Some(part) = agent.answer(parts.message()).await? {
         let shape = match part.directory {

@@ -63,6 +63,14 @@ impl Manifests {
         Ok(found)
     }
 
+    /// The one with this digest and fingerprint; with an empty fingerprint any with this digest.
+    pub(crate) fn exact(&self, digest: &[u8], fingerprint: &[u8]) -> Result<Arc<Manifest>, Fault> {
+        let found = self.get(digest, fingerprint)?;
+        (fingerprint.is_empty() || found.fingerprint() == fingerprint)
+            .then_some(found)
+            .ok_or(Fault::ManifestUnknown)
+    }
+
     /// The one with this digest and fingerprint, if it was listed on this node.
     pub(crate) fn listed(&self, digest: &[u8], fingerprint: &[u8]) -> Result<Arc<Manifest>, Fault> {
         let found = self.get(digest, fingerprint)?;

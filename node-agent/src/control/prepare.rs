@@ -110,7 +110,8 @@ impl AttemptRegistry {
             return kept;
         };
         let tls = self.config.tls.borrow().clone();
-        let fetched = manifest_fetch::fetch(digest, holder, tls, self.config.retry_for).await?;
+        let retry_for = self.config.retry_for;
+        let fetched = manifest_fetch::fetch(digest, fingerprint, holder, tls, retry_for).await?;
         let manifest = Arc::new(fetched.received_as(fingerprint));
         self.manifests.insert(manifest.clone());
         Ok(manifest)

@@ -211,7 +211,10 @@ impl Agent for Service {
         let work = || {
             let signed = request.get_ref().ticket.clone();
             let (_, ticket) = self.ticket(&request, signed, Permission::FetchManifest)?;
-            self.registry.manifests.get(&ticket.manifest_digest, &[])
+            let fingerprint = &request.get_ref().fingerprint;
+            self.registry
+                .manifests
+                .exact(&ticket.manifest_digest, fingerprint)
         };
         let manifest = work().map_err(|fault| self.status(&fault))?;
         let parts = futures::stream::iter(manifests::parts(manifest).map(Ok));

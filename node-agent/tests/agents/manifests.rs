@@ -121,6 +121,44 @@ async fn no_link_leads_a_job_out_of_its_namespaces_directory() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn of_two_sources_with_the_same_names_and_sizes_each_has_its_own_times() {
+    let lab = Lab::new();
+    let _agent = lab.agent(0, "").await;
+    let mut listings = Vec::new();
+    for (source, seconds) in [("a", 1_000), ("b", 2_000)] {
+        let path = format!("{source}/model");
+        write(&lab.root(0).join(&path), b"x");
+        let file = std::fs::File::options()
+            .write(true)
+            .open(lab.root(0).join(&path));
+        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        file.unwrap().set_modified(time).unwrap();
+        listings.push((stat_at(&lab, &path).await, seconds));
+    }
+    assert_eq!(listings[0].0.manifest_digest, listings[1].0.manifest_digest);
+    let pair = lab.issue("weft://lab/node/n1", "x.lab.weft");
+    let mut client = lab.client_as(0, &pair).await.unwrap();
+    let attempt = job("times", 1);
+    for (listed, seconds) in &listings {
+        let request = FetchManifestRequest {
+            ticket: Some(lab.fetching(&attempt, 1, listed)),
+            fingerprint: listed.fingerprint.clone(),
+        };
+        let parts = client.fetch_manifest(request).await.unwrap();
+        let part = parts.into_inner().message().await.unwrap().unwrap();
+        let modified_ns = i64::try_from(seconds * 1_000_000_000).unwrap();
+        assert_eq!(part.entries[0].modified_ns, modified_ns);
+    }
+    // One that is not there is not another one.
+    let request = FetchManifestRequest {
+        ticket: Some(lab.fetching(&attempt, 1, &listings[0].0)),
+        fingerprint: vec![7; 32],
+    };
+    let refused = client.fetch_manifest(request).await.unwrap_err();
+    assert_eq!(reason(&refused), "ManifestUnknown");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_manifest_is_given_for_a_ticket_that_names_node_and_manifest_only() {
     let lab = Lab::new();
     let _agent = lab.agent(0, "").await;
@@ -132,6 +170,7 @@ async fn a_manifest_is_given_for_a_ticket_that_names_node_and_manifest_only() {
         let mut client = lab.client_as(0, &pair).await.unwrap();
         let request = FetchManifestRequest {
             ticket: Some(ticket),
+            fingerprint: Vec::new(),
         };
         let mut parts = client.fetch_manifest(request).await?.into_inner();
         Ok::<_, tonic::Status>(parts.message().await?.unwrap())
@@ -182,7 +221,10 @@ async fn a_manifest_is_given_for_a_ticket_that_names_node_and_manifest_only() {
     let mut node = lab.client_as(0, &pair).await.unwrap();
     let refused = node.connect(connect).await.unwrap_err();
     assert_eq!(reason(&refused), "TicketOtherTransfer");
-    let request = FetchManifestRequest { ticket: Some(good) };
+    let request = FetchManifestRequest {
+        ticket: Some(good),
+        fingerprint: Vec::new(),
+    };
     let refused = lab.operator(0).await.fetch_manifest(request).await;
     assert_eq!(reason(&refused.unwrap_err()), "NotAllowed");
 }

@@ -4,7 +4,7 @@
 //! system whose server is gone) keeps neither the others nor the agent waiting: its copies stay as they
 //! were last listed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,6 +78,8 @@ pub(crate) struct CopyReport {
     pub(crate) is_complete: bool,
     /// There are more copies than these.
     pub(crate) is_full: bool,
+    /// The namespaces of the jobs of copies that are left out.
+    pub(crate) unlisted_namespaces: BTreeSet<String>,
 }
 
 impl CopyWatcher {
@@ -211,11 +213,13 @@ impl CopyWatcher {
         let mut bytes = 0;
         for copy in taking_turns(all) {
             bytes += copy.encoded_len() + COPY_HEADER_BYTES;
-            if bytes > REPORTED_BYTES_MAX {
-                report.is_full = true;
-                break;
+            report.is_full |= bytes > REPORTED_BYTES_MAX;
+            if report.is_full {
+                let namespaces = copy.jobs.into_iter().map(|job| job.namespace);
+                report.unlisted_namespaces.extend(namespaces);
+            } else {
+                report.copies.push(copy);
             }
-            report.copies.push(copy);
         }
         report
             .copies
@@ -426,6 +430,7 @@ mod tests {
         watcher.ended().await;
         let report = watcher.report();
         assert!(report.is_full);
+        assert!(report.unlisted_namespaces.iter().eq(["a"]));
         let of_b = report
             .copies
             .iter()

@@ -36,6 +36,8 @@ const CONFIG_REFUSED: &str = "ConfigRefused";
 const ROOT_MISSING: &str = "RootMissing";
 /// A root whose directory does not answer.
 const ROOT_HUNG: &str = "RootHung";
+/// Namespaces whose copies are left out of a report, which it names: so many names are within its size.
+const UNLISTED_NAMESPACES_MAX: usize = 256;
 /// Findings with which the agent is ready all the same.
 const HARMLESS: [&str; 6] = [
     CONFIG_REFUSED,
@@ -426,6 +428,12 @@ impl Member {
         copy_report: CopyReport,
     ) {
         let enrollment = self.enrollment.borrow();
+        let unlisted = copy_report.unlisted_namespaces;
+        let is_told = copy_report.is_complete && unlisted.len() <= UNLISTED_NAMESPACES_MAX;
+        let unlisted_namespaces = match is_told {
+            true => unlisted.into_iter().collect(),
+            false => Vec::new(),
+        };
         let mut report = NodeReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             configuration: self.settings.pod_configuration.clone(),
@@ -437,6 +445,7 @@ impl Member {
             findings,
             copies: copy_report.copies,
             copies_listed: copy_report.is_complete && !copy_report.is_full,
+            unlisted_namespaces,
             ..NodeReport::default()
         };
         if let Some((agent, start, nic)) = running {

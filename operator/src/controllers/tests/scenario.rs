@@ -183,6 +183,7 @@ pub(crate) fn report(name: &str, fabric: &str) -> NodeReport {
         configuration: pod_configuration(&self::fabric(fabric, 1)),
         copies: Vec::new(),
         copies_listed: true,
+        unlisted_namespaces: Vec::new(),
     }
 }
 

@@ -32,6 +32,8 @@ use crate::controllers::{
 const MODEL_LABEL: &str = "weft.dev/model.";
 /// Of a label's name, `model.` included (Kubernetes, "Labels and Selectors").
 const NAME_BYTES_MAX: usize = 63;
+/// A namespace with a shorter name is whole in the key of a label.
+const UNCUT_BYTES: usize = NAME_BYTES_MAX - "model.".len() - 9;
 /// Digits of the digest that the label's value shows.
 const DIGEST_DIGITS: usize = 12;
 /// Why a node has not the label of a job: its namespace has its share …
@@ -178,12 +180,27 @@ pub(crate) fn has_fabric_label(view: &View<'_>, node: &ClusterNode) -> bool {
     said == view.membership.fabric(&node.name_any())
 }
 
-/// Whether the namespace that the key of a model's label names is gone. A long name may be cut in the key.
-fn is_of_no_namespace(key: &str, cache: &Cache) -> bool {
+/// The namespace that the key of a model's label names. A long one may be cut in the key.
+fn namespace_in(key: &str) -> &str {
     let name = key.strip_prefix(MODEL_LABEL).unwrap_or_default();
-    let namespace = name.split('.').next().unwrap_or_default();
+    name.split('.').next().unwrap_or_default()
+}
+
+/// Whether that namespace is gone.
+fn is_of_no_namespace(key: &str, cache: &Cache) -> bool {
     let mut names = cache.namespaces.iter().map(|(key, _)| &key.name);
-    !names.any(|name| name.starts_with(namespace))
+    !names.any(|name| name.starts_with(namespace_in(key)))
+}
+
+/// Whether an agent has listed all copies of the namespace that the key of a model's label names: a copy that is not
+/// listed is not there.
+fn is_listed(report: &NodeReport, key: &str) -> bool {
+    let namespace = namespace_in(key);
+    let is_meant = |name: &String| {
+        name == namespace || name.len() >= UNCUT_BYTES && name.starts_with(namespace)
+    };
+    let unlisted = &report.unlisted_namespaces;
+    report.copies_listed || !unlisted.is_empty() && !unlisted.iter().any(is_meant)
 }
 
 /// The labels of the models of all nodes.
@@ -208,17 +225,26 @@ impl Labels<'_> {
             model_labels(&state.report, self.view.cache, &self.complete)
         });
         let surplus = take_surplus(&mut wanted, node, self.view.labels_per_namespace);
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for key in wanted.keys() {
+            *counts.entry(namespace_in(key)).or_default() += 1;
+        }
         let mut changes = BTreeMap::new();
-        // What an agent has not listed yet may be there.
-        let is_listed = fabric.is_none() || state.is_some_and(|state| state.report.copies_listed);
         for key in node.labels().keys() {
-            if key.starts_with(MODEL_LABEL)
-                && !wanted.contains_key(key)
-                && (is_listed
-                    || surplus.contains_key(key)
-                    || is_of_no_namespace(key, self.view.cache))
+            if !key.starts_with(MODEL_LABEL) || wanted.contains_key(key) {
+                continue;
+            }
+            let count = counts.entry(namespace_in(key)).or_default();
+            // What an agent has not listed yet may be there.
+            if fabric.is_none()
+                || state.is_some_and(|state| is_listed(&state.report, key))
+                || surplus.contains_key(key)
+                || is_of_no_namespace(key, self.view.cache)
+                || *count >= self.view.labels_per_namespace
             {
                 changes.insert(key.clone(), None);
+            } else {
+                *count += 1;
             }
         }
         self.note_missing(node, state.map(|state| &state.report), &wanted, &surplus);

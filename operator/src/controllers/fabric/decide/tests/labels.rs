@@ -313,6 +313,30 @@ fn the_labels_of_a_namespace_go_with_it_though_its_copies_stay() {
 }
 
 #[test]
+fn a_namespace_that_fills_the_list_of_copies_keeps_the_labels_of_no_other() {
+    let mut stage = Stage::new();
+    let mut copies = vec![copy("d1")];
+    copies.extend((0..LABELS).map(|number| other(&mut stage, "team-b", &number.to_string())));
+    reports(&mut stage, &copies, true);
+    stage.settle();
+    assert_eq!(models(&stage).len(), 1 + LABELS);
+    // Of team-b the agent lists two more, which are others, and not those before. The copy of team-a is gone.
+    let listed = ["x", "y"].map(|name| other(&mut stage, "team-b", name));
+    reports(&mut stage, &listed, false);
+    let report = &mut stage.reports.get_mut("n2").unwrap().report;
+    report.unlisted_namespaces = vec!["team-b".to_owned()];
+    stage.settle();
+    let labels = models(&stage);
+    assert!(labels.iter().all(|name| name.starts_with("team-b.")));
+    assert_eq!(labels.len(), LABELS, "{labels:?}");
+    assert!(
+        ["team-b.x", "team-b.y"]
+            .iter()
+            .all(|new| labels.iter().any(|name| name == new))
+    );
+}
+
+#[test]
 fn a_job_has_its_label_again_when_another_has_written_the_same_bytes() {
     let mut stage = Stage::new();
     let digest = "0123456789abcdef";

@@ -106,7 +106,10 @@ fn failed(
         PlayError::Signalled { number } => SIGNALLED.saturating_add(*number),
         _ => FAILED,
     };
-    if let Some(text) = settings.out.as_deref().and_then(out::left) {
+    // What another run writes is not left.
+    let is_ours = !matches!(error, PlayError::OutInUse { .. });
+    let out = settings.out.as_deref().filter(|_| is_ours);
+    if let Some(text) = out.and_then(out::left) {
         complain(err, &text, status);
     }
     match error {

@@ -341,6 +341,9 @@ pub fn parse(text: &str) -> Result<Config, ConfigError> {
             .rsplit_once(" at line ")
             .map_or(said.as_str(), |(what, _)| what);
         let written = written_at(text, line).trim();
+        if let Some(error) = in_plain_words(said, line) {
+            return error;
+        }
         ConfigError {
             line,
             field: field_at(text, line),
@@ -353,6 +356,29 @@ pub fn parse(text: &str) -> Result<Config, ConfigError> {
     })?;
     check(&config)?;
     Ok(config)
+}
+
+/// What the parser says of a whole field, for who writes the file.
+fn in_plain_words(said: &str, line: u64) -> Option<ConfigError> {
+    let error = |line, field: &str, message: &str| ConfigError {
+        line,
+        field: field.to_owned(),
+        message: message.to_owned(),
+    };
+    // The line is that where the fields end.
+    if let Some(field) = said.strip_prefix("missing field `") {
+        let field = field.trim_end_matches('`');
+        return Some(error(0, field, "is missing: add it"));
+    }
+    if let Some(rest) = said.strip_prefix("duplicate mapping key: ") {
+        let field = rest.split(',').next().unwrap_or(rest);
+        return Some(error(line, field, "is there twice: remove one of the two"));
+    }
+    said.contains("unexpected end of input").then(|| {
+        let message =
+            "the file is empty or ends too early: write the fields that `docs/joining.md` lists";
+        error(0, "", message)
+    })
 }
 
 /// A line of the file.
@@ -393,15 +419,17 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
     let ports = config.data.ports;
     require(ports.first > 0, "data.ports.first", "must be 1 or more")?;
     let few = (1..=16).contains(&ports.count);
-    require(few, "data.ports.count", "must be 1 to 16")?;
+    let message = format!("{} is not 1 to 16", ports.count);
+    require(few, "data.ports.count", &message)?;
     let last = ports.first.checked_add(ports.count - 1);
-    require(
-        last.is_some(),
-        "data.ports",
-        "the range ends beyond port 65535",
-    )?;
+    let message = format!(
+        "{} ports from {} on end beyond port 65535: lower `first` or `count`",
+        ports.count, ports.first
+    );
+    require(last.is_some(), "data.ports", &message)?;
     let mtu = (MTU_BYTES_MIN..=MTU_BYTES_MAX).contains(&config.data.mtu);
-    require(mtu, "data.mtu", "must be 1280 to 65535")?;
+    let message = format!("{} is not 1280 to 65535", config.data.mtu);
+    require(mtu, "data.mtu", &message)?;
     let transport = &config.transport;
     let most = ports.count * ports.count;
     let paths = transport

@@ -35,6 +35,14 @@ pub enum PlayError {
         /// What the system said.
         source: io::Error,
     },
+    /// No directory for keys and logs.
+    #[error("{}: no temporary directory can be made there: {source}; set TMPDIR to a directory where you may write", path.display())]
+    NoTemporary {
+        /// Where.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The copies would not fit into memory.
     #[error(
         "{copies} copies of {} take {} of memory and {} are free: give --out DIR on a disk, fewer \
@@ -101,6 +109,7 @@ impl PlayError {
             Self::NeedsFabric { source, .. } => source.reason(),
             Self::Authority(error) => error.reason(),
             Self::Files { .. } => "FilesUnusable",
+            Self::NoTemporary { .. } => "NoTemporaryDirectory",
             Self::TooLittleMemory { .. } => "TooLittleMemory",
             Self::TooLittleRoom { .. } => "TooLittleRoom",
             Self::Stage(error) => error.reason(),

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Write},
+    io::{self, Read as _, Write as _},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
@@ -59,7 +59,7 @@ impl Scratch {
         // Only its owner may enter it.
         let parent = std::env::temp_dir();
         remove_abandoned(&parent);
-        Self::temporary(&parent).map_err(|source| PlayError::Files {
+        Self::temporary(&parent).map_err(|source| PlayError::NoTemporary {
             path: parent,
             source,
         })
@@ -253,24 +253,50 @@ fn below(directory: &Path) -> u64 {
         .sum()
 }
 
-/// Whole or not at all: it is written under another name, and what an interrupted run made is used again.
+/// Whole or not at all: it is written under another name. What an earlier run made is used again, if it has these bytes.
 fn write_random(path: &Path, bytes: u64, seed: u64) -> io::Result<()> {
-    if fs::metadata(path).is_ok_and(|made| made.len() == bytes) {
+    if is_random(path, bytes, seed).unwrap_or(false) {
         return Ok(());
     }
     // Removed when this returns early.
     let unfinished = TempPath::try_from_path(path.with_extension("unfinished"))?;
     let mut file = File::create(&unfinished)?;
+    each_block(bytes, seed, |block| file.write_all(block).map(|()| true))?;
+    unfinished.persist(path).map_err(|error| error.error)
+}
+
+/// Whether a file has these bytes.
+fn is_random(path: &Path, bytes: u64, seed: u64) -> io::Result<bool> {
+    let mut file = File::open(path)?;
+    if file.metadata()?.len() != bytes {
+        return Ok(false);
+    }
+    let mut found = vec![0; WRITE_AT_ONCE];
+    each_block(bytes, seed, |block| {
+        let found = &mut found[..block.len()];
+        file.read_exact(found)?;
+        Ok(found == block)
+    })
+}
+
+/// Draws the bytes in blocks, as long as `take` answers `true`. Answers whether it always did.
+fn each_block(
+    bytes: u64,
+    seed: u64,
+    mut take: impl FnMut(&[u8]) -> io::Result<bool>,
+) -> io::Result<bool> {
     let mut random = Pcg64Mcg::seed_from_u64(seed);
     let mut block = vec![0; WRITE_AT_ONCE];
     let mut left = bytes;
     while left > 0 {
         let part = usize::try_from(left).unwrap_or(usize::MAX).min(block.len());
         random.fill_bytes(&mut block[..part]);
-        file.write_all(&block[..part])?;
+        if !take(&block[..part])? {
+            return Ok(false);
+        }
         left -= part as u64;
     }
-    unfinished.persist(path).map_err(|error| error.error)
+    Ok(true)
 }
 
 #[cfg(test)]
@@ -290,6 +316,12 @@ mod tests {
         assert_eq!(first, read("b", 3_000_000, 1));
         assert_ne!(first, read("c", 3_000_000, 2));
         assert!(read("d", 0, 1).is_empty());
+        // One that was damaged since is made anew.
+        let damaged = directory.path().join("a").join(RANDOM_NAME);
+        let mut bytes = first.clone();
+        bytes[2_000_000] ^= 1;
+        fs::write(&damaged, bytes).unwrap();
+        assert_eq!(first, read("a", 3_000_000, 1));
     }
 
     #[test]

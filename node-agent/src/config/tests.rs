@@ -243,6 +243,15 @@ fn an_error_names_the_line_or_the_whole_field_and_what_would_be_right() {
             "metrics.listen",
             "taken by control.listen",
         ),
+        ("node: node0\n", "", 0, "node", "is missing: add it"),
+        (
+            "fabric: play\n",
+            "fabric: play\nfabric: play\n",
+            3,
+            "fabric",
+            "remove one of the two",
+        ),
+        (GOOD, "", 0, "", "is empty or ends too early"),
         ("control: {", "control: {{", 3, "", ""),
     ];
     for (good, bad, line, field, hint) in table {

@@ -37,10 +37,11 @@ fuzz_target!(|bytes: &[u8]| {
             control::parse(control::emit(&request, &mut buffer)),
             Ok(request)
         );
+        let now = Duration::from_secs(draw.into());
         let mut random = || {
             draw = draw.wrapping_add(1);
             draw
         };
-        let _ = objects.handle(&request, Duration::from_secs(draw.into()), &mut random);
+        let _ = objects.handle(&request, now, &mut random);
     }
 });

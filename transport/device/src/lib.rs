@@ -5,7 +5,7 @@
 //! This crate is the part that both ends must agree on: the layout of these, of a
 //! [`WorkRequest`](work_request::WorkRequest) and of a [`Completion`](completion::Completion), the
 //! [messages](control) of the socket, and which [states](state) a queue pair may go to. The engine's table of a
-//! device's [objects](objects) is here, too, for it is as pure. The crate opens no file, maps no memory and makes no
+//! device's [objects] is here, too, for it is as pure. The crate opens no file, maps no memory and makes no
 //! system call.
 //!
 //! The program trusts the engine. The engine trusts nothing that it reads: each word is read once and then checked.

@@ -25,7 +25,8 @@ const OF_MANIFEST: [&str; 3] = ["PeerFaulty", "BadManifest", "ManifestNotFetched
 /// Why a node could not do its task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// The node at fault, or that could not be called.
+    /// The node that reports it, that could not be called, or that another node reports; it need not be the one at
+    /// fault. Empty for a Secret.
     pub node: String,
     /// Stable, for machines.
     pub reason: String,

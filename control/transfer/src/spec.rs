@@ -160,7 +160,8 @@ impl Timing {
 /// Which operator sends the commands: agents obey the newest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaderContext {
-    /// Transitions of the operator's Lease.
+    /// The epoch of the leader that sends: one more than the Lease's leaseTransitions, higher than that of any leader
+    /// before it.
     pub leader_epoch: u64,
     /// Of the job's description.
     pub generation: u64,

@@ -47,7 +47,8 @@ pub struct CopyHeader {
     pub disk_bytes: Option<u64>,
     /// How many files it has.
     pub files: u64,
-    /// Weft wrote the files. A source's own files are never removed.
+    /// The files may be removed once no job is recorded: false of a source's own files, and of files that a job which is
+    /// not in the record may need.
     pub removable: bool,
     /// The jobs that it is recorded for, oldest first.
     pub jobs: Vec<CopyJob>,

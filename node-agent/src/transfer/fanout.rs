@@ -106,7 +106,7 @@ struct InFlight {
 
 impl OpenChild {
     /// Whether the next message may go to it: there is a slot and room for one more, and the message is
-    /// near enough to the first that is not acknowledged.
+    /// near enough to the first whose credit has not come back.
     fn may_go_on(&self, limits: SendLimits) -> bool {
         let in_flight = self.in_flight.len() - self.free.len();
         if self.free.is_empty() || in_flight >= limits.in_flight {

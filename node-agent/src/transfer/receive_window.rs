@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-/// A message is sent only when all but this many before it are acknowledged. It bounds the files
+/// A message is sent only when the slots of all but this many before it are given back. It bounds the files
 /// that a receiver has open at once: at most two are half-done in each message. 64 messages are
 /// 64 MiB, a delay of 50 ms at 10 Gbit/s: longer than a lost chunk takes. No connection has more
 /// slots, so a parent can always fill all of them.

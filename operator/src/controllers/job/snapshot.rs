@@ -47,7 +47,7 @@ pub(crate) struct Snapshot {
     pub(crate) destinations: Vec<DestinationStatus>,
     /// Every destination had the files before, and nothing was sent.
     pub(crate) was_there: bool,
-    /// Nodes that could not be told of its end.
+    /// Nodes that have not confirmed its end: files of it may be left there.
     pub(crate) unconfirmed: Vec<String>,
     /// Verified bytes of all destinations.
     pub(crate) bytes: i64,

@@ -392,7 +392,7 @@ fn set(status: &mut TransferJobStatus, update: ConditionUpdate, now: Timestamp) 
     );
 }
 
-/// What may be left at nodes that could not be told of a job's end.
+/// What may be left at nodes that have not confirmed a job's end.
 pub(crate) fn left_behind(job: &TransferJob, nodes: &[String]) -> Option<Event> {
     if nodes.is_empty() {
         return None;

@@ -79,8 +79,7 @@ fn an_error_names_the_line_or_the_whole_field_and_what_would_be_right() {
             "fabric",
             "is not a fabric name",
         ),
-        // The parser misses it at the end.
-        ("fabric: play\n", "", 18, "", "fabric"),
+        ("fabric: play\n", "", 0, "fabric", "is missing: add it"),
         ("count: 16", "count: 17", 0, "data.ports.count", "1 to 16"),
         (
             "first: 7410",
@@ -243,7 +242,6 @@ fn an_error_names_the_line_or_the_whole_field_and_what_would_be_right() {
             "metrics.listen",
             "taken by control.listen",
         ),
-        ("node: node0\n", "", 0, "node", "is missing: add it"),
         (
             "fabric: play\n",
             "fabric: play\nfabric: play\n",

@@ -241,6 +241,8 @@ async fn a_destination_takes_no_other_manifest_than_the_operator_named() {
     let mut request = lab.prepare(&attempt, 1, &listed);
     let holder = request.manifest_from.as_mut().unwrap();
     holder.ticket = Some(lab.fetching(&attempt, 1, &other));
+    // The holder sends what the ticket names, and no other listing than that asked for.
+    request.fingerprint.clone_from(&other.fingerprint);
     let refused = lab.operator(1).await.prepare(request).await.unwrap_err();
     assert_eq!(reason(&refused), "ManifestNotFetched", "{refused:?}");
     assert!(refused.message().contains("another list"), "{refused:?}");

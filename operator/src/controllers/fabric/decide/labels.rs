@@ -32,8 +32,9 @@ use crate::controllers::{
 const MODEL_LABEL: &str = "weft.dev/model.";
 /// Of a label's name, `model.` included (Kubernetes, "Labels and Selectors").
 const NAME_BYTES_MAX: usize = 63;
-/// A namespace with a shorter name is whole in the key of a label.
-const UNCUT_BYTES: usize = NAME_BYTES_MAX - "model.".len() - 9;
+/// Of a namespace and a name that are cut: a dot and eight digits of their hash follow. A shorter namespace is whole in
+/// the key of a label.
+const CUT_BYTES: usize = NAME_BYTES_MAX - "model.".len() - 9;
 /// Digits of the digest that the label's value shows.
 const DIGEST_DIGITS: usize = 12;
 /// Why a node has not the label of a job: its namespace has its share …
@@ -48,7 +49,7 @@ pub(crate) fn model_label(namespace: &str, name: &str, digest: &str) -> (String,
     let room = NAME_BYTES_MAX - "model.".len();
     if name.len() > room {
         let hash = blake3::hash(name.as_bytes()).to_hex();
-        let kept = &name[..name.floor_char_boundary(room - 9)];
+        let kept = &name[..name.floor_char_boundary(CUT_BYTES)];
         name = format!("{}.{}", kept.trim_end_matches(['.', '-']), &hash[..8]);
     }
     let value = digest.get(..DIGEST_DIGITS).unwrap_or(digest);
@@ -197,7 +198,7 @@ fn is_of_no_namespace(key: &str, cache: &Cache) -> bool {
 fn is_listed(report: &NodeReport, key: &str) -> bool {
     let namespace = namespace_in(key);
     let is_meant = |name: &String| {
-        name == namespace || name.len() >= UNCUT_BYTES && name.starts_with(namespace)
+        name == namespace || namespace.len() >= CUT_BYTES && name.starts_with(namespace)
     };
     let unlisted = &report.unlisted_namespaces;
     report.copies_listed || !unlisted.is_empty() && !unlisted.iter().any(is_meant)

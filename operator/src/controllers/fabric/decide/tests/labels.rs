@@ -324,7 +324,8 @@ fn a_namespace_that_fills_the_list_of_copies_keeps_the_labels_of_no_other() {
     let listed = ["x", "y"].map(|name| other(&mut stage, "team-b", name));
     reports(&mut stage, &listed, false);
     let report = &mut stage.reports.get_mut("n2").unwrap().report;
-    report.unlisted_namespaces = vec!["team-b".to_owned()];
+    // Nor does one whose long name begins as another's.
+    report.unlisted_namespaces = vec!["team-b".to_owned(), format!("team-a{}", "x".repeat(50))];
     stage.settle();
     let labels = models(&stage);
     assert!(labels.iter().all(|name| name.starts_with("team-b.")));

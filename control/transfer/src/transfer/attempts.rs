@@ -176,6 +176,9 @@ impl Transfer {
                 AgentState::Failed if !failure.is_cancelled() => attempt.on_stopped(node, failure),
                 _ => {}
             }
+        }
+        // While an attempt ends, a child that is told so before its sender refuses that one's calls: no failure.
+        if let State::Running(attempt) = &mut self.state {
             for peer in &progress.peers {
                 if peer.failed && peer.role() == Role::Child {
                     let (reason, message) = (&peer.reason, &peer.message);

@@ -712,6 +712,33 @@ fn a_full_disk_fails_its_destination_and_no_other() {
 }
 
 #[test]
+fn a_child_that_was_told_of_the_end_before_its_sender_does_not_hide_the_cause() {
+    let mut harness = Harness::chain(3);
+    let cause = failure(&name(0), "NodeUnreachable", true);
+    let died = called(&name(0), 1, Call::WatchProgress, Err(cause.clone()));
+    let (transfer, commands) = harness.transfer.clone().step(harness.now, died);
+    harness.transfer = transfer;
+    harness.reports(1, |progress| {
+        progress.peers = vec![PeerProgress {
+            node: name(2),
+            role: Role::Child.into(),
+            failed: true,
+            reason: "PeerRefused".into(),
+            message: "node node2 refused the call (Cancelled)".into(),
+            retriable: true,
+            ..PeerProgress::default()
+        }];
+    });
+    harness.pending.extend(commands);
+    harness.obey();
+    let DestinationPhase::Retrying(failure) = harness.phase(2) else {
+        panic!("{:?}", harness.phase(2));
+    };
+    assert_eq!(failure.reason, "SenderLost");
+    assert!(failure.message.contains(&cause.message), "{failure:?}");
+}
+
+#[test]
 fn nodes_that_receive_from_a_verified_relay_go_on_without_the_source() {
     let mut harness = Harness::chain(4);
     harness.verifies(1);

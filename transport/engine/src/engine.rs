@@ -293,6 +293,11 @@ impl Engine {
         key
     }
 
+    /// The same, with a key that the caller has drawn: nobody may guess it, and it is used once.
+    pub fn register_as(&self, key: Key, domain: DomainId, access: Access, region: Arc<Region>) {
+        self.regions.register(key, domain, access, region);
+    }
+
     /// Stops placements into a region and hands it to its owner: from here on no byte lands, and peers
     /// that write to it try again until [`Engine::arm`]. `None` when it is not armed or not registered.
     pub fn take(&self, key: Key) -> Option<Arc<Region>> {

@@ -57,7 +57,9 @@ pub use weft_core::path::{PathReport, PathState, PolicyKind};
 pub use weft_core::units::{ConnectionId, Key, Nanos};
 pub use weft_core::wire::{Atomic, Integrity, Secret};
 pub use weft_link::{Counters as LinkCounters, LinkAddress, LinkError, PortRange, SocketBuffers};
-pub use weft_memory::{Counts as RegionCounts, MemfdError, Region, Source};
+pub use weft_memory::{
+    AddressSpace, AddressSpaceError, Counts as RegionCounts, MemfdError, Region, Source, Words,
+};
 
 /// The key of a write that has no bytes and goes to no region: its immediate arrives as
 /// [`Event::Signal`].

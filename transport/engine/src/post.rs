@@ -78,6 +78,16 @@ impl Pieces {
         }
     }
 
+    /// Whether reading them may fail, and costs a system call.
+    pub(crate) fn are_of_process(&self) -> bool {
+        let is_of_process =
+            |piece: &Piece| matches!(&piece.source, Source::Region(it) if it.is_of_process());
+        match self {
+            Pieces::One(piece) => is_of_process(piece),
+            Pieces::Many { pieces, .. } => pieces.iter().any(is_of_process),
+        }
+    }
+
     /// `length` bytes of the message from `at` on: where they lie if they lie in one piece that nobody changes,
     /// else a copy in `scratch`.
     fn read<'a>(
@@ -86,33 +96,48 @@ impl Pieces {
         length: usize,
         scratch: &'a mut [u8],
     ) -> Result<&'a [u8], DropReason> {
-        let (pieces, ends) = match self {
-            Pieces::One(piece) => return piece.source.read(piece.offset + at, length, scratch),
-            Pieces::Many { pieces, ends } => (pieces, ends),
+        let (piece, within) = match self {
+            Pieces::One(piece) => (piece, at),
+            Pieces::Many { pieces, ends } => {
+                let first = ends.partition_point(|&end| end <= at);
+                let Some((piece, &end)) = pieces.get(first).zip(ends.get(first)) else {
+                    return match length {
+                        0 => Ok(&[]),
+                        _ => Err(DropReason::Bounds),
+                    };
+                };
+                (piece, at - (end - piece.bytes))
+            }
         };
-        let first = ends.partition_point(|&end| end <= at);
-        let Some((piece, &end)) = pieces.get(first).zip(ends.get(first)) else {
-            return match length {
-                0 => Ok(&[]),
-                _ => Err(DropReason::Bounds),
-            };
-        };
-        let mut within = at - (end - piece.bytes);
         if within + length as u64 <= piece.bytes {
             return piece.source.read(piece.offset + within, length, scratch);
         }
         let out = scratch.get_mut(..length).ok_or(DropReason::Bounds)?;
+        self.copy_out(at, out)?;
+        Ok(out)
+    }
+
+    /// Copies the message from `at` on.
+    fn copy_out(&self, at: u64, out: &mut [u8]) -> Result<(), DropReason> {
+        let (pieces, first, mut within) = match self {
+            Pieces::One(piece) => (std::slice::from_ref(piece), 0, at),
+            Pieces::Many { pieces, ends } => {
+                let first = ends.partition_point(|&end| end <= at);
+                let before = first.checked_sub(1).map_or(0, |before| ends[before]);
+                (&pieces[..], first, at - before)
+            }
+        };
         let mut filled = 0;
         for piece in &pieces[first..] {
             let take = (out.len() - filled).min((piece.bytes - within) as usize);
             let room = &mut out[filled..filled + take];
             piece.source.copy_out(piece.offset + within, room)?;
             (filled, within) = (filled + take, 0);
-            if filled == out.len() {
-                return Ok(out);
-            }
         }
-        Err(DropReason::Bounds)
+        match filled == out.len() {
+            true => Ok(()),
+            false => Err(DropReason::Bounds),
+        }
     }
 }
 
@@ -122,7 +147,7 @@ pub(crate) enum Payload<'a> {
     /// The message, whole.
     Bytes(&'a [u8]),
     /// The chunk, which begins so far from the message's beginning.
-    Response(u64, &'a [u8]),
+    Chunk(u64, &'a [u8]),
 }
 
 impl Payload<'_> {
@@ -136,36 +161,54 @@ impl Payload<'_> {
         let (before, bytes) = match self {
             Payload::Pieces(pieces) => return pieces.read(range.start, length, scratch),
             Payload::Bytes(bytes) => (0, bytes),
-            Payload::Response(before, bytes) => (*before, bytes),
+            Payload::Chunk(before, bytes) => (*before, bytes),
         };
         let at = (range.start - before) as usize;
         bytes.get(at..at + length).ok_or(DropReason::Bounds)
     }
 }
 
-/// A chunk of the response to a read, copied out of its region at once: the region may be closed a moment later.
+/// A chunk that is copied out at once, before its first packet is sent: of the response to a read, because the region may be
+/// closed a moment later, and of another process's memory, because reading it may fail.
 #[derive(Default)]
-pub(crate) struct ResponseBuffer(Vec<u8>);
+pub(crate) struct ChunkBuffer(Vec<u8>);
 
-impl ResponseBuffer {
+impl ChunkBuffer {
     /// Copies what `chunk` carries of `place`.
-    pub(crate) fn read(
+    pub(crate) fn read_region(
         &mut self,
         place: &Place,
         chunk: &Chunk,
         regions: &Placing<'_, Region>,
     ) -> Result<Payload<'_>, DropReason> {
-        let before = chunk.payload(0).start;
-        let bytes = chunk.payload(chunk.packets() - 1).end - before;
+        let before = self.make_room(chunk);
         let place = Place {
             offset: place.offset + before,
-            bytes,
+            bytes: self.0.len() as u64,
             ..*place
         };
-        self.0.resize(bytes as usize, 0);
         let region = regions.resolve(&place, Access::READ)?;
         region.read(place.offset, &mut self.0)?;
-        Ok(Payload::Response(before, &self.0))
+        Ok(Payload::Chunk(before, &self.0))
+    }
+
+    /// Copies what `chunk` carries of `pieces`.
+    pub(crate) fn read_pieces(
+        &mut self,
+        pieces: &Pieces,
+        chunk: &Chunk,
+    ) -> Result<Payload<'_>, DropReason> {
+        let before = self.make_room(chunk);
+        pieces.copy_out(before, &mut self.0)?;
+        Ok(Payload::Chunk(before, &self.0))
+    }
+
+    /// Makes room for the chunk; where in the message it begins.
+    fn make_room(&mut self, chunk: &Chunk) -> u64 {
+        let before = chunk.payload(0).start;
+        let bytes = chunk.payload(chunk.packets() - 1).end - before;
+        self.0.resize(bytes as usize, 0);
+        before
     }
 }
 

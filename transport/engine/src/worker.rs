@@ -27,7 +27,7 @@ use crate::ends::RemoteEnd;
 use crate::error::EngineError;
 use crate::identity::{ResetKeys, reset_token};
 use crate::peer::PeerNic;
-use crate::post::{Payload, ResponseBuffer};
+use crate::post::{ChunkBuffer, Payload};
 use crate::snapshot::{ConnectionSnapshot, PeerSnapshot, Snapshot};
 use crate::users::Users;
 
@@ -71,7 +71,7 @@ pub(crate) struct Worker {
     regions: TableReader<Region>,
     /// One packet's payload, out of a source that may change.
     scratch: Box<[u8]>,
-    response: ResponseBuffer,
+    chunk: ChunkBuffer,
     reset_keys: ResetKeys,
     control: Box<[u8; CONTROL_BYTES_MAX]>,
     /// The time of the last look at the clock: a turn with nothing to do reads it once.
@@ -142,7 +142,7 @@ impl Worker {
             doze: Arc::new(doze),
             regions,
             scratch: vec![0; usize::from(config.datagram_bytes())].into(),
-            response: ResponseBuffer::default(),
+            chunk: ChunkBuffer::default(),
             commands,
             endpoint,
             users: Users::default(),
@@ -391,7 +391,7 @@ impl Worker {
         let mut busy = false;
         let chunks = if self.link.can_send() { chunks } else { 0 };
         let mut sending = self.endpoint.send(self.now, drained, chunks);
-        let (mut refused, mut closed) = (None, Vec::new());
+        let (mut refused, mut failed) = (None, Vec::new());
         while let Some(transmit) = sending.poll_transmit(self.now, &mut self.control) {
             busy = true;
             match transmit {
@@ -418,14 +418,17 @@ impl Worker {
                     chunk,
                 } => {
                     let payload = match &chunk.source {
-                        ChunkSource::Posted { token } => {
-                            let pieces = self.users.pieces(*token);
-                            pieces.map(Payload::Pieces).ok_or(DropReason::Closed)
-                        }
+                        ChunkSource::Posted { token } => match self.users.pieces(*token) {
+                            Some(pieces) if pieces.are_of_process() => {
+                                self.chunk.read_pieces(pieces, &chunk)
+                            }
+                            Some(pieces) => Ok(Payload::Pieces(pieces)),
+                            None => Err(DropReason::Closed),
+                        },
                         ChunkSource::Inline(bytes) => Ok(Payload::Bytes(bytes)),
                         ChunkSource::Region(place) => {
                             let entered = self.regions.enter();
-                            self.response.read(place, &chunk, &entered)
+                            self.chunk.read_region(place, &chunk, &entered)
                         }
                     };
                     let payload = match payload {
@@ -433,7 +436,11 @@ impl Worker {
                         // The message has ended, or its region is with its owner: then the chunk is sent again.
                         Err(DropReason::Closed | DropReason::NotArmed) => continue,
                         Err(_) => {
-                            closed.push(connection);
+                            let failure = match chunk.source {
+                                ChunkSource::Region(_) => Failure::SourceClosed,
+                                _ => Failure::SourceUnreadable,
+                            };
+                            failed.push((connection, failure));
                             continue;
                         }
                     };
@@ -458,8 +465,8 @@ impl Worker {
             }
         }
         drop(sending);
-        for connection in closed {
-            self.endpoint.fail(connection, Failure::SourceClosed);
+        for (connection, failure) in failed {
+            self.endpoint.fail(connection, failure);
         }
         self.report();
         if refused == Some(Refusal::TooBig) && !std::mem::replace(&mut self.logged_too_big, true) {

@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use pair::{PATIENCE, Pair, bytes_of, pattern, region};
 use weft_engine::{
-    Access, Atomic, AtomicChange, DomainId, EngineError, Event, Failure, Key, Pages, Piece, Post,
-    PostError, Progress, REQUESTS_MAX, Read, ReceiveBuffer, Region, SIGNAL, SendMessage, Source,
-    WorkRequest, Write, WritePages,
+    Access, AddressSpace, Atomic, AtomicChange, DomainId, EngineError, Event, Failure, Key, Pages,
+    Piece, Post, PostError, Progress, REQUESTS_MAX, Read, ReceiveBuffer, Region, SIGNAL,
+    SendMessage, Source, WorkRequest, Write, WritePages,
 };
 
 const DOMAIN: DomainId = DomainId(1);
@@ -321,4 +321,63 @@ fn work_requests_that_make_no_sense_are_refused_at_once() {
         last,
         EngineError::Post(PostError::TooManyRequests)
     ));
+}
+
+/// This process's memory, as another process's is reached.
+fn of_process(address: u64, bytes: usize) -> Arc<Region> {
+    let mut how = std::fs::OpenOptions::new();
+    let file = how.read(true).write(true).open("/proc/self/mem");
+    let space = AddressSpace::new(file.expect("it opens").into()).expect("it is one");
+    let range = space.range(address, bytes as u64, address);
+    Region::of_process(range.expect("the numbers are small"))
+}
+
+#[test]
+fn another_process_s_memory_is_sent_and_received() {
+    let pair = threads();
+    let bytes = 200_000;
+    let source: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8).collect();
+    let target = vec![0u8; bytes];
+    let (from, to) = (source.as_ptr() as u64, target.as_ptr() as u64);
+    let key = pair.b.engine.register(DOMAIN, of_process(to, bytes));
+    let write = Write {
+        token: 1,
+        bytes: bytes as u64,
+        key,
+        offset: to,
+        immediate: None,
+    };
+    let half = bytes as u64 / 2;
+    let pieces = [(half, half), (0, half)].map(|(at, bytes)| Piece {
+        source: of_process(from + at, bytes as usize).into(),
+        offset: from + at,
+        bytes,
+    });
+    post(&pair, write, pieces.into());
+    assert!(matches!(next(&pair.a), Event::Completed { context: 1, .. }));
+    let (first, second) = source.split_at(bytes / 2);
+    assert!(target == [second, first].concat());
+}
+
+#[test]
+fn memory_that_is_not_mapped_fails_the_connection_and_not_the_engine() {
+    let pair = threads();
+    let key = pair.b.engine.register(DOMAIN, region(8192, 0));
+    let write = Write {
+        token: 1,
+        bytes: 8192,
+        key,
+        offset: 0,
+        immediate: None,
+    };
+    let piece = Piece {
+        source: of_process(4096, 8192).into(),
+        offset: 4096,
+        bytes: 8192,
+    };
+    post(&pair, write, vec![piece]);
+    let Event::Failed { failure, .. } = next(&pair.a) else {
+        panic!("it is to fail");
+    };
+    assert_eq!(failure, Failure::SourceUnreadable);
 }

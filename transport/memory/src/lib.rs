@@ -1,7 +1,7 @@
 //! Memory that peers reach: regions, and the table that finds them by key.
 //!
 //! A [`Region`] is memory that several threads, and with [`Region::memfd`] several processes, hold at
-//! once. A [`RegionTable`] opens regions to the connections of a domain. All workers read the table
+//! once, or memory of another process ([`AddressSpace`]). A [`RegionTable`] opens regions to the connections of a domain. All workers read the table
 //! without a lock; registering, arming, taking and deregistering wait until no worker still uses what
 //! they replaced.
 //!
@@ -23,6 +23,7 @@
 //! 4. *What a reader can see is not freed.* A replaced value is freed only after every reader that was
 //!    inside when it was replaced has left (module `published`, checked with loom).
 
+mod address_space;
 #[expect(
     unsafe_code,
     reason = "bytes that others may write at the same time; invariant 1"
@@ -68,5 +69,6 @@ mod sync {
 )]
 mod model;
 
-pub use region::{MemfdError, Region, Source};
+pub use address_space::{AddressSpace, AddressSpaceError, Range};
+pub use region::{MemfdError, Region, Source, Words};
 pub use table::{Backing, Counts, Placing, RegionTable, TableReader};

@@ -1,5 +1,6 @@
 //! A region: memory that threads and processes share.
 
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -10,6 +11,7 @@ use weft_core::drops::DropReason;
 use weft_core::memory::check_bounds;
 use weft_core::wire::Atomic;
 
+use crate::address_space::Range;
 use crate::copy::{copy_in, copy_out, prefetch};
 
 const _: () = assert!(
@@ -28,6 +30,7 @@ pub struct Region(Memory);
 enum Memory {
     Private(Box<[AtomicU8]>),
     Memfd { map: MmapRaw, file: OwnedFd },
+    OfProcess(Range),
 }
 
 /// Why a file was not taken as a region.
@@ -105,17 +108,39 @@ impl Region {
         Ok(Region(Memory::Memfd { map, file }))
     }
 
+    /// Memory of another process, which that process may unmap or change at any time. An access that fails is refused as
+    /// one out of bounds.
+    pub fn of_process(range: Range) -> Arc<Region> {
+        Arc::new(Region(Memory::OfProcess(range)))
+    }
+
     /// The file to pass to another process, where there is one.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.0 {
-            Memory::Private(_) => None,
+            Memory::Private(_) | Memory::OfProcess(_) => None,
             Memory::Memfd { file, .. } => Some(file.as_fd()),
         }
     }
 
-    /// Bytes.
+    /// Bytes; of another process's memory, the offset at which it ends.
     pub fn len(&self) -> u64 {
-        self.bytes().len() as u64
+        match &self.0 {
+            Memory::OfProcess(range) => range.offsets().end,
+            _ => self.bytes().len() as u64,
+        }
+    }
+
+    /// Where the offsets begin: not at 0 in another process's memory.
+    pub(crate) fn first_offset(&self) -> u64 {
+        match &self.0 {
+            Memory::OfProcess(range) => range.offsets().start,
+            _ => 0,
+        }
+    }
+
+    /// Whether its bytes lie in another process: then reading them may fail, and costs a system call.
+    pub fn is_of_process(&self) -> bool {
+        matches!(self.0, Memory::OfProcess(_))
     }
 
     /// Whether it has no bytes.
@@ -129,8 +154,13 @@ impl Region {
     /// # Errors
     /// [`DropReason::Bounds`]; nothing was copied.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DropReason> {
-        copy_out(self.range(offset, out.len())?, out);
-        Ok(())
+        match &self.0 {
+            Memory::OfProcess(range) => range.read(offset, out),
+            _ => {
+                copy_out(self.range(offset, out.len())?, out);
+                Ok(())
+            }
+        }
     }
 
     /// Copies `bytes` to `offset` of the region.
@@ -138,16 +168,26 @@ impl Region {
     /// # Errors
     /// [`DropReason::Bounds`]; nothing was copied.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), DropReason> {
-        copy_in(self.range(offset, bytes.len())?, bytes);
-        Ok(())
+        match &self.0 {
+            Memory::OfProcess(range) => range.write(offset, bytes),
+            _ => {
+                copy_in(self.range(offset, bytes.len())?, bytes);
+                Ok(())
+            }
+        }
     }
 
-    /// Changes the 8 bytes at `offset`, little endian, while nothing else changes them. Returns what was there.
+    /// Changes the 8 bytes at `offset`, little endian, while nothing else changes them. Returns what was there. In another
+    /// process's memory, only accesses of this region's holder count as something else: that process's own are not kept
+    /// away (`IBV_ATOMIC_HCA`).
     ///
     /// # Errors
     /// [`DropReason::Bounds`] also when they do not lie at a multiple of 8 of the region and of memory; nothing was
     /// changed.
     pub fn atomic(&self, offset: u64, atomic: Atomic) -> Result<u64, DropReason> {
+        if let Memory::OfProcess(range) = &self.0 {
+            return range.atomic(offset, atomic);
+        }
         let bytes = self.range(offset, Atomic::BYTES as usize)?;
         let word = bytes.as_ptr().cast::<AtomicU64>();
         if !offset.is_multiple_of(Atomic::BYTES) || !word.is_aligned() {
@@ -187,6 +227,7 @@ impl Region {
     fn bytes(&self) -> &[AtomicU8] {
         match &self.0 {
             Memory::Private(bytes) => bytes,
+            Memory::OfProcess(_) => &[],
             Memory::Memfd { map, .. } => {
                 let start = map.as_mut_ptr().cast::<AtomicU8>();
                 // SAFETY: the mapping is readable and writable, lives as long as `self` and cannot
@@ -201,6 +242,44 @@ impl Region {
         check_bounds(bytes.len() as u64, offset, length as u64)?;
         let at = offset as usize;
         Ok(&bytes[at..at + length])
+    }
+}
+
+/// Whole words of a region that processes share, as a ring or a doorbell page is.
+#[derive(Debug, Clone)]
+pub struct Words {
+    region: Arc<Region>,
+    first: usize,
+    count: usize,
+}
+
+impl Words {
+    /// `count` words from `offset` on.
+    ///
+    /// # Errors
+    /// [`DropReason::Bounds`] when they do not lie within the region, at multiples of 8 of it and of memory.
+    pub fn new(region: &Arc<Region>, offset: u64, count: usize) -> Result<Words, DropReason> {
+        let length = count.checked_mul(size_of::<AtomicU64>());
+        let bytes = region.range(offset, length.ok_or(DropReason::Bounds)?)?;
+        if !bytes.as_ptr().cast::<AtomicU64>().is_aligned() {
+            return Err(DropReason::Bounds);
+        }
+        Ok(Words {
+            region: Arc::clone(region),
+            first: offset as usize,
+            count,
+        })
+    }
+}
+
+impl Deref for Words {
+    type Target = [AtomicU64];
+
+    fn deref(&self) -> &[AtomicU64] {
+        let words = self.region.bytes()[self.first..].as_ptr().cast();
+        // SAFETY: `new` has checked that so many aligned words lie in the region, whose memory neither moves nor shrinks and
+        // lives as long as `self` (invariant 3). They are used as atomics only (invariant 1).
+        unsafe { std::slice::from_raw_parts(words, self.count) }
     }
 }
 

@@ -18,13 +18,22 @@ const SHARD_BITS: u32 = 8;
 
 /// What stands behind a key: a [`Region`], or in the simulator a region without its bytes.
 pub trait Backing: Send + Sync {
-    /// How long it is.
+    /// How long it is: the offset at which it ends.
     fn bytes(&self) -> u64;
+
+    /// The offset at which it begins. Who accesses it checks that itself.
+    fn first_offset(&self) -> u64 {
+        0
+    }
 }
 
 impl Backing for Region {
     fn bytes(&self) -> u64 {
         self.len()
+    }
+
+    fn first_offset(&self) -> u64 {
+        Region::first_offset(self)
     }
 }
 
@@ -136,7 +145,7 @@ impl<B: Backing> RegionTable<B> {
                 match &entry.armed {
                     Some(region) => {
                         counts.armed += 1;
-                        counts.armed_bytes += region.bytes();
+                        counts.armed_bytes += region.bytes() - region.first_offset();
                     }
                     None => counts.taken += 1,
                 }

@@ -56,6 +56,11 @@ pub enum Failure {
          fabric must have the same"
     )]
     NoCredit,
+    /// The bytes of a work request could not be read when they were to be sent.
+    #[error(
+        "the bytes of a work request could not be read: the program that owns the memory has unmapped it, or has ended"
+    )]
+    SourceUnreadable,
 }
 
 impl Failure {
@@ -72,6 +77,7 @@ impl Failure {
             Failure::SourceClosed => "SourceClosed",
             Failure::AckOfUnsent => "AckOfUnsent",
             Failure::NoCredit => "NoCredit",
+            Failure::SourceUnreadable => "SourceUnreadable",
         }
     }
 }

@@ -124,3 +124,17 @@ fn a_source_is_read_in_place_when_nobody_changes_it_and_copied_otherwise() {
     let no_room = sources[1].read(0, 9, &mut scratch);
     assert_eq!(no_room, Err(DropReason::Bounds));
 }
+
+#[test]
+fn words_are_shared_and_lie_where_they_may() {
+    let region = Arc::new(Region::memfd("weft-test", 4096).unwrap());
+    let words = Words::new(&region, 16, 2).unwrap();
+    words[1].store(7, Ordering::Relaxed);
+    let mut out = [0; 8];
+    region.read(24, &mut out).unwrap();
+    assert_eq!(out, 7u64.to_le_bytes());
+    for (offset, count) in [(4, 1), (4096, 1), (0, 513), (8, usize::MAX)] {
+        let error = Words::new(&region, offset, count).unwrap_err();
+        assert_eq!(error, DropReason::Bounds);
+    }
+}

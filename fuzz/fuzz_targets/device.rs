@@ -21,10 +21,11 @@ const LIMITS: Limits = Limits {
     inline_bytes: 1024,
     requests: 16,
     path_mtu: 5,
+    ring_bytes: 1 << 20,
 };
 
 fuzz_target!(|bytes: &[u8]| {
-    let mut objects = Objects::new(LIMITS);
+    let mut objects = Objects::new(LIMITS, 0..1 << 24);
     let (mut rest, mut draw) = (bytes, 0u32);
     while let Some((length, more)) = rest.split_first() {
         let (packet, after) = more.split_at(usize::from(*length).min(more.len()));

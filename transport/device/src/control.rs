@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use crate::space::RingPlace;
 use crate::state::QueuePairType;
 
 /// A message is no longer than this.
@@ -191,6 +192,8 @@ pub enum Answer {
         queue: u32,
         /// Entries that it holds.
         entries: u32,
+        /// Its ring.
+        ring: RingPlace,
     },
     /// A queue pair is made.
     CreatedQueuePair {
@@ -198,6 +201,10 @@ pub enum Answer {
         queue_pair: u32,
         /// Sizes of its queues.
         sizes: QueueSizes,
+        /// The ring of its sends.
+        send_ring: RingPlace,
+        /// The ring of its receives; none with a shared queue.
+        receive_ring: Option<RingPlace>,
     },
     /// The attributes of a queue pair.
     Attributes(QueuePairAttributes),
@@ -230,6 +237,8 @@ pub struct Limits {
     pub requests: u8,
     /// The largest `path_mtu`.
     pub path_mtu: u32,
+    /// Bytes of shared memory that rings may take.
+    pub ring_bytes: u64,
 }
 
 /// The answer to a request: what it has made, or an error number.

@@ -20,6 +20,7 @@ pub mod doorbell;
 pub mod entry;
 pub mod objects;
 pub mod ring;
+pub mod space;
 pub mod state;
 pub mod work_request;
 

@@ -13,7 +13,9 @@ use crate::control::{
     Address, Answer, ErrorNumber, Limits, Outcome, QueuePair, QueuePairAttributes, QueueSizes,
     Region, Request,
 };
+use crate::space::{RingPlace, RingSpace};
 use crate::state::{self, Attributes, Change, State};
+use crate::work_request::ring_slots;
 
 /// A key of a region that is gone is not given to another one for so long.
 const KEY_REST: Duration = Duration::from_secs(60);
@@ -61,11 +63,17 @@ impl<T> Table<T> {
         u32::try_from(self.objects.len()).unwrap_or(u32::MAX)
     }
 
+    /// Whether there may be one more.
+    fn check_room(&self, limit: u32) -> Result<(), ErrorNumber> {
+        match self.len() < limit.min(self.end - self.first) {
+            true => Ok(()),
+            false => Err(ErrorNumber::OutOfMemory),
+        }
+    }
+
     /// Adds an object if there may be one more.
     fn add(&mut self, object: T, limit: u32) -> Result<u32, ErrorNumber> {
-        if self.len() >= limit.min(self.end - self.first) {
-            return Err(ErrorNumber::OutOfMemory);
-        }
+        self.check_room(limit)?;
         while self.objects.contains_key(&self.next) {
             self.advance();
         }
@@ -114,6 +122,15 @@ impl Table<u32> {
 struct SharedReceiveQueue {
     domain: u32,
     users: u32,
+    ring: RingPlace,
+}
+
+/// A completion queue.
+#[derive(Debug)]
+struct CompletionQueue {
+    /// How many queue pairs use it: one twice where it takes both kinds of completions.
+    users: u32,
+    ring: RingPlace,
 }
 
 /// A queue pair, as it was made and as it is now.
@@ -125,6 +142,10 @@ pub struct QueuePairState {
     pub state: State,
     /// Its attributes: those that were given at any time since it was reset.
     pub attributes: QueuePairAttributes,
+    /// The ring of its sends.
+    pub send_ring: RingPlace,
+    /// The ring of its receives; none with a shared queue.
+    pub receive_ring: Option<RingPlace>,
 }
 
 /// All objects of one device. Owned and written by the engine's control thread.
@@ -133,8 +154,7 @@ pub struct Objects {
     limits: Limits,
     /// How many objects use each.
     domains: Table<u32>,
-    /// How many queue pairs use each: one twice where it takes both kinds of completions.
-    completion_queues: Table<u32>,
+    completion_queues: Table<CompletionQueue>,
     shared_receive_queues: Table<SharedReceiveQueue>,
     queue_pairs: Table<QueuePairState>,
     /// Their protection domains.
@@ -144,23 +164,26 @@ pub struct Objects {
     /// Keys that rest, with the time when they were given back.
     resting: VecDeque<(Duration, u32)>,
     resting_keys: BTreeSet<u32>,
+    space: RingSpace,
 }
 
 impl Objects {
-    /// A device without objects.
+    /// A device without objects, whose queue pairs get these numbers.
     #[must_use]
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: Limits, queue_pairs: std::ops::Range<u32>) -> Self {
         let any = 1..u32::MAX;
+        let queue_pairs = queue_pairs.start.max(FIRST_QUEUE_PAIR)..queue_pairs.end;
         Self {
             limits,
             domains: Table::new(any.clone()),
             completion_queues: Table::new(any.clone()),
             shared_receive_queues: Table::new(any.clone()),
-            queue_pairs: Table::new(FIRST_QUEUE_PAIR..1 << NUMBER_BITS),
+            queue_pairs: Table::new(queue_pairs),
             address_handles: Table::new(any),
             regions: BTreeMap::new(),
             resting: VecDeque::new(),
             resting_keys: BTreeSet::new(),
+            space: RingSpace::new(limits.ring_bytes),
         }
     }
 
@@ -204,10 +227,26 @@ impl Objects {
             Request::DeregisterRegion(key) => self.deregister(key, now),
             Request::CreateCompletionQueue { entries } => {
                 let entries = rounded(entries, limits.completions)?;
-                let queue = self.completion_queues.add(0, limits.completion_queues)?;
-                Ok(Answer::CreatedQueue { queue, entries })
+                self.completion_queues
+                    .check_room(limits.completion_queues)?;
+                let ring = self.take_ring(entries)?;
+                let made = CompletionQueue { users: 0, ring };
+                let queue = self.completion_queues.add(made, limits.completion_queues)?;
+                Ok(Answer::CreatedQueue {
+                    queue,
+                    entries,
+                    ring,
+                })
             }
-            Request::DestroyCompletionQueue(queue) => self.completion_queues.remove_unused(queue),
+            Request::DestroyCompletionQueue(queue) => {
+                let found = self.completion_queues.get(queue)?;
+                if found.users > 0 {
+                    return Err(ErrorNumber::Busy);
+                }
+                self.space.give_back(found.ring);
+                self.completion_queues.objects.remove(&queue);
+                Ok(Answer::Done)
+            }
             Request::CreateSharedReceiveQueue {
                 domain,
                 entries,
@@ -217,16 +256,27 @@ impl Objects {
                 within(sges, limits.sges)?;
                 let entries = rounded(entries, limits.work_requests)?;
                 let limit = limits.queue_pairs.saturating_sub(self.queue_pairs.len());
-                let made = SharedReceiveQueue { domain, users: 0 };
+                self.shared_receive_queues.check_room(limit)?;
+                let ring = self.take_ring(slots_for(entries, sges, 0)?)?;
+                let made = SharedReceiveQueue {
+                    domain,
+                    users: 0,
+                    ring,
+                };
                 let queue = self.shared_receive_queues.add(made, limit)?;
                 self.domains.count(domain, 1);
-                Ok(Answer::CreatedQueue { queue, entries })
+                Ok(Answer::CreatedQueue {
+                    queue,
+                    entries,
+                    ring,
+                })
             }
             Request::DestroySharedReceiveQueue(queue) => {
                 let found = self.shared_receive_queues.get(queue)?;
                 if found.users > 0 {
                     return Err(ErrorNumber::Busy);
                 }
+                self.space.give_back(found.ring);
                 self.domains.count(found.domain, -1);
                 self.shared_receive_queues.objects.remove(&queue);
                 Ok(Answer::Done)
@@ -246,7 +296,12 @@ impl Objects {
                 }))
             }
             Request::DestroyQueuePair(queue_pair) => {
-                let made = self.queue_pairs.get(queue_pair)?.made;
+                let found = self.queue_pairs.get(queue_pair)?;
+                let made = found.made;
+                self.space.give_back(found.send_ring);
+                if let Some(ring) = found.receive_ring {
+                    self.space.give_back(ring);
+                }
                 self.count_used_by(&made, -1);
                 self.queue_pairs.objects.remove(&queue_pair);
                 Ok(Answer::Done)
@@ -355,22 +410,49 @@ impl Objects {
             ..asked
         };
         let made = QueuePair { sizes, ..wanted };
+        let limit = queue_pairs.saturating_sub(self.shared_receive_queues.len());
+        self.queue_pairs.check_room(limit)?;
+        let send_slots = slots_for(sizes.sends, sizes.send_sges, sizes.inline_bytes)?;
+        let receive_slots = match sizes.receives {
+            0 => None,
+            receives => Some(slots_for(receives, receive_sges, 0)?),
+        };
+        let send_ring = self.take_ring(send_slots)?;
+        let receive_ring = match receive_slots.map(|slots| self.take_ring(slots)) {
+            Some(Err(error)) => {
+                self.space.give_back(send_ring);
+                return Err(error);
+            }
+            taken => taken.and_then(Result::ok),
+        };
         let state = QueuePairState {
             made,
             state: State::Reset,
             attributes: QueuePairAttributes::default(),
+            send_ring,
+            receive_ring,
         };
-        let limit = queue_pairs.saturating_sub(self.shared_receive_queues.len());
         let queue_pair = self.queue_pairs.add(state, limit)?;
         self.count_used_by(&made, 1);
-        Ok(Answer::CreatedQueuePair { queue_pair, sizes })
+        Ok(Answer::CreatedQueuePair {
+            queue_pair,
+            sizes,
+            send_ring,
+            receive_ring,
+        })
+    }
+
+    fn take_ring(&mut self, slots: u32) -> Result<RingPlace, ErrorNumber> {
+        self.space.take(slots).ok_or(ErrorNumber::OutOfMemory)
     }
 
     fn count_used_by(&mut self, made: &QueuePair, change: i32) {
         self.domains.count(made.domain, change);
-        self.completion_queues.count(made.send_completions, change);
-        self.completion_queues
-            .count(made.receive_completions, change);
+        for queue in [made.send_completions, made.receive_completions] {
+            if let Some(queue) = self.completion_queues.objects.get_mut(&queue) {
+                queue.users = queue.users.saturating_add_signed(change);
+            }
+        }
         let shared = made.shared_receive_queue;
         let shared = shared.and_then(|queue| self.shared_receive_queues.objects.get_mut(&queue));
         if let Some(queue) = shared {
@@ -476,6 +558,12 @@ fn set(
         next.requests_from_peer = from.requests_from_peer;
     }
     Ok(())
+}
+
+/// Slots of a ring for so many work requests.
+fn slots_for(requests: u32, sges: u32, inline_bytes: u32) -> Result<u32, ErrorNumber> {
+    // Every number is within the limits.
+    ring_slots(requests, sges as usize, inline_bytes as usize).ok_or(ErrorNumber::InvalidArgument)
 }
 
 /// Entries of a ring for so many: a power of two, within the limit.

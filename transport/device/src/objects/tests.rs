@@ -15,6 +15,7 @@ const LIMITS: Limits = Limits {
     inline_bytes: 1024,
     requests: 16,
     path_mtu: 5,
+    ring_bytes: 1 << 20,
 };
 
 /// A device, and the numbers that keys are drawn from.
@@ -27,7 +28,7 @@ struct Fixture {
 impl Fixture {
     fn new() -> Self {
         Self {
-            objects: Objects::new(LIMITS),
+            objects: Objects::new(LIMITS, 0..1 << 24),
             now: Duration::ZERO,
             draws: Vec::new(),
         }
@@ -477,14 +478,21 @@ proptest! {
                     + shared_receive_queues.objects.values().map(|queue| of(queue.domain)).sum::<usize>();
                 prop_assert_eq!(*users as usize, count);
             }
-            for (queue, users) in &completion_queues.objects {
+            for (queue, found) in &completion_queues.objects {
                 let sides = pairs().flat_map(|pair| [pair.send_completions, pair.receive_completions]);
-                prop_assert_eq!(*users as usize, sides.filter(|side| side == queue).count());
+                prop_assert_eq!(found.users as usize, sides.filter(|side| side == queue).count());
             }
             for (queue, found) in &shared_receive_queues.objects {
                 let count = pairs().filter(|pair| pair.shared_receive_queue == Some(*queue)).count();
                 prop_assert_eq!(found.users as usize, count);
             }
+            let rings = queue_pairs.objects.values().flat_map(|pair| {
+                [Some(pair.send_ring), pair.receive_ring].into_iter().flatten()
+            });
+            let rings = rings.chain(completion_queues.objects.values().map(|queue| queue.ring));
+            let rings = rings.chain(shared_receive_queues.objects.values().map(|queue| queue.ring));
+            let taken: u64 = rings.map(|ring| ring.bytes()).sum();
+            prop_assert_eq!(taken + device.objects.space.free_bytes(), LIMITS.ring_bytes);
             for pair in pairs() {
                 prop_assert!(domains.objects.contains_key(&pair.domain));
                 prop_assert!(completion_queues.objects.contains_key(&pair.send_completions));

@@ -20,8 +20,8 @@ use super::sync::{AtomicU64, Ordering, fence};
 
 /// Words of the page: 4 KiB.
 pub const DOORBELL_WORDS: usize = 512;
-/// Queues of a device that can have a doorbell: queue pairs, and shared receive queues.
-pub const QUEUES_MAX: u32 = 64 * 64;
+/// Doorbells of a page. Queues whose numbers differ by a multiple of it share one.
+pub const DOORBELLS: u32 = 64 * 64;
 
 const STATE: usize = 0;
 const ASLEEP: usize = 16;
@@ -75,22 +75,22 @@ impl<M: Deref<Target = [AtomicU64]>> Doorbells<M> {
         }
     }
 
-    /// For the program: says that a queue has new entries, which were committed before. Answers whether the engine has
-    /// to be woken. Queues from [`QUEUES_MAX`] on have no doorbell.
+    /// For the program: says that a queue, by its number, has new entries, which were committed before. Answers whether
+    /// the engine has to be woken.
     pub fn ring(&self, queue: u32) -> bool {
-        let (group, bit) = (queue / 64, queue % 64);
-        if queue < QUEUES_MAX {
-            // The queue first: an engine that sees the group finds it. Both also when they are set already, for the
-            // engine may just have looked at the ring.
-            self.words[BITS + group as usize].fetch_or(1 << bit, Ordering::Release);
-            self.words[GROUPS].fetch_or(1 << group, Ordering::Release);
-        }
+        let doorbell = queue % DOORBELLS;
+        let (group, bit) = (doorbell / 64, doorbell % 64);
+        // The queue first: an engine that sees the group finds it. Both also when they are set already, for the engine
+        // may just have looked at the ring.
+        self.words[BITS + group as usize].fetch_or(1 << bit, Ordering::Release);
+        self.words[GROUPS].fetch_or(1 << group, Ordering::Release);
         fence(Ordering::SeqCst);
         let asleep = &self.words[ASLEEP];
         asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
     }
 
-    /// For the engine: the queues with new entries since it was last asked. Each ring is read to its end after this.
+    /// For the engine: the doorbells that were rung since it was last asked. The rings of their queues are read to the end
+    /// after this.
     pub fn take(&self) -> impl Iterator<Item = u32> + '_ {
         let groups = self.words[GROUPS].swap(0, Ordering::Acquire);
         set_bits(groups).flat_map(|group| {

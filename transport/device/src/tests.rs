@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use crate::doorbell::{DOORBELL_WORDS, DeviceState, Doorbells, QUEUES_MAX};
+use crate::doorbell::{DOORBELL_WORDS, DOORBELLS, DeviceState, Doorbells};
 use crate::ring::{
     Consumer, Producer, RING_HEADER_WORDS, Ring, RingError, SLOT_WORDS, Slot, Wakeup,
 };
@@ -159,7 +159,7 @@ fn a_doorbell_names_its_queue_once_and_wakes_an_engine_that_sleeps() {
     assert!(Doorbells::new(zeros(8).as_slice()).is_err());
     let doorbells = Doorbells::new(words.as_slice()).unwrap();
     let taken = || doorbells.take().collect::<Vec<u32>>();
-    for queue in [4095, 0, 63, 64, 63, QUEUES_MAX, u32::MAX] {
+    for queue in [4095, 0, 63, 64, 63, DOORBELLS, u32::MAX] {
         assert!(!doorbells.ring(queue), "nobody sleeps");
     }
     assert!(!doorbells.prepare_to_sleep());
@@ -189,7 +189,7 @@ proptest! {
         let words: Vec<AtomicU64> = page.into_iter().map(AtomicU64::new).collect();
         let doorbells = Doorbells::new(words.as_slice()).unwrap();
         let taken: Vec<u32> = doorbells.take().collect();
-        prop_assert!(taken.iter().all(|queue| *queue < QUEUES_MAX));
+        prop_assert!(taken.iter().all(|queue| *queue < DOORBELLS));
         prop_assert!(taken.is_sorted_by(|a, b| a < b));
     }
 }

@@ -44,6 +44,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "weft-engine",
         &["weft-core", "weft-crypto", "weft-link", "weft-memory"],
     ),
+    ("weft-device-server", &["weft-device", "weft-engine"]),
     ("weft-sim", &["weft-core", "weft-crypto", "weft-memory"]),
     ("weft-fabric", &[]),
     (

@@ -1,0 +1,310 @@
+//! One program's use of a device: its objects, its memory, its rings.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use weft_device::control::{Answer, ErrorNumber, Limits, Outcome, QueuePair as Made, Request};
+use weft_device::doorbell::{DOORBELL_WORDS, DOORBELLS, DeviceState, Doorbells};
+use weft_device::objects::Objects;
+use weft_device::ring::{Consumer, Producer, Ring};
+use weft_device::space::RingPlace;
+use weft_device::state::{QueuePairType, State};
+use weft_engine::{AddressSpace, ConnectionId, DomainId, Engine, Region, Words};
+
+use crate::queue_pair::{Joining, QueuePair, Surroundings};
+use crate::random;
+use crate::regions::Regions;
+
+/// A device, as it is given to a program.
+#[derive(Debug, Clone, Copy)]
+pub struct Device {
+    /// Its GID.
+    pub gid: [u8; 16],
+    /// How much of everything a program may have of it.
+    pub limits: Limits,
+}
+
+/// A protection domain, as the engine knows it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Domain {
+    pub(crate) id: DomainId,
+    /// The upper half of its keys.
+    pub(crate) prefix: u32,
+}
+
+pub(crate) struct Context {
+    objects: Objects,
+    program: AddressSpace,
+    shared: Arc<Region>,
+    doorbells: Doorbells<Words>,
+    domains: BTreeMap<u32, Domain>,
+    completion_queues: BTreeMap<u32, Producer<Words>>,
+    queue_pairs: BTreeMap<u32, QueuePair>,
+    by_doorbell: HashMap<u32, Vec<u32>>,
+    regions: Regions,
+    has_failed: bool,
+}
+
+/// What a change of a queue pair's state asks of the server.
+pub(crate) enum Change {
+    /// Nothing more.
+    None,
+    /// It is to be joined to its peer.
+    Join,
+}
+
+impl Context {
+    pub(crate) fn new(
+        device: &Device,
+        numbers: std::ops::Range<u32>,
+        program: AddressSpace,
+        shared: Arc<Region>,
+    ) -> Option<Self> {
+        let page = Words::new(&shared, 0, DOORBELL_WORDS).ok()?;
+        Some(Self {
+            objects: Objects::new(device.limits, numbers),
+            program,
+            doorbells: Doorbells::new(page).ok()?,
+            shared,
+            domains: BTreeMap::new(),
+            completion_queues: BTreeMap::new(),
+            queue_pairs: BTreeMap::new(),
+            by_doorbell: HashMap::new(),
+            regions: Regions::default(),
+            has_failed: false,
+        })
+    }
+
+    /// Carries a request out. `domain` is the engine's next protection domain, taken where one is made.
+    pub(crate) fn handle(
+        &mut self,
+        request: &Request,
+        now: Duration,
+        engine: &Engine,
+        domain: DomainId,
+    ) -> Outcome {
+        if let Request::CreateSharedReceiveQueue { .. } = request {
+            return Err(ErrorNumber::NotSupported);
+        }
+        if let Request::CreateQueuePair(Made {
+            kind,
+            shared_receive_queue,
+            ..
+        }) = request
+            && (*kind != QueuePairType::ReliableConnected || shared_receive_queue.is_some())
+        {
+            return Err(ErrorNumber::NotSupported);
+        }
+        let answer = self.objects.handle(request, now, &mut random::word)?;
+        let carried_out = self.carry_out(request, &answer, engine, domain);
+        if let Err(error) = carried_out {
+            self.undo(&answer, now);
+            return Err(error);
+        }
+        Ok(answer)
+    }
+
+    fn carry_out(
+        &mut self,
+        request: &Request,
+        answer: &Answer,
+        engine: &Engine,
+        domain: DomainId,
+    ) -> Result<(), ErrorNumber> {
+        match (request, answer) {
+            (Request::CreateDomain, Answer::Created(handle)) => {
+                let prefix = std::iter::repeat_with(random::word).find(|prefix| *prefix != 0);
+                let prefix = prefix.unwrap_or(1);
+                let domain = Domain { id: domain, prefix };
+                self.domains.insert(*handle, domain);
+            }
+            (Request::DestroyDomain(handle), _) => {
+                self.domains.remove(handle);
+            }
+            (Request::RegisterRegion(asked), Answer::Created(key)) => {
+                // As the table keeps it: a zero-based region begins at 0.
+                let asked = self.objects.region(*key).copied().unwrap_or(*asked);
+                let domain = self.domain(asked.domain)?;
+                let domain = (domain.id, domain.prefix);
+                self.regions
+                    .add(engine, domain, *key, asked, &self.program)?;
+            }
+            (Request::DeregisterRegion(key), _) => self.regions.remove(engine, *key),
+            (Request::CreateCompletionQueue { .. }, Answer::CreatedQueue { queue, ring, .. }) => {
+                let ring = self.ring(*ring)?;
+                self.completion_queues
+                    .insert(*queue, Producer::new(ring, 0));
+            }
+            (Request::DestroyCompletionQueue(queue), _) => {
+                self.completion_queues.remove(queue);
+            }
+            (
+                Request::CreateQueuePair(made),
+                Answer::CreatedQueuePair {
+                    queue_pair,
+                    sizes,
+                    send_ring,
+                    receive_ring,
+                },
+            ) => {
+                let sends = Consumer::new(self.ring(*send_ring)?, 0);
+                let receives = receive_ring.map(|place| self.ring(place));
+                let receives = receives.transpose()?.map(|ring| Consumer::new(ring, 0));
+                let made = Made {
+                    sizes: *sizes,
+                    ..*made
+                };
+                let pair = QueuePair::new(*queue_pair, made, sends, receives);
+                self.queue_pairs.insert(*queue_pair, pair);
+                let sharing = self.by_doorbell.entry(queue_pair % DOORBELLS);
+                sharing.or_default().push(*queue_pair);
+            }
+            (Request::DestroyQueuePair(number), _) => {
+                if let Some(mut pair) = self.queue_pairs.remove(number) {
+                    pair.disconnect(engine);
+                }
+                if let Some(sharing) = self.by_doorbell.get_mut(&(number % DOORBELLS)) {
+                    sharing.retain(|other| other != number);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Takes back what the table has made.
+    fn undo(&mut self, answer: &Answer, now: Duration) {
+        let request = match *answer {
+            Answer::Created(key) => Request::DeregisterRegion(key),
+            Answer::CreatedQueue { queue, .. } => Request::DestroyCompletionQueue(queue),
+            Answer::CreatedQueuePair { queue_pair, .. } => Request::DestroyQueuePair(queue_pair),
+            _ => return,
+        };
+        let _ = self.objects.handle(&request, now, &mut random::word);
+    }
+
+    /// A new ring: the header of one that lay there before is cleared.
+    fn ring(&self, place: RingPlace) -> Result<Ring<Words>, ErrorNumber> {
+        use std::sync::atomic::Ordering;
+
+        let words = Words::new(&self.shared, place.offset, place.words());
+        let words = words.map_err(|_| ErrorNumber::OutOfMemory)?;
+        for word in &words[..weft_device::ring::RING_HEADER_WORDS] {
+            word.store(0, Ordering::Relaxed);
+        }
+        Ring::new(words).map_err(|_| ErrorNumber::OutOfMemory)
+    }
+
+    pub(crate) fn domain(&self, handle: u32) -> Result<Domain, ErrorNumber> {
+        let domain = self.domains.get(&handle).copied();
+        domain.ok_or(ErrorNumber::InvalidArgument)
+    }
+
+    pub(crate) fn objects(&self) -> &Objects {
+        &self.objects
+    }
+
+    pub(crate) fn queue_pair_mut(&mut self, number: u32) -> Option<&mut QueuePair> {
+        self.queue_pairs.get_mut(&number)
+    }
+
+    pub(crate) fn queue_pairs(&self) -> impl Iterator<Item = &QueuePair> {
+        self.queue_pairs.values()
+    }
+
+    /// The program has changed a queue pair: what follows from its new state.
+    pub(crate) fn on_modified(&mut self, number: u32, engine: &Engine) -> Change {
+        let Some(found) = self.objects.queue_pair(number).copied() else {
+            return Change::None;
+        };
+        let Some(pair) = self.queue_pairs.get_mut(&number) else {
+            return Change::None;
+        };
+        pair.requests_max = found.attributes.requests_from_here.into();
+        match found.state {
+            State::Reset => pair.reset(engine),
+            State::Error => {
+                pair.disconnect(engine);
+                self.take(number, engine);
+            }
+            State::ReadyToReceive if matches!(pair.joining, Joining::No) => return Change::Join,
+            _ => self.take(number, engine),
+        }
+        Change::None
+    }
+
+    /// Looks at the rings of all queue pairs whose doorbells were rung. Answers whether there was one.
+    pub(crate) fn take_rung(&mut self, engine: &Engine) -> bool {
+        if self.has_failed {
+            return false;
+        }
+        let rung: Vec<u32> = self.doorbells.take().collect();
+        for doorbell in &rung {
+            let numbers = self.by_doorbell.get(doorbell).cloned().unwrap_or_default();
+            for number in numbers {
+                self.take(number, engine);
+            }
+        }
+        !rung.is_empty()
+    }
+
+    /// Looks at the rings of a queue pair, and reports what is finished.
+    pub(crate) fn take(&mut self, number: u32, engine: &Engine) {
+        self.with(number, engine, |pair, state, around| {
+            pair.take(state, around)
+        });
+    }
+
+    /// Does something with a queue pair, which may fail by it.
+    pub(crate) fn with(
+        &mut self,
+        number: u32,
+        engine: &Engine,
+        act: impl FnOnce(&mut QueuePair, State, &mut Surroundings<'_>) -> bool,
+    ) {
+        let Some(found) = self.objects.queue_pair(number) else {
+            return;
+        };
+        let Some(pair) = self.queue_pairs.get_mut(&number) else {
+            return;
+        };
+        let mut around = Surroundings {
+            engine,
+            regions: &self.regions,
+            completion_queues: &mut self.completion_queues,
+            has_overflowed: false,
+        };
+        if act(pair, found.state, &mut around) {
+            self.objects.fail_queue_pair(number);
+            pair.disconnect(engine);
+            pair.flush(&mut around);
+        }
+        if around.has_overflowed {
+            self.fail(engine);
+        }
+    }
+
+    /// The context is of no use any more: a completion could not be delivered.
+    fn fail(&mut self, engine: &Engine) {
+        self.has_failed = true;
+        self.doorbells.set_state(DeviceState::Failed);
+        for pair in self.queue_pairs.values_mut() {
+            pair.disconnect(engine);
+        }
+    }
+
+    /// The program has closed it, or has ended.
+    pub(crate) fn close(mut self, engine: &Engine) {
+        for pair in self.queue_pairs.values_mut() {
+            pair.disconnect(engine);
+        }
+        self.regions.remove_all(engine);
+    }
+
+    /// Whether this is the end of that queue pair's connection, and of none before.
+    pub(crate) fn is_of(&self, number: u32, connection: ConnectionId) -> bool {
+        let pair = self.queue_pairs.get(&number);
+        pair.is_some_and(|pair| pair.connection() == Some(connection))
+    }
+}

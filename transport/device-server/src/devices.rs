@@ -1,0 +1,392 @@
+//! All devices of a node that programs have open.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use weft_device::completion::Status;
+use weft_device::control::{ErrorNumber, Outcome, Request};
+use weft_device::space::DOORBELL_BYTES;
+use weft_engine::{
+    AddressSpace, ConnectionId, DomainId, Engine, EngineConfig, EngineError, Event, MemfdError,
+    Progress, Region, Secret,
+};
+
+use crate::context::{Change, Context, Device};
+use crate::offer::{OFFER_INTERVAL, Offer, QueuePairName, WaitingOffers};
+use crate::queue_pair::Joining;
+use crate::random;
+
+/// Bits of a queue pair's number that tell the contexts of a device apart; the others count within one.
+const CONTEXT_SHIFT: u32 = 16;
+/// Events looked at in one turn, so that doorbells never wait long.
+const EVENTS_PER_TURN: usize = 256;
+/// A queue pair that has something to send and has waited so long for its peer's end has failed. As long as a
+/// connection may stall.
+const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// One program's use of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ContextId {
+    gid: [u8; 16],
+    index: u8,
+}
+
+impl ContextId {
+    /// The context of a queue pair.
+    fn of(name: QueuePairName) -> Option<Self> {
+        let index = u8::try_from(name.number >> CONTEXT_SHIFT).ok()?;
+        Some(Self {
+            gid: name.gid,
+            index,
+        })
+    }
+}
+
+/// A context that was opened.
+#[derive(Debug)]
+pub struct Opened {
+    /// Its name.
+    pub context: ContextId,
+    /// What both ends share: the doorbell page, then the rings. The program gets its file.
+    pub shared: Arc<Region>,
+}
+
+/// Why a device was not opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// As many programs as there may be.
+    #[error("the device is open 256 times, which is the most: close it elsewhere first")]
+    TooManyContexts,
+    /// The memory could not be made.
+    #[error("the device's memory could not be made: {0}")]
+    Memory(#[from] MemfdError),
+}
+
+impl OpenError {
+    /// As verbs says it.
+    #[must_use]
+    pub fn error_number(&self) -> ErrorNumber {
+        ErrorNumber::OutOfMemory
+    }
+}
+
+/// The devices of a node, and the engine that carries their work requests out.
+pub struct Devices {
+    engine: Engine,
+    sender: Sender<Event>,
+    events: Receiver<Event>,
+    contexts: BTreeMap<ContextId, Context>,
+    /// Queue pairs by the ends of their connections, until the engine says that these are closed.
+    by_connection: HashMap<ConnectionId, (ContextId, u32)>,
+    waiting: WaitingOffers,
+    /// Offers that are to be sent.
+    offers: Vec<Offer>,
+    next_domain: u32,
+    /// When offers are sent again.
+    repeat_at: Duration,
+}
+
+impl Devices {
+    /// Starts the engine, which this runs.
+    ///
+    /// # Errors
+    /// Those of [`Engine::start`].
+    pub fn start(config: EngineConfig) -> Result<Self, EngineError> {
+        let config = EngineConfig {
+            progress: Progress::Inline,
+            ..config
+        };
+        let (sender, events) = unbounded();
+        Ok(Self {
+            engine: Engine::start(config)?,
+            sender,
+            events,
+            contexts: BTreeMap::new(),
+            by_connection: HashMap::new(),
+            waiting: WaitingOffers::default(),
+            offers: Vec::new(),
+            next_domain: 0,
+            repeat_at: Duration::ZERO,
+        })
+    }
+
+    /// Opens a device for a program, whose memory is `program`.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(&mut self, device: &Device, program: AddressSpace) -> Result<Opened, OpenError> {
+        let gid = device.gid;
+        let mut ids = (0..=u8::MAX).map(|index| ContextId { gid, index });
+        let context = ids.find(|id| !self.contexts.contains_key(id));
+        let context = context.ok_or(OpenError::TooManyContexts)?;
+        let bytes = DOORBELL_BYTES + device.limits.ring_bytes;
+        let shared = Arc::new(Region::memfd("weft-device", bytes)?);
+        let first = u32::from(context.index) << CONTEXT_SHIFT;
+        let numbers = first..first + (1 << CONTEXT_SHIFT);
+        let opened = Context::new(device, numbers, program, Arc::clone(&shared));
+        // The doorbell page is its beginning.
+        let opened = opened.ok_or(OpenError::TooManyContexts)?;
+        self.contexts.insert(context, opened);
+        Ok(Opened { context, shared })
+    }
+
+    /// The program has closed the device, or has ended. Peers find that its queue pairs are gone.
+    pub fn close(&mut self, id: ContextId) {
+        if let Some(context) = self.contexts.remove(&id) {
+            context.close(&self.engine);
+        }
+        self.waiting
+            .drop_for(|name| ContextId::of(name) == Some(id));
+    }
+
+    /// Carries a program's request out.
+    ///
+    /// # Errors
+    /// It is refused, and nothing has changed.
+    pub fn handle(&mut self, id: ContextId, request: &Request, now: Duration) -> Outcome {
+        let Some(context) = self.contexts.get_mut(&id) else {
+            return Err(ErrorNumber::InvalidArgument);
+        };
+        let domain = DomainId(self.next_domain);
+        let answer = context.handle(request, now, &self.engine, domain)?;
+        match *request {
+            Request::CreateDomain => self.next_domain = self.next_domain.wrapping_add(1),
+            Request::ModifyQueuePair { queue_pair, .. } => {
+                if let Change::Join = context.on_modified(queue_pair, &self.engine) {
+                    self.offer(id, queue_pair, now);
+                }
+            }
+            _ => {}
+        }
+        Ok(answer)
+    }
+
+    /// Allocates a queue pair's end, and tells its peer's server.
+    fn offer(&mut self, id: ContextId, number: u32, now: Duration) {
+        let Some(context) = self.contexts.get_mut(&id) else {
+            return;
+        };
+        let Some(found) = context.objects().queue_pair(number).copied() else {
+            return;
+        };
+        let Ok(domain) = context.domain(found.made.domain) else {
+            return;
+        };
+        let secret = Secret(random::draw());
+        let offer = Offer {
+            from: QueuePairName {
+                gid: id.gid,
+                number,
+            },
+            to: QueuePairName {
+                gid: found.attributes.address.gid,
+                number: found.attributes.peer_queue_pair,
+            },
+            end: self.engine.allocate_in_order(domain.id, secret.clone()),
+            secret,
+            key_prefix: domain.prefix,
+            answers: None,
+        };
+        self.by_connection.insert(offer.end.id, (id, number));
+        if let Some(pair) = context.queue_pair_mut(number) {
+            pair.joining = Joining::Offered {
+                offer: Box::new(offer.clone()),
+                since: now,
+            };
+        }
+        let (here, peer) = (offer.from, offer.to);
+        self.offers.push(offer);
+        if let Some((owner, offer)) = self.waiting.take(here, peer) {
+            self.join(owner, &offer);
+        }
+    }
+
+    /// The offers that are to be sent, each to the server of the device that [`Offer::to`] names. One that is lost is sent
+    /// again.
+    pub fn take_offers(&mut self) -> Vec<Offer> {
+        std::mem::take(&mut self.offers)
+    }
+
+    /// An offer has come from the node `owner`, as authenticated, which has the device that [`Offer::from`] names.
+    pub fn receive_offer(&mut self, owner: Arc<str>, offer: Offer, now: Duration) {
+        if !self.join(Arc::clone(&owner), &offer) {
+            self.waiting.keep(owner, offer, now);
+        }
+    }
+
+    /// Connects the queue pair that an offer is for. Answers whether the offer is of no more use.
+    fn join(&mut self, owner: Arc<str>, offer: &Offer) -> bool {
+        let Some(id) = ContextId::of(offer.to) else {
+            return true;
+        };
+        let Some(context) = self.contexts.get_mut(&id) else {
+            // The device is not open, or is another node's.
+            return true;
+        };
+        let number = offer.to.number;
+        let Some(pair) = context.queue_pair_mut(number) else {
+            return true;
+        };
+        match &pair.joining {
+            Joining::Offered { offer: own, .. } if own.to == offer.from => {
+                if offer.answers.is_some_and(|end| end != own.end.id) {
+                    // It answers an offer that is no more.
+                    return true;
+                }
+                let remote = offer.remote_end(owner);
+                let connected = self.engine.connect(own.end.id, remote, self.sender.clone());
+                if let Err(error) = connected {
+                    tracing::warn!(queue_pair = number, "not connected: {error}");
+                    return true;
+                }
+            }
+            Joining::Joined { offer: own, .. }
+                if own.to == offer.from && own.answers == Some(offer.end.id) =>
+            {
+                if offer.answers.is_none() {
+                    // The peer does not have this end's offer.
+                    self.offers.push(own.as_ref().clone());
+                }
+                return true;
+            }
+            _ => return offer.answers.is_some(),
+        }
+        context.with(number, &self.engine, |pair, state, around| {
+            pair.join(offer, around);
+            pair.take(state, around)
+        });
+        true
+    }
+
+    /// One turn: moves packets, takes work requests out of rings, completes them. Waits for at most `wait` when there is
+    /// nothing to do; a program's doorbell does not end that. Answers whether anything was done.
+    ///
+    /// # Errors
+    /// Those of [`Engine::poll`].
+    pub fn poll(&mut self, now: Duration, wait: Duration) -> Result<bool, EngineError> {
+        let mut is_busy = false;
+        for context in self.contexts.values_mut() {
+            is_busy |= context.take_rung(&self.engine);
+        }
+        let wait = if is_busy { Duration::ZERO } else { wait };
+        is_busy |= self.engine.poll(wait)?;
+        for _ in 0..EVENTS_PER_TURN {
+            let Ok(event) = self.events.try_recv() else {
+                break;
+            };
+            is_busy = true;
+            self.on_event(&event);
+        }
+        self.repeat_offers(now);
+        self.deliver_local_offers(now);
+        Ok(is_busy)
+    }
+
+    /// Offers to devices of this server need no other one.
+    fn deliver_local_offers(&mut self, now: Duration) {
+        if self.offers.is_empty() {
+            return;
+        }
+        let is_local = |offer: &mut Offer| {
+            let id = ContextId::of(offer.to);
+            id.is_some_and(|id| self.contexts.contains_key(&id))
+        };
+        let local: Vec<Offer> = self.offers.extract_if(.., is_local).collect();
+        for offer in local {
+            self.receive_offer(Arc::from("this node"), offer, now);
+        }
+    }
+
+    fn on_event(&mut self, event: &Event) {
+        let (Event::Completed { connection, .. }
+        | Event::Received { connection, .. }
+        | Event::RequestFailed { connection, .. }
+        | Event::Failed { connection, .. }
+        | Event::Closed { connection }
+        | Event::Written { connection, .. }
+        | Event::Delivered { connection, .. }
+        | Event::Signal { connection, .. }) = *event;
+        let Some(&(id, number)) = self.by_connection.get(&connection) else {
+            return;
+        };
+        if let Event::Closed { .. } = event {
+            self.by_connection.remove(&connection);
+            return;
+        }
+        let Some(context) = self.contexts.get_mut(&id) else {
+            return;
+        };
+        // A queue pair that was reset since has another connection, or none.
+        if !context.is_of(number, connection) {
+            return;
+        }
+        context.with(number, &self.engine, |pair, state, around| {
+            match *event {
+                Event::Completed { context, .. } => pair.finish(context, Status::Success),
+                // Why is said by the event that follows.
+                Event::RequestFailed { context, .. } => {
+                    pair.finish(context, Status::General);
+                    return false;
+                }
+                Event::Failed { failure, .. } => {
+                    pair.fail(failure);
+                    pair.settle(around);
+                    return true;
+                }
+                Event::Received {
+                    context,
+                    bytes,
+                    immediate,
+                    ..
+                } => pair.received(context, bytes, immediate, around),
+                _ => {}
+            }
+            pair.settle(around) || pair.take(state, around)
+        });
+    }
+
+    /// Sends offers again that were not answered, and gives up those that nobody answers.
+    fn repeat_offers(&mut self, now: Duration) {
+        if now < self.repeat_at {
+            return;
+        }
+        self.repeat_at = now + OFFER_INTERVAL;
+        self.waiting.expire(now);
+        for context in self.contexts.values_mut() {
+            let waiting = context
+                .queue_pairs()
+                .filter_map(|pair| match &pair.joining {
+                    Joining::Offered { since, .. } => {
+                        Some((pair.number, now.saturating_sub(*since) >= OFFER_TIMEOUT))
+                    }
+                    _ => None,
+                });
+            let waiting: Vec<(u32, bool)> = waiting.collect();
+            for (number, is_over) in waiting {
+                if let Some(pair) = context.queue_pair_mut(number)
+                    && let Joining::Offered { offer, .. } = &pair.joining
+                {
+                    self.offers.push(offer.as_ref().clone());
+                }
+                if is_over {
+                    context.with(number, &self.engine, |pair, state, around| {
+                        if state == weft_device::state::State::ReadyToSend {
+                            pair.give_up();
+                        }
+                        pair.settle(around)
+                    });
+                }
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Devices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Devices")
+            .field("contexts", &self.contexts.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,28 @@
+//! The engine's end of virtual RDMA devices.
+//!
+//! A program opens a *device* and gets a [*context*](ContextId): objects of its own, and shared memory with a doorbell page
+//! and rings (see `weft-device`, which both ends share). [`Devices`] holds the contexts of a node and an engine. It
+//! carries out the program's requests, takes work requests out of rings, posts them to connections of the engine, and
+//! puts completions into the rings of completion queues. A queue pair is one in-order connection of the engine.
+//!
+//! Two queue pairs that are to be connected are often on two nodes. Each of the two servers sends the other an
+//! [`Offer`] over a channel that somebody else provides, which must say truly from whom an offer comes. The programs
+//! may connect their ends in any order: an offer that comes early waits.
+//!
+//! Whoever holds [`Devices`] runs it: nothing happens but in [`Devices::poll`], and time is an argument.
+//!
+//! # What a queue pair cannot do yet
+//! UC, UD and shared receive queues are refused when they are made. A write with an immediate, and reads and receives with
+//! more than one scatter-gather entry, complete with `IBV_WC_LOC_QP_OP_ERR`. Nobody is woken: a program polls, and so
+//! does who runs [`Devices`].
+
+mod context;
+mod devices;
+mod offer;
+mod queue_pair;
+mod random;
+mod regions;
+
+pub use context::Device;
+pub use devices::{ContextId, Devices, OpenError, Opened};
+pub use offer::{Offer, QueuePairName};

@@ -1,0 +1,443 @@
+//! Two programs, each with a device of its own server, as a verbs library would use it. They share this process.
+
+use std::cell::RefCell;
+use std::fs::OpenOptions;
+use std::net::Ipv4Addr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use weft_device::completion::{Completion, Outcome, Status};
+use weft_device::control::{
+    Address, Answer, Limits, QueuePair, QueuePairAttributes, QueueSizes, Region as Asked, Request,
+};
+use weft_device::doorbell::{DOORBELL_WORDS, Doorbells};
+use weft_device::entry::Entry;
+use weft_device::ring::{Consumer, Producer, Ring};
+use weft_device::space::RingPlace;
+use weft_device::state::{Attributes, QueuePairType, State};
+use weft_device::work_request::{
+    Operation, Payload, ReceiveRequest, RemoteAddress, Sge, WorkRequest,
+};
+use weft_device_server::{ContextId, Device, Devices};
+use weft_engine::{
+    AddressSpace, EngineConfig, EngineError, Nanos, PortRange, Region, Secret, Words,
+};
+
+/// Nothing here takes a tenth of this on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const LIMITS: Limits = Limits {
+    domains: 4,
+    regions: 16,
+    completion_queues: 4,
+    queue_pairs: 8,
+    address_handles: 4,
+    completions: 1024,
+    work_requests: 256,
+    sges: 8,
+    inline_bytes: 256,
+    requests: 16,
+    path_mtu: 5,
+    ring_bytes: 4 << 20,
+};
+
+/// All rights of `enum ibv_access_flags` that this device has.
+pub(crate) const ALL: u32 = 0b1111;
+
+/// Every server of a test process has its own ports; another process's are passed over.
+fn start() -> Devices {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    for _ in 0..500 {
+        let step = u32::from(NEXT.fetch_add(1, Ordering::Relaxed)) + std::process::id();
+        let ports = PortRange {
+            first: 33_000 + (step % 400) as u16 * 32,
+            count: 16,
+        };
+        let mut config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
+        config.stall_timeout = Nanos::from_secs(2);
+        match Devices::start(config) {
+            Ok(devices) => return devices,
+            Err(EngineError::Link(error)) if error.reason() == "PortTaken" => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("no free ports");
+}
+
+/// A completion without its ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Done {
+    pub(crate) wr_id: u64,
+    pub(crate) status: Status,
+    pub(crate) bytes: u32,
+    pub(crate) immediate: Option<u32>,
+}
+
+/// One open device with a domain, a completion queue, a queue pair and a region, which is all of `memory`.
+pub(crate) struct Program {
+    pub(crate) devices: Rc<RefCell<Devices>>,
+    pub(crate) gid: [u8; 16],
+    pub(crate) context: ContextId,
+    pub(crate) shared: Arc<Region>,
+    pub(crate) domain: u32,
+    pub(crate) queue: u32,
+    pub(crate) number: u32,
+    pub(crate) key: u32,
+    pub(crate) send_ring: RingPlace,
+    memory: Vec<u8>,
+    completions: Consumer<Words>,
+    sends: Producer<Words>,
+    receives: Producer<Words>,
+}
+
+fn own_memory() -> AddressSpace {
+    let mut how = OpenOptions::new();
+    let file = how.read(true).write(true).open("/proc/self/mem");
+    AddressSpace::new(file.expect("it opens").into()).expect("it is one")
+}
+
+impl Program {
+    fn new(devices: &Rc<RefCell<Devices>>, last: u8, completions: u32) -> Self {
+        let mut server = devices.borrow_mut();
+        let mut gid = [0; 16];
+        gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, last]);
+        let device = Device {
+            gid,
+            limits: LIMITS,
+        };
+        let opened = server.open(&device, own_memory()).expect("it opens");
+        let memory = vec![0; 1 << 20];
+        let mut ask = |request| server.handle(opened.context, &request, Duration::ZERO);
+        let Ok(Answer::Created(domain)) = ask(Request::CreateDomain) else {
+            panic!("a domain");
+        };
+        let region = Asked {
+            domain,
+            address: memory.as_ptr() as u64,
+            bytes: memory.len() as u64,
+            io_address: memory.as_ptr() as u64,
+            access: ALL,
+        };
+        let Ok(Answer::Created(key)) = ask(Request::RegisterRegion(region)) else {
+            panic!("a region");
+        };
+        let entries = completions;
+        let asked = ask(Request::CreateCompletionQueue { entries });
+        let Ok(Answer::CreatedQueue {
+            queue,
+            ring: completion_ring,
+            ..
+        }) = asked
+        else {
+            panic!("a completion queue: {asked:?}");
+        };
+        let wanted = QueuePair {
+            domain,
+            kind: QueuePairType::ReliableConnected,
+            send_completions: queue,
+            receive_completions: queue,
+            shared_receive_queue: None,
+            sizes: SIZES,
+        };
+        let asked = ask(Request::CreateQueuePair(wanted));
+        let Ok(Answer::CreatedQueuePair {
+            queue_pair,
+            send_ring,
+            receive_ring: Some(receive_ring),
+            ..
+        }) = asked
+        else {
+            panic!("a queue pair: {asked:?}");
+        };
+        let ring = |place: RingPlace| {
+            let words = Words::new(&opened.shared, place.offset, place.words());
+            Ring::new(words.expect("it lies in the memory")).expect("it is a ring")
+        };
+        Self {
+            gid,
+            domain,
+            queue,
+            number: queue_pair,
+            key,
+            memory,
+            completions: Consumer::new(ring(completion_ring), 0),
+            sends: Producer::new(ring(send_ring), 0),
+            receives: Producer::new(ring(receive_ring), 0),
+            send_ring,
+            context: opened.context,
+            shared: opened.shared,
+            devices: Rc::clone(devices),
+        }
+    }
+
+    /// Asks the server at once; a device has no socket yet.
+    pub(crate) fn ask(&mut self, request: Request) -> weft_device::control::Outcome {
+        let mut server = self.devices.borrow_mut();
+        server.handle(self.context, &request, Duration::ZERO)
+    }
+
+    fn modify(&mut self, given: &[Attributes], attributes: QueuePairAttributes) {
+        let given = given
+            .iter()
+            .fold(Attributes::STATE, |all, one| all.union(*one));
+        let asked = Request::ModifyQueuePair {
+            queue_pair: self.number,
+            given: given.0,
+            attributes,
+        };
+        assert_eq!(self.ask(asked), Ok(Answer::Done));
+    }
+
+    pub(crate) fn init(&mut self) {
+        use Attributes as A;
+        let attributes = QueuePairAttributes {
+            state: State::Init as u32,
+            access: ALL,
+            port: 1,
+            ..QueuePairAttributes::default()
+        };
+        self.modify(&[A::ACCESS_FLAGS, A::PKEY_INDEX, A::PORT], attributes);
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.modify(&[], QueuePairAttributes::default());
+    }
+
+    /// Ready to receive from this peer, and to send to it.
+    pub(crate) fn ready(&mut self, (gid, number): ([u8; 16], u32)) {
+        use Attributes as A;
+        let peer = QueuePairAttributes {
+            state: State::ReadyToReceive as u32,
+            path_mtu: 5,
+            peer_queue_pair: number,
+            address: Address {
+                gid,
+                is_global: true,
+                port: 1,
+                ..Address::default()
+            },
+            requests_from_peer: 16,
+            ..QueuePairAttributes::default()
+        };
+        let given = [
+            A::AV,
+            A::PATH_MTU,
+            A::DEST_QPN,
+            A::RQ_PSN,
+            A::MAX_DEST_RD_ATOMIC,
+            A::MIN_RNR_TIMER,
+        ];
+        self.modify(&given, peer);
+        let sending = QueuePairAttributes {
+            state: State::ReadyToSend as u32,
+            requests_from_here: 4,
+            timeout: 14,
+            retries: 7,
+            receiver_not_ready_retries: 7,
+            ..QueuePairAttributes::default()
+        };
+        let given = [
+            A::TIMEOUT,
+            A::RETRY_CNT,
+            A::RNR_RETRY,
+            A::SQ_PSN,
+            A::MAX_QP_RD_ATOMIC,
+        ];
+        self.modify(&given, sending);
+    }
+
+    pub(crate) fn name(&self) -> ([u8; 16], u32) {
+        (self.gid, self.number)
+    }
+
+    /// Part of the program's memory.
+    pub(crate) fn sge(&self, at: usize, bytes: usize) -> Sge {
+        Sge {
+            address: self.address(at),
+            bytes: bytes as u32,
+            local_key: self.key,
+        }
+    }
+
+    pub(crate) fn remote(&self, at: usize) -> RemoteAddress {
+        RemoteAddress {
+            address: self.address(at),
+            key: self.key,
+        }
+    }
+
+    pub(crate) fn address(&self, at: usize) -> u64 {
+        self.memory.as_ptr() as u64 + at as u64
+    }
+
+    pub(crate) fn fill(&mut self, at: usize, bytes: &[u8]) {
+        self.memory[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// What lies there now: the server writes to it behind the compiler's back, so it is read the same way.
+    pub(crate) fn look(&self, at: usize, bytes: usize) -> Vec<u8> {
+        let range = own_memory().range(self.address(at), bytes as u64, 0);
+        let mut out = vec![0; bytes];
+        let region = Region::of_process(range.expect("small numbers"));
+        region.read(0, &mut out).expect("it is mapped");
+        out
+    }
+
+    fn ring_doorbell(&self) {
+        let page = Words::new(&self.shared, 0, DOORBELL_WORDS).expect("the page is there");
+        Doorbells::new(page).expect("a page").ring(self.number);
+    }
+
+    pub(crate) fn post(&mut self, wr_id: u64, operation: Operation, payload: Payload<'_>) {
+        self.post_request(&WorkRequest {
+            wr_id,
+            operation,
+            immediate: None,
+            signaled: true,
+            fence: false,
+            solicited: false,
+            payload,
+        });
+    }
+
+    pub(crate) fn post_request(&mut self, request: &WorkRequest<'_>) {
+        let mut entry = Entry::new();
+        entry.set_work_request(request).expect("it is small");
+        self.sends.push(entry.slots()).expect("the ring has room");
+        self.ring_doorbell();
+    }
+
+    pub(crate) fn receive(&mut self, wr_id: u64, sges: &[Sge]) {
+        let mut entry = Entry::new();
+        entry
+            .set_receive(&ReceiveRequest { wr_id, sges })
+            .expect("it is small");
+        self.receives
+            .push(entry.slots())
+            .expect("the ring has room");
+        self.ring_doorbell();
+    }
+
+    pub(crate) fn poll(&mut self) -> Option<Done> {
+        let mut entry = Entry::new();
+        let taken = entry
+            .take(&mut self.completions)
+            .expect("the ring is sound");
+        taken.then(|| done(&entry.completion().expect("a completion"), self.number))
+    }
+}
+
+fn done(completion: &Completion<'_>, number: u32) -> Done {
+    assert_eq!(completion.queue_pair, number);
+    let (status, immediate) = match completion.outcome {
+        Outcome::Success { immediate } => (Status::Success, immediate),
+        Outcome::Failure { status, .. } => (status, None),
+    };
+    Done {
+        wr_id: completion.wr_id,
+        status,
+        bytes: completion.bytes,
+        immediate,
+    }
+}
+
+/// Two programs on two nodes.
+pub(crate) struct Pair {
+    pub(crate) a: Program,
+    pub(crate) b: Program,
+    /// Added to the time that servers see.
+    pub(crate) later: Duration,
+    begun: Instant,
+}
+
+pub(crate) const SIZES: QueueSizes = QueueSizes {
+    sends: 64,
+    receives: 64,
+    send_sges: 4,
+    receive_sges: 4,
+    inline_bytes: 256,
+};
+
+impl Pair {
+    /// Not yet connected.
+    pub(crate) fn apart(completions: u32) -> Self {
+        let [a, b] = [(); 2].map(|()| Rc::new(RefCell::new(start())));
+        Self::on(&a, &b, completions)
+    }
+
+    fn on(a: &Rc<RefCell<Devices>>, b: &Rc<RefCell<Devices>>, completions: u32) -> Self {
+        Self {
+            a: Program::new(a, 1, completions),
+            b: Program::new(b, 2, completions),
+            later: Duration::ZERO,
+            begun: Instant::now(),
+        }
+    }
+
+    fn connect(mut self) -> Self {
+        let (a, b) = (self.a.name(), self.b.name());
+        self.a.init();
+        self.b.init();
+        self.a.ready(b);
+        self.b.ready(a);
+        self
+    }
+
+    /// Connected.
+    pub(crate) fn new() -> Self {
+        Self::apart(256).connect()
+    }
+
+    /// Connected, and on one node.
+    pub(crate) fn on_one_node() -> Self {
+        let server = Rc::new(RefCell::new(start()));
+        Self::on(&server, &server, 256).connect()
+    }
+
+    /// Both servers do what there is to do, and their offers are exchanged.
+    pub(crate) fn turn(&mut self) {
+        let now = self.begun.elapsed() + self.later;
+        for (program, other) in [(&self.a, &self.b), (&self.b, &self.a)] {
+            let mut server = program.devices.borrow_mut();
+            let polled = server.poll(now, Duration::ZERO);
+            polled.expect("the engine runs");
+            let offers = server.take_offers();
+            drop(server);
+            let mut other = other.devices.borrow_mut();
+            let offers = offers.into_iter();
+            offers.for_each(|offer| other.receive_offer("node".into(), offer, now));
+        }
+    }
+
+    /// The next completion of one of them.
+    pub(crate) fn next(&mut self, of: fn(&mut Self) -> &mut Program) -> Done {
+        let begun = Instant::now();
+        loop {
+            if let Some(done) = of(self).poll() {
+                return done;
+            }
+            assert!(begun.elapsed() < PATIENCE, "no completion");
+            self.turn();
+        }
+    }
+
+    pub(crate) fn next_a(&mut self) -> Done {
+        self.next(|pair| &mut pair.a)
+    }
+
+    pub(crate) fn next_b(&mut self) -> Done {
+        self.next(|pair| &mut pair.b)
+    }
+}
+
+/// A work request that has succeeded.
+pub(crate) fn success(wr_id: u64, bytes: u32) -> Done {
+    Done {
+        wr_id,
+        status: Status::Success,
+        bytes,
+        immediate: None,
+    }
+}

@@ -1,0 +1,400 @@
+//! What programs see of their queue pairs: data that arrives, completions in order, and errors as verbs has them.
+
+mod program;
+
+use program::{Done, Pair, Program, success};
+use weft_device::completion::Status;
+use weft_device::control::{Answer, ErrorNumber, QueuePair, Request};
+use weft_device::doorbell::{DOORBELL_WORDS, DeviceState, Doorbells};
+use weft_device::state::QueuePairType;
+use weft_device::work_request::{Operation, Payload, RemoteAddress, WorkRequest};
+use weft_engine::Words;
+
+fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
+    (0..bytes).map(|at| (at % 251) as u8 ^ seed).collect()
+}
+
+fn failed(wr_id: u64, status: Status) -> Done {
+    Done {
+        status,
+        ..success(wr_id, 0)
+    }
+}
+
+#[test]
+fn writes_sends_reads_and_atomics_move_bytes_and_complete_in_order() {
+    move_bytes(Pair::new());
+}
+
+#[test]
+fn two_programs_on_one_node_are_connected_too() {
+    move_bytes(Pair::on_one_node());
+}
+
+fn move_bytes(mut pair: Pair) {
+    let bytes = pattern(300_000, 3);
+    pair.a.fill(0, &bytes);
+    pair.b.fill(900_000, &7u64.to_le_bytes());
+    let read_from = pattern(5_000, 9);
+    pair.b.fill(500_000, &read_from);
+    let receive = pair.b.sge(600_000, 1000);
+    pair.b.receive(10, &[receive]);
+
+    let [first, second] = [pair.a.sge(0, 200_000), pair.a.sge(200_000, 100_000)];
+    let (to, from) = (pair.b.remote(0), pair.b.remote(500_000));
+    let word = pair.b.remote(900_000);
+    let write = Payload::Sges(&[first, second]);
+    pair.a.post(1, Operation::Write(to), write);
+    pair.a.post(2, Operation::Send, Payload::Inline(&[5; 200]));
+    let into = pair.a.sge(400_000, 5_000);
+    pair.a
+        .post(3, Operation::Read(from), Payload::Sges(&[into]));
+    let before = pair.a.sge(800_000, 8);
+    let add = Operation::FetchAdd {
+        remote: word,
+        add: 5,
+    };
+    pair.a.post(4, add, Payload::Sges(&[before]));
+    let swap = Operation::CompareSwap {
+        remote: word,
+        compare: 12,
+        swap: 99,
+    };
+    let before_swap = pair.a.sge(800_008, 8);
+    pair.a.post(5, swap, Payload::Sges(&[before_swap]));
+    pair.a.post(6, Operation::Write(to), Payload::Sges(&[]));
+
+    assert_eq!(pair.next_a(), success(1, 300_000));
+    assert_eq!(pair.next_a(), success(2, 200));
+    assert_eq!(pair.next_a(), success(3, 5_000));
+    assert_eq!(pair.next_a(), success(4, 8));
+    assert_eq!(pair.next_a(), success(5, 8));
+    assert_eq!(pair.next_a(), success(6, 0));
+    assert_eq!(pair.next_b(), success(10, 200));
+    assert!(pair.b.look(0, 300_000) == bytes);
+    assert_eq!(pair.b.look(600_000, 201), [&[5; 200][..], &[0]].concat());
+    assert!(pair.a.look(400_000, 5_000) == read_from);
+    let words = [7u64, 12].map(u64::to_le_bytes).concat();
+    assert_eq!(pair.a.look(800_000, 16), words);
+    assert_eq!(pair.b.look(900_000, 8), 99u64.to_le_bytes());
+}
+
+#[test]
+fn what_is_posted_before_the_peer_is_ready_waits_for_it() {
+    let mut pair = Pair::apart(256);
+    let (a, b) = (pair.a.name(), pair.b.name());
+    pair.a.init();
+    pair.a.ready(b);
+    pair.a.post(1, Operation::Send, Payload::Inline(b"early"));
+    (0..100).for_each(|_| pair.turn());
+    assert_eq!(pair.a.poll(), None);
+    pair.b.init();
+    let receive = pair.b.sge(0, 5);
+    pair.b.receive(2, &[receive]);
+    pair.b.ready(a);
+    assert_eq!(pair.next_b(), success(2, 5));
+    assert_eq!(pair.next_a(), success(1, 5));
+    assert_eq!(pair.b.look(0, 5), b"early");
+}
+
+#[test]
+fn only_what_asks_for_a_completion_gets_one_and_immediates_come_with_sends() {
+    let mut pair = Pair::new();
+    for wr_id in 0..3 {
+        pair.b.receive(wr_id, &[]);
+        pair.a.post_request(&WorkRequest {
+            wr_id,
+            operation: Operation::Send,
+            immediate: Some(wr_id as u32 + 70),
+            signaled: wr_id == 2,
+            fence: false,
+            solicited: false,
+            payload: Payload::Sges(&[]),
+        });
+    }
+    for wr_id in 0..3 {
+        let with_immediate = Done {
+            immediate: Some(wr_id as u32 + 70),
+            ..success(wr_id, 0)
+        };
+        assert_eq!(pair.next_b(), with_immediate);
+    }
+    assert_eq!(pair.next_a(), success(2, 0));
+    assert_eq!(pair.a.poll(), None);
+}
+
+#[test]
+fn more_reads_than_may_be_under_way_wait_for_their_turn() {
+    let mut pair = Pair::new();
+    pair.b.fill(0, &pattern(64 * 1000, 1));
+    for wr_id in 0..64 {
+        let at = wr_id as usize * 1000;
+        let (from, into) = (pair.b.remote(at), pair.a.sge(at, 1000));
+        pair.a
+            .post(wr_id, Operation::Read(from), Payload::Sges(&[into]));
+    }
+    for wr_id in 0..64 {
+        assert_eq!(pair.next_a(), success(wr_id, 1000));
+    }
+    assert!(pair.a.look(0, 64_000) == pattern(64_000, 1));
+}
+
+/// The second of three work requests is bad: the first succeeds, the third is flushed, and so is what comes later.
+fn fails_with(pair: &mut Pair, bad: Operation, payload: Payload<'_>, status: Status) {
+    let (good, to) = (pair.a.sge(0, 100), pair.b.remote(0));
+    let waiting = pair.a.sge(0, 1);
+    pair.a.receive(50, &[waiting]);
+    pair.a.post(1, Operation::Write(to), Payload::Sges(&[good]));
+    pair.a.post(2, bad, payload);
+    pair.a.post(3, Operation::Write(to), Payload::Sges(&[good]));
+    assert_eq!(pair.next_a(), success(1, 100));
+    let done = pair.next_a();
+    assert_eq!((done.wr_id, done.status), (2, status));
+    let mut flushed = [pair.next_a(), pair.next_a()];
+    flushed.sort_by_key(|done| done.wr_id);
+    let ids = flushed.map(|done| (done.wr_id, done.status));
+    assert_eq!(ids, [(3, Status::Flushed), (50, Status::Flushed)]);
+    pair.a.post(4, Operation::Write(to), Payload::Sges(&[good]));
+    assert_eq!(pair.next_a(), failed(4, Status::Flushed));
+}
+
+#[test]
+fn a_wrong_remote_key_is_remote_access() {
+    let mut pair = Pair::new();
+    let sge = pair.a.sge(0, 100);
+    let to = RemoteAddress {
+        key: pair.b.key ^ 1,
+        ..pair.b.remote(0)
+    };
+    let payload = Payload::Sges(&[sge]);
+    fails_with(
+        &mut pair,
+        Operation::Write(to),
+        payload,
+        Status::RemoteAccess,
+    );
+}
+
+#[test]
+fn a_place_beyond_the_peer_s_region_is_remote_access() {
+    let mut pair = Pair::new();
+    let sge = pair.a.sge(0, 100);
+    let to = pair.b.remote((1 << 20) - 99);
+    let payload = Payload::Sges(&[sge]);
+    fails_with(
+        &mut pair,
+        Operation::Write(to),
+        payload,
+        Status::RemoteAccess,
+    );
+}
+
+#[test]
+fn a_wrong_local_key_is_local_protection() {
+    let mut pair = Pair::new();
+    let mut sge = pair.a.sge(0, 100);
+    sge.local_key ^= 1;
+    let to = pair.b.remote(0);
+    let payload = Payload::Sges(&[sge]);
+    fails_with(
+        &mut pair,
+        Operation::Write(to),
+        payload,
+        Status::LocalProtection,
+    );
+}
+
+#[test]
+fn memory_that_is_not_mapped_is_local_protection() {
+    let mut pair = Pair::new();
+    let region = weft_device::control::Region {
+        domain: pair.a.domain,
+        address: 4096,
+        bytes: 4096,
+        io_address: 4096,
+        access: 0,
+    };
+    let Ok(Answer::Created(local_key)) = pair.a.ask(Request::RegisterRegion(region)) else {
+        panic!("what is reserved only may be registered");
+    };
+    let sge = weft_device::work_request::Sge {
+        address: 4096,
+        bytes: 100,
+        local_key,
+    };
+    let to = pair.b.remote(0);
+    pair.a.post(1, Operation::Write(to), Payload::Sges(&[sge]));
+    assert_eq!(pair.next_a(), failed(1, Status::LocalProtection));
+}
+
+#[test]
+fn a_send_that_is_longer_than_the_receive_is_a_remote_invalid_request() {
+    let mut pair = Pair::new();
+    let receive = pair.b.sge(0, 10);
+    pair.b.receive(9, &[receive]);
+    let payload = Payload::Inline(&[1; 11]);
+    fails_with(
+        &mut pair,
+        Operation::Send,
+        payload,
+        Status::RemoteInvalidRequest,
+    );
+}
+
+#[test]
+fn a_write_with_an_immediate_is_refused_until_it_takes_a_receive() {
+    let mut pair = Pair::new();
+    let to = pair.b.remote(0);
+    pair.a.post_request(&WorkRequest {
+        wr_id: 1,
+        operation: Operation::Write(to),
+        immediate: Some(1),
+        signaled: false,
+        fence: false,
+        solicited: false,
+        payload: Payload::Sges(&[]),
+    });
+    assert_eq!(pair.next_a(), failed(1, Status::LocalQueuePairOperation));
+}
+
+#[test]
+fn a_peer_that_never_answers_is_retry_exceeded() {
+    let mut pair = Pair::apart(256);
+    let b = pair.b.name();
+    pair.a.init();
+    pair.a.ready(b);
+    pair.a.post(1, Operation::Send, Payload::Inline(&[1]));
+    (0..10).for_each(|_| pair.turn());
+    assert_eq!(pair.a.poll(), None);
+    pair.later = std::time::Duration::from_secs(11);
+    assert_eq!(pair.next_a(), failed(1, Status::RetryExceeded));
+}
+
+fn state(of: &Program) -> DeviceState {
+    let page = Words::new(&of.shared, 0, DOORBELL_WORDS).expect("the page is there");
+    Doorbells::new(page).expect("a page").state()
+}
+
+#[test]
+fn a_completion_queue_that_overflows_fails_the_device_and_no_other() {
+    let mut pair = Pair::apart(4);
+    let (a, b) = (pair.a.name(), pair.b.name());
+    for (program, peer) in [(&mut pair.a, b), (&mut pair.b, a)] {
+        program.init();
+        program.ready(peer);
+    }
+    let (sge, to) = (pair.a.sge(0, 8), pair.b.remote(0));
+    for wr_id in 0..8 {
+        pair.a
+            .post(wr_id, Operation::Write(to), Payload::Sges(&[sge]));
+    }
+    while state(&pair.a) == DeviceState::Running {
+        pair.turn();
+    }
+    assert_eq!(state(&pair.b), DeviceState::Running);
+    assert_eq!(pair.a.poll(), Some(success(0, 8)));
+}
+
+#[test]
+fn a_program_that_scribbles_over_its_rings_fails_alone() {
+    let mut pair = Pair::new();
+    let ring = pair.a.send_ring;
+    let words = Words::new(&pair.a.shared, ring.offset, ring.words()).expect("it is there");
+    for word in words.iter() {
+        word.store(u64::MAX, std::sync::atomic::Ordering::Relaxed);
+    }
+    let (sge, to) = (pair.b.sge(0, 8), pair.a.remote(0));
+    let receive = pair.a.sge(0, 8);
+    // Its doorbell: the receive is flushed, as the send ring is of no use.
+    pair.a.receive(1, &[receive]);
+    assert_eq!(pair.next_a(), failed(1, Status::Flushed));
+    // The peer hears that the connection is gone, and its device works on.
+    pair.b.post(2, Operation::Write(to), Payload::Sges(&[sge]));
+    assert_eq!(pair.next_b(), failed(2, Status::RetryExceeded));
+    assert_eq!(state(&pair.b), DeviceState::Running);
+}
+
+#[test]
+fn memory_that_is_deregistered_is_reached_no_more_and_that_of_another_domain_never() {
+    let mut pair = Pair::new();
+    let (sge, to) = (pair.a.sge(0, 8), pair.b.remote(0));
+    pair.a.post(1, Operation::Write(to), Payload::Sges(&[sge]));
+    assert_eq!(pair.next_a(), success(1, 8));
+    let key = pair.b.key;
+    let Ok(Answer::Created(other)) = pair.b.ask(Request::CreateDomain) else {
+        panic!("a second domain");
+    };
+    assert_eq!(pair.b.ask(Request::DeregisterRegion(key)), Ok(Answer::Done));
+    let region = weft_device::control::Region {
+        domain: other,
+        address: pair.b.address(0),
+        bytes: 100,
+        io_address: pair.b.address(0),
+        access: program::ALL,
+    };
+    let Ok(Answer::Created(key)) = pair.b.ask(Request::RegisterRegion(region)) else {
+        panic!("a region of the second domain");
+    };
+    let to = RemoteAddress { key, ..to };
+    pair.a.post(2, Operation::Write(to), Payload::Sges(&[sge]));
+    assert_eq!(pair.next_a(), failed(2, Status::RemoteAccess));
+}
+
+#[test]
+fn a_reset_queue_pair_is_connected_anew() {
+    let mut pair = Pair::new();
+    let (sge, to) = (pair.a.sge(0, 8), pair.b.remote(64));
+    pair.a.post(1, Operation::Write(to), Payload::Sges(&[sge]));
+    assert_eq!(pair.next_a(), success(1, 8));
+    let (a, b) = (pair.a.name(), pair.b.name());
+    for (program, peer) in [(&mut pair.a, b), (&mut pair.b, a)] {
+        program.reset();
+        program.init();
+        program.ready(peer);
+    }
+    pair.a.fill(0, &[4; 8]);
+    pair.a.post(2, Operation::Write(to), Payload::Sges(&[sge]));
+    assert_eq!(pair.next_a(), success(2, 8));
+    assert_eq!(pair.b.look(64, 8), [4; 8]);
+}
+
+#[test]
+fn kinds_that_do_not_work_yet_are_refused_when_they_are_made() {
+    let mut pair = Pair::apart(4);
+    let a = &mut pair.a;
+    let (domain, queue) = (a.domain, a.queue);
+    for kind in [
+        QueuePairType::UnreliableConnected,
+        QueuePairType::UnreliableDatagram,
+    ] {
+        let wanted = QueuePair {
+            domain,
+            kind,
+            send_completions: queue,
+            receive_completions: queue,
+            shared_receive_queue: None,
+            sizes: program::SIZES,
+        };
+        let refused = a.ask(Request::CreateQueuePair(wanted));
+        assert_eq!(refused, Err(ErrorNumber::NotSupported));
+    }
+    let shared = a.ask(Request::CreateSharedReceiveQueue {
+        domain,
+        entries: 1,
+        sges: 1,
+    });
+    assert_eq!(shared, Err(ErrorNumber::NotSupported));
+}
+
+#[test]
+fn a_program_that_ends_leaves_its_peer_a_completion_error_and_the_server_nothing() {
+    let mut pair = Pair::new();
+    let (sge, to) = (pair.a.sge(0, 8), pair.b.remote(0));
+    pair.a.post(1, Operation::Write(to), Payload::Sges(&[sge]));
+    assert_eq!(pair.next_a(), success(1, 8));
+    pair.b.devices.borrow_mut().close(pair.b.context);
+    pair.a.post(2, Operation::Write(to), Payload::Sges(&[sge]));
+    assert_eq!(pair.next_a(), failed(2, Status::RetryExceeded));
+    let gone = pair.b.ask(Request::CreateDomain);
+    assert_eq!(gone, Err(ErrorNumber::InvalidArgument));
+}

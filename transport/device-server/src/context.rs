@@ -1,6 +1,7 @@
 //! One program's use of a device: its objects, its memory, its rings.
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,6 +39,8 @@ pub(crate) struct Context {
     program: AddressSpace,
     shared: Arc<Region>,
     doorbells: Doorbells<Words>,
+    /// What the program wakes the engine by.
+    wake: OwnedFd,
     domains: BTreeMap<u32, Domain>,
     completion_queues: BTreeMap<u32, Producer<Words>>,
     queue_pairs: BTreeMap<u32, QueuePair>,
@@ -60,6 +63,7 @@ impl Context {
         numbers: std::ops::Range<u32>,
         program: AddressSpace,
         shared: Arc<Region>,
+        wake: OwnedFd,
     ) -> Option<Self> {
         let page = Words::new(&shared, 0, DOORBELL_WORDS).ok()?;
         Some(Self {
@@ -67,6 +71,7 @@ impl Context {
             program,
             doorbells: Doorbells::new(page).ok()?,
             shared,
+            wake,
             domains: BTreeMap::new(),
             completion_queues: BTreeMap::new(),
             queue_pairs: BTreeMap::new(),
@@ -294,8 +299,19 @@ impl Context {
         }
     }
 
+    /// Whether the engine may sleep: no doorbell was rung, and the next one that is wakes it.
+    pub(crate) fn prepare_to_sleep(&self) -> bool {
+        self.has_failed || self.doorbells.prepare_to_sleep()
+    }
+
+    pub(crate) fn wake(&self) {
+        self.doorbells.wake();
+    }
+
     /// The program has closed it, or has ended.
     pub(crate) fn close(mut self, engine: &Engine) {
+        // It was added when the context was opened.
+        let _ = engine.remove_waker(self.wake.as_fd());
         for pair in self.queue_pairs.values_mut() {
             pair.disconnect(engine);
         }

@@ -1,10 +1,12 @@
 //! All devices of a node that programs have open.
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use rustix::event::{EventfdFlags, eventfd};
 use weft_device::completion::Status;
 use weft_device::control::{ErrorNumber, Outcome, Request};
 use weft_device::space::DOORBELL_BYTES;
@@ -51,6 +53,8 @@ pub struct Opened {
     pub context: ContextId,
     /// What both ends share: the doorbell page, then the rings. The program gets its file.
     pub shared: Arc<Region>,
+    /// The eventfd that the program writes 1 to when a doorbell finds the engine asleep.
+    pub wake: OwnedFd,
 }
 
 /// Why a device was not opened.
@@ -62,6 +66,12 @@ pub enum OpenError {
     /// The memory could not be made.
     #[error("the device's memory could not be made: {0}")]
     Memory(#[from] MemfdError),
+    /// The eventfd could not be made.
+    #[error("an eventfd could not be made: {0}: raise the limit of open files")]
+    EventFd(#[from] std::io::Error),
+    /// The engine does not wait for it.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
 }
 
 impl OpenError {
@@ -125,11 +135,19 @@ impl Devices {
         let shared = Arc::new(Region::memfd("weft-device", bytes)?);
         let first = u32::from(context.index) << CONTEXT_SHIFT;
         let numbers = first..first + (1 << CONTEXT_SHIFT);
-        let opened = Context::new(device, numbers, program, Arc::clone(&shared));
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = eventfd(0, flags).map_err(std::io::Error::from)?;
+        let given = wake.try_clone()?;
+        self.engine.add_waker(wake.as_fd())?;
+        let opened = Context::new(device, numbers, program, Arc::clone(&shared), wake);
         // The doorbell page is its beginning.
         let opened = opened.ok_or(OpenError::TooManyContexts)?;
         self.contexts.insert(context, opened);
-        Ok(Opened { context, shared })
+        Ok(Opened {
+            context,
+            shared,
+            wake: given,
+        })
     }
 
     /// The program has closed the device, or has ended. Peers find that its queue pairs are gone.
@@ -261,7 +279,7 @@ impl Devices {
     }
 
     /// One turn: moves packets, takes work requests out of rings, completes them. Waits for at most `wait` when there is
-    /// nothing to do; a program's doorbell does not end that. Answers whether anything was done.
+    /// nothing to do, until a packet comes or a program rings a doorbell. Answers whether anything was done.
     ///
     /// # Errors
     /// Those of [`Engine::poll`].
@@ -270,8 +288,15 @@ impl Devices {
         for context in self.contexts.values_mut() {
             is_busy |= context.take_rung(&self.engine);
         }
-        let wait = if is_busy { Duration::ZERO } else { wait };
+        let may_wait = !is_busy && self.events.is_empty() && self.offers.is_empty();
+        let wait = match may_wait && !wait.is_zero() && self.prepare_to_sleep() {
+            true => wait,
+            false => Duration::ZERO,
+        };
         is_busy |= self.engine.poll(wait)?;
+        if !wait.is_zero() {
+            self.contexts.values().for_each(Context::wake);
+        }
         for _ in 0..EVENTS_PER_TURN {
             let Ok(event) = self.events.try_recv() else {
                 break;
@@ -282,6 +307,26 @@ impl Devices {
         self.repeat_offers(now);
         self.deliver_local_offers(now);
         Ok(is_busy)
+    }
+
+    /// Whether nothing is to be done in any context; from here on a doorbell ends the engine's wait.
+    fn prepare_to_sleep(&self) -> bool {
+        let awake = self.contexts.values().find(|it| !it.prepare_to_sleep());
+        if awake.is_some() {
+            self.contexts.values().for_each(Context::wake);
+        }
+        awake.is_none()
+    }
+
+    /// What ends the wait of [`Devices::poll`], for another thread of this process.
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn waker(&self) -> Result<OwnedFd, OpenError> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = eventfd(0, flags).map_err(std::io::Error::from)?;
+        self.engine.add_waker(wake.as_fd())?;
+        Ok(wake)
     }
 
     /// Offers to devices of this server need no other one.

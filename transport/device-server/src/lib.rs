@@ -9,20 +9,24 @@
 //! [`Offer`] over a channel that somebody else provides, which must say truly from whom an offer comes. The programs
 //! may connect their ends in any order: an offer that comes early waits.
 //!
-//! Whoever holds [`Devices`] runs it: nothing happens but in [`Devices::poll`], and time is an argument.
+//! Whoever holds [`Devices`] runs it: nothing happens but in [`Devices::poll`], and time is an argument. [`Server`] does so
+//! in a thread, and serves the control socket in another.
 //!
 //! # What a queue pair cannot do yet
 //! UC, UD and shared receive queues are refused when they are made. A write with an immediate, and reads and receives with
-//! more than one scatter-gather entry, complete with `IBV_WC_LOC_QP_OP_ERR`. Nobody is woken: a program polls, and so
-//! does who runs [`Devices`].
+//! more than one scatter-gather entry, complete with `IBV_WC_LOC_QP_OP_ERR`. No program is woken: it polls.
 
 mod context;
+mod control;
 mod devices;
 mod offer;
 mod queue_pair;
 mod random;
 mod regions;
+mod server;
+mod work;
 
 pub use context::Device;
 pub use devices::{ContextId, Devices, OpenError, Opened};
 pub use offer::{Offer, QueuePairName};
+pub use server::{Server, ServerError};

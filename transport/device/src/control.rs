@@ -182,8 +182,14 @@ pub struct QueuePairAttributes {
 /// What the engine says to a request that it has carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// The device is open: what it can do.
-    Opened(Limits),
+    /// The device is open. With the answer come the memfd of its doorbell page and its rings, and the eventfd that wakes
+    /// the engine.
+    Opened {
+        /// What it can do.
+        limits: Limits,
+        /// Its GID.
+        gid: [u8; 16],
+    },
     /// An object is made: its handle. Of a region its key, of a queue pair its number.
     Created(u32),
     /// A completion queue, or a shared receive queue, is made.
@@ -259,6 +265,8 @@ pub enum ErrorNumber {
     AccessDenied,
     /// EPROTO: the library is of another version.
     OtherVersion,
+    /// EIO: the engine has ended. It says so itself to nobody.
+    EngineGone,
 }
 
 impl ErrorNumber {
@@ -266,6 +274,7 @@ impl ErrorNumber {
     #[must_use]
     pub fn number(self) -> i32 {
         match self {
+            ErrorNumber::EngineGone => 5,
             ErrorNumber::OutOfMemory => 12,
             ErrorNumber::AccessDenied => 13,
             ErrorNumber::Busy => 16,

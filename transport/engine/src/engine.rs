@@ -1,6 +1,7 @@
 //! The handle: checks what is asked, names things, and passes commands on.
 
 use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -492,6 +493,26 @@ impl Engine {
         let mut worker = self.inline().ok_or(EngineError::NotInline)?;
         worker.poll(wait).map_err(|source| EngineError::System {
             call: "poll",
+            source,
+        })
+    }
+
+    /// Has each write to an eventfd end the wait of [`Engine::poll`], also by another process that has it. Nobody needs to
+    /// read it.
+    pub fn add_waker(&self, eventfd: BorrowedFd<'_>) -> Result<(), EngineError> {
+        self.set_waker(eventfd, true)
+    }
+
+    /// Writes to it end no wait any more.
+    pub fn remove_waker(&self, eventfd: BorrowedFd<'_>) -> Result<(), EngineError> {
+        self.set_waker(eventfd, false)
+    }
+
+    fn set_waker(&self, eventfd: BorrowedFd<'_>, is_added: bool) -> Result<(), EngineError> {
+        let worker = self.inline().ok_or(EngineError::NotInline)?;
+        let set = worker.set_waker(eventfd, is_added);
+        set.map_err(|source| EngineError::System {
+            call: "epoll_ctl",
             source,
         })
     }

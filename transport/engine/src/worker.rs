@@ -2,6 +2,7 @@
 //! everything. Its thread runs it, or the caller who polls, or for a moment a caller who posts.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -264,6 +265,14 @@ impl Worker {
             self.send(false);
         }
         Ok(busy)
+    }
+
+    /// Has each write to an eventfd wake the worker, or no longer.
+    pub(crate) fn set_waker(&self, eventfd: BorrowedFd<'_>, is_added: bool) -> io::Result<()> {
+        match is_added {
+            true => self.poller.add_waker(eventfd),
+            false => self.poller.remove_waker(eventfd),
+        }
     }
 
     /// One turn: what has arrived, events, commands, timers, what there is to send. Answers whether anything

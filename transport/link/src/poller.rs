@@ -1,11 +1,12 @@
 //! Waits until a link is ready or another thread wakes the worker.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 pub use mio::Waker;
-use mio::{Events, Poll, Token};
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
@@ -42,6 +43,26 @@ impl Poller {
     /// The system has no more descriptors.
     pub fn waker(&self) -> io::Result<Waker> {
         Waker::new(self.poll.registry(), WAKER)
+    }
+
+    /// Has each write to an eventfd end a wait, from any process that has it. Nobody needs to read it.
+    ///
+    /// # Errors
+    /// The descriptor cannot be waited for, or is added already.
+    pub fn add_waker(&self, eventfd: BorrowedFd<'_>) -> io::Result<()> {
+        let mut source = SourceFd(&eventfd.as_raw_fd());
+        self.poll
+            .registry()
+            .register(&mut source, WAKER, Interest::READABLE)
+    }
+
+    /// Writes to it end no wait any more.
+    ///
+    /// # Errors
+    /// It was not added.
+    pub fn remove_waker(&self, eventfd: BorrowedFd<'_>) -> io::Result<()> {
+        let mut source = SourceFd(&eventfd.as_raw_fd());
+        self.poll.registry().deregister(&mut source)
     }
 
     /// What waits for the link or a waker. Another thread may use the poller meanwhile.

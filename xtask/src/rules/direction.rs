@@ -44,7 +44,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "weft-engine",
         &["weft-core", "weft-crypto", "weft-link", "weft-memory"],
     ),
-    ("weft-device-server", &["weft-device", "weft-engine"]),
+    ("weft-device-socket", &["weft-device", "weft-memory"]),
+    (
+        "weft-device-server",
+        &["weft-device", "weft-device-socket", "weft-engine"],
+    ),
     ("weft-sim", &["weft-core", "weft-crypto", "weft-memory"]),
     ("weft-fabric", &[]),
     (

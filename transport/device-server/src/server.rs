@@ -1,0 +1,242 @@
+//! The devices of a node as a service: their directories, the thread of their control socket, and the thread that moves
+//! their work requests.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+};
+use weft_device_socket::{CONTROL_FILE, TOKEN_FILE};
+use weft_engine::{EngineConfig, EngineError};
+
+use crate::context::Device;
+use crate::control::{Control, Tokens, lock};
+use crate::devices::{Devices, OpenError};
+use crate::random;
+use crate::work::{Command, Worker, send};
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Why a server was not started, or a device not made.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The engine did not start.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The system gives no eventfd.
+    #[error(transparent)]
+    Waker(#[from] OpenError),
+    /// A file could not be made.
+    #[error(
+        "{path}: {source}: give a directory that this process may write to, with a path of at most 90 bytes"
+    )]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// There is one of this name.
+    #[error("there is a device {name} already: destroy it first, or choose another name")]
+    Exists {
+        /// The name.
+        name: String,
+    },
+    /// A name that is no directory's.
+    #[error("{name:?} is no name of a device: use 1 to 20 letters, digits, and -")]
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// A thread could not be started.
+    #[error("a thread could not be started: {0}: raise the limit of threads")]
+    Thread(io::Error),
+}
+
+/// The devices of a node, in a directory. Dropping it ends them all: programs find that the engine is gone.
+#[derive(Debug)]
+pub struct Server {
+    directory: PathBuf,
+    tokens: Arc<Mutex<Tokens>>,
+    commands: Sender<Command>,
+    wake: Arc<OwnedFd>,
+    /// Dropped to end the control thread.
+    stop: Option<OwnedFd>,
+    threads: Vec<JoinHandle<()>>,
+    offers: Receiver<crate::Offer>,
+}
+
+impl Server {
+    /// Makes the directory, which only its owner may enter, and the control socket in it, and starts the engine.
+    ///
+    /// # Errors
+    /// [`ServerError`].
+    pub fn start(directory: &Path, engine: EngineConfig) -> Result<Self, ServerError> {
+        let spin = Duration::from_nanos(engine.spin.get());
+        let devices = Devices::start(engine)?;
+        let wake = Arc::new(devices.waker()?);
+        let socket = listen_in(directory)?;
+        let (stop, stopped) = io::pipe()
+            .map(|(reader, writer)| (OwnedFd::from(writer), OwnedFd::from(reader)))
+            .map_err(ServerError::Thread)?;
+        let (commands, received) = unbounded();
+        let (sent_offers, offers) = unbounded();
+        let tokens = Arc::new(Mutex::new(Tokens::new()));
+        let worker = Worker {
+            devices,
+            commands: received,
+            offers: sent_offers,
+            begun: Instant::now(),
+            spin,
+        };
+        let control = Control::new(
+            socket,
+            stopped,
+            Arc::clone(&tokens),
+            commands.clone(),
+            Arc::clone(&wake),
+        );
+        let threads = vec![
+            spawn("weft-devices", move || worker.run())?,
+            spawn("weft-control", move || control.run())?,
+        ];
+        Ok(Self {
+            directory: directory.to_owned(),
+            tokens,
+            commands,
+            wake,
+            stop: Some(stop),
+            threads,
+            offers,
+        })
+    }
+
+    /// Makes a device: a directory of this name, which may be mounted where its programs run. Its token lets anybody open
+    /// the device who can read it.
+    ///
+    /// # Errors
+    /// [`ServerError`].
+    pub fn create(&self, name: &str, device: Device) -> Result<PathBuf, ServerError> {
+        let is_letter = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
+        if name.is_empty() || name.len() > 20 || !name.chars().all(is_letter) {
+            return Err(ServerError::Name {
+                name: name.to_owned(),
+            });
+        }
+        let path = self.directory.join(name);
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| ServerError::File { path, source }
+        };
+        fs::create_dir(&path).map_err(|source| match source.kind() {
+            io::ErrorKind::AlreadyExists => ServerError::Exists {
+                name: name.to_owned(),
+            },
+            _ => failed(&path)(source),
+        })?;
+        let token: [u8; 32] = random::draw();
+        let (control, secret) = (path.join(CONTROL_FILE), path.join(TOKEN_FILE));
+        fs::hard_link(self.directory.join(CONTROL_FILE), &control).map_err(failed(&control))?;
+        set_mode(&path, 0o755).map_err(failed(&path))?;
+        fs::write(&secret, token).map_err(failed(&secret))?;
+        set_mode(&secret, 0o444).map_err(failed(&secret))?;
+        lock(&self.tokens).insert(token, (name.to_owned(), device));
+        Ok(path)
+    }
+
+    /// Takes a device away: nobody opens it any more. Who has it open keeps it.
+    ///
+    /// # Errors
+    /// Its directory could not be removed.
+    pub fn destroy(&self, name: &str) -> Result<(), ServerError> {
+        lock(&self.tokens).retain(|_, (other, _)| other != name);
+        let path = self.directory.join(name);
+        fs::remove_dir_all(&path).map_err(|source| ServerError::File { path, source })
+    }
+
+    /// Offers to devices of other servers, to be sent to these.
+    #[must_use]
+    pub fn offers(&self) -> &Receiver<crate::Offer> {
+        &self.offers
+    }
+
+    /// An offer has come from the node `owner`, as authenticated.
+    pub fn receive_offer(&self, owner: Arc<str>, offer: crate::Offer) {
+        send(&self.commands, &self.wake, Command::Offer { owner, offer });
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop = None;
+        send(&self.commands, &self.wake, Command::Stop);
+        for thread in self.threads.drain(..) {
+            // A thread that panics ends the process.
+            let _ = thread.join();
+        }
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}
+
+/// Makes the directory anew, with a socket in it that anybody may connect to who comes that far.
+fn listen_in(directory: &Path) -> Result<OwnedFd, ServerError> {
+    let failed = |source| ServerError::File {
+        path: directory.to_owned(),
+        source,
+    };
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    fs::create_dir_all(directory).map_err(failed)?;
+    set_mode(directory, 0o700).map_err(failed)?;
+    let path = directory.join(CONTROL_FILE);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let made = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let listening = made.and_then(|socket| {
+        bind(&socket, &SocketAddrUnix::new(&path)?)?;
+        listen(&socket, BACKLOG)?;
+        Ok(socket)
+    });
+    let socket = listening.map_err(|errno| failed(errno.into()))?;
+    set_mode(&path, 0o666).map_err(failed)?;
+    Ok(socket)
+}
+
+/// A thread whose panic ends the process: its devices would be silent for ever.
+fn spawn(
+    name: &'static str,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, ServerError> {
+    struct AbortOnPanic(&'static str);
+    impl Drop for AbortOnPanic {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                tracing::error!(
+                    thread = self.0,
+                    "a thread of the devices has panicked: the process ends"
+                );
+                std::process::abort();
+            }
+        }
+    }
+    let thread = std::thread::Builder::new().name(name.to_owned());
+    let spawned = thread.spawn(move || {
+        let _guard = AbortOnPanic(name);
+        body();
+    });
+    spawned.map_err(ServerError::Thread)
+}

@@ -1,0 +1,296 @@
+//! Programs that open devices by their directories, over the control socket.
+
+use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use weft_device::completion::{Outcome, Status};
+use weft_device::control::{
+    Address, Answer, ErrorNumber, Limits, QueuePair, QueuePairAttributes, QueueSizes, Request,
+};
+use weft_device::entry::Entry;
+use weft_device::ring::{Consumer, Producer};
+use weft_device::state::{Attributes, QueuePairType, State};
+use weft_device::work_request::{Operation, Payload, ReceiveRequest, WorkRequest};
+use weft_device_server::{Device, Server, ServerError};
+use weft_device_socket::{Client, OpenError, devices_in};
+use weft_engine::{EngineConfig, EngineError, Nanos, PortRange, Secret, Words};
+
+/// Nothing here takes a tenth of this on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn device(last: u8) -> Device {
+    let mut gid = [0; 16];
+    gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, last]);
+    let limits = Limits {
+        domains: 4,
+        regions: 16,
+        completion_queues: 4,
+        queue_pairs: 8,
+        address_handles: 4,
+        completions: 1024,
+        work_requests: 256,
+        sges: 8,
+        inline_bytes: 256,
+        requests: 16,
+        path_mtu: 5,
+        ring_bytes: 4 << 20,
+    };
+    Device { gid, limits }
+}
+
+fn start(directory: &Path) -> Server {
+    for step in 0..400 {
+        let ports = PortRange {
+            first: 46_000 + ((std::process::id() + step) % 400) as u16 * 32,
+            count: 16,
+        };
+        let mut config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
+        config.stall_timeout = Nanos::from_secs(2);
+        match Server::start(directory, config) {
+            Ok(server) => return server,
+            Err(ServerError::Engine(EngineError::Link(error))) if error.reason() == "PortTaken" => {
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("no free ports");
+}
+
+/// A program with one queue pair, which sends and receives without memory.
+struct Program {
+    client: Client,
+    number: u32,
+    completions: Consumer<Words>,
+    sends: Producer<Words>,
+    receives: Producer<Words>,
+}
+
+impl Program {
+    fn open(directory: &Path) -> Self {
+        let client = Client::open(directory).expect("it opens");
+        let Ok(Answer::Created(domain)) = client.ask(&Request::CreateDomain) else {
+            panic!("a domain");
+        };
+        let asked = client.ask(&Request::CreateCompletionQueue { entries: 64 });
+        let Ok(Answer::CreatedQueue { queue, ring, .. }) = asked else {
+            panic!("{asked:?}");
+        };
+        let completions = client.ring(ring).expect("it lies in the memory");
+        let wanted = QueuePair {
+            domain,
+            kind: QueuePairType::ReliableConnected,
+            send_completions: queue,
+            receive_completions: queue,
+            shared_receive_queue: None,
+            sizes: QueueSizes {
+                sends: 16,
+                receives: 16,
+                send_sges: 1,
+                receive_sges: 1,
+                inline_bytes: 64,
+            },
+        };
+        let asked = client.ask(&Request::CreateQueuePair(wanted));
+        let Ok(Answer::CreatedQueuePair {
+            queue_pair,
+            send_ring,
+            receive_ring: Some(receive_ring),
+            ..
+        }) = asked
+        else {
+            panic!("{asked:?}");
+        };
+        let ring = |place| client.ring(place).expect("it lies in the memory");
+        Self {
+            number: queue_pair,
+            completions: Consumer::new(completions, 0),
+            sends: Producer::new(ring(send_ring), 0),
+            receives: Producer::new(ring(receive_ring), 0),
+            client,
+        }
+    }
+
+    fn connect(&self, peer: &Program) {
+        use Attributes as A;
+        let modify = |given: &[A], attributes: QueuePairAttributes| {
+            let given = given.iter().fold(A::STATE, |all, one| all.union(*one));
+            let asked = self.client.ask(&Request::ModifyQueuePair {
+                queue_pair: self.number,
+                given: given.0,
+                attributes,
+            });
+            assert_eq!(asked, Ok(Answer::Done));
+        };
+        let mut attributes = QueuePairAttributes {
+            state: State::Init as u32,
+            port: 1,
+            path_mtu: 5,
+            peer_queue_pair: peer.number,
+            requests_from_here: 4,
+            requests_from_peer: 4,
+            address: Address {
+                gid: peer.client.gid(),
+                is_global: true,
+                port: 1,
+                ..Address::default()
+            },
+            ..QueuePairAttributes::default()
+        };
+        modify(&[A::ACCESS_FLAGS, A::PKEY_INDEX, A::PORT], attributes);
+        attributes.state = State::ReadyToReceive as u32;
+        let given = [
+            A::AV,
+            A::PATH_MTU,
+            A::DEST_QPN,
+            A::RQ_PSN,
+            A::MAX_DEST_RD_ATOMIC,
+            A::MIN_RNR_TIMER,
+        ];
+        modify(&given, attributes);
+        attributes.state = State::ReadyToSend as u32;
+        let given = [
+            A::TIMEOUT,
+            A::RETRY_CNT,
+            A::RNR_RETRY,
+            A::SQ_PSN,
+            A::MAX_QP_RD_ATOMIC,
+        ];
+        modify(&given, attributes);
+    }
+
+    fn ring_doorbell(&self) {
+        if self
+            .client
+            .doorbells()
+            .expect("there is a page")
+            .ring(self.number)
+        {
+            self.client.wake();
+        }
+    }
+
+    fn send(&mut self, wr_id: u64) {
+        let mut entry = Entry::new();
+        let request = WorkRequest {
+            wr_id,
+            operation: Operation::Send,
+            immediate: None,
+            signaled: true,
+            fence: false,
+            solicited: false,
+            payload: Payload::Inline(&[]),
+        };
+        entry.set_work_request(&request).expect("it is small");
+        self.sends.push(entry.slots()).expect("there is room");
+        self.ring_doorbell();
+    }
+
+    fn receive(&mut self, wr_id: u64) {
+        let mut entry = Entry::new();
+        let request = ReceiveRequest { wr_id, sges: &[] };
+        entry.set_receive(&request).expect("it is small");
+        self.receives.push(entry.slots()).expect("there is room");
+        self.ring_doorbell();
+    }
+
+    fn next(&mut self) -> (u64, Status) {
+        let begun = Instant::now();
+        let mut entry = Entry::new();
+        while !entry.take(&mut self.completions).expect("it is sound") {
+            assert!(begun.elapsed() < PATIENCE, "no completion");
+            std::thread::yield_now();
+        }
+        let completion = entry.completion().expect("it is one");
+        let status = match completion.outcome {
+            Outcome::Success { .. } => Status::Success,
+            Outcome::Failure { status, .. } => status,
+        };
+        (completion.wr_id, status)
+    }
+}
+
+#[test]
+fn two_programs_play_ping_pong_and_one_that_ends_is_missed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let directory = directory.path().join("devices");
+    let server = start(&directory);
+    let paths = [1, 2].map(|last| {
+        let path = server.create(&format!("weft{last}"), device(last));
+        path.expect("it is made")
+    });
+    assert_eq!(devices_in(&directory), ["weft1", "weft2"]);
+    let mode = |path: &Path| path.metadata().expect("it is there").permissions().mode() & 0o777;
+    assert_eq!((mode(&directory), mode(&paths[0])), (0o700, 0o755));
+    let [mut a, mut b] = paths.each_ref().map(|path| Program::open(path));
+    a.connect(&b);
+    b.connect(&a);
+    for round in 0..1000 {
+        a.receive(round);
+        b.receive(round);
+        a.send(round);
+        assert_eq!(b.next(), (round, Status::Success));
+        b.send(round);
+        let mut done = [a.next(), a.next()];
+        done.sort_unstable_by_key(|(wr_id, _)| *wr_id);
+        assert_eq!(done, [(round, Status::Success); 2]);
+        assert_eq!(b.next(), (round, Status::Success));
+    }
+    drop(b);
+    a.send(7777);
+    assert_eq!(a.next(), (7777, Status::RetryExceeded));
+    // The server is no worse for it, and the device can be opened again.
+    Program::open(&paths[1]);
+    server.destroy("weft2").expect("it goes");
+    assert_eq!(devices_in(&directory), ["weft1"]);
+    drop(server);
+    assert!(!directory.exists());
+    let gone = a.client.ask(&Request::CreateDomain);
+    assert_eq!(gone, Err(ErrorNumber::EngineGone));
+}
+
+#[test]
+fn foreign_packets_end_their_connection_and_a_wrong_token_opens_nothing() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    use weft_device::control::{self, MESSAGE_BYTES_MAX};
+    use weft_device_socket::packet;
+
+    let directory = tempfile::tempdir().expect("a directory");
+    let directory = directory.path().join("devices");
+    let server = start(&directory);
+    let path = server.create("weft0", device(1)).expect("it is made");
+    let connect = || {
+        let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let socket = rustix::net::socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None);
+        let socket = socket.expect("a socket");
+        let address = SocketAddrUnix::new(path.join("control")).expect("a short path");
+        rustix::net::connect(&socket, &address).expect("it listens");
+        socket
+    };
+    let mut buffer = [0; MESSAGE_BYTES_MAX];
+    let domain = control::emit(&Request::CreateDomain, &mut buffer).to_vec();
+    for packet in [vec![255; 400], vec![0; 4000], domain] {
+        let socket = connect();
+        packet::send(&socket, &packet, &[]).expect("it is sent");
+        let answer = packet::receive(&socket, &mut buffer);
+        assert!(answer.is_err() || answer.is_ok_and(|(bytes, _)| bytes.is_empty()));
+    }
+    // More that connect and say nothing than are kept.
+    let silent: Vec<_> = (0..200).map(|_| connect()).collect();
+    Program::open(&path);
+    drop(silent);
+    std::fs::remove_file(path.join("token")).expect("it is ours");
+    std::fs::write(path.join("token"), [7; 32]).expect("it is ours");
+    let refused = Client::open(&path).expect_err("the token is another");
+    let OpenError::Refused { error, .. } = refused else {
+        panic!("{refused}");
+    };
+    assert_eq!(error, ErrorNumber::AccessDenied);
+    let again = server.create("weft0", device(1)).expect_err("there is one");
+    assert!(matches!(again, ServerError::Exists { .. }), "{again}");
+    for name in ["", "..", "a/b", "a-name-that-is-too-long"] {
+        let refused = server.create(name, device(1)).expect_err("no name");
+        assert!(matches!(refused, ServerError::Name { .. }), "{refused}");
+    }
+}

@@ -1,0 +1,202 @@
+//! The program's end of an open device.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use weft_device::VERSION;
+use weft_device::control::{
+    self, Answer, ErrorNumber, Limits, MESSAGE_BYTES_MAX, MessageError, Outcome, Request,
+};
+use weft_device::doorbell::{DOORBELL_WORDS, Doorbells};
+use weft_device::ring::Ring;
+use weft_device::space::{DOORBELL_BYTES, RingPlace};
+use weft_memory::{MemfdError, Region, Words};
+
+use crate::{CONTROL_FILE, TOKEN_FILE, packet};
+
+/// An open device.
+#[derive(Debug)]
+pub struct Client {
+    socket: OwnedFd,
+    limits: Limits,
+    gid: [u8; 16],
+    shared: Arc<Region>,
+    wake: File,
+}
+
+/// Why a device was not opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A file of the device cannot be used.
+    #[error(
+        "{path}: {source}: check that the device's directory is mounted whole, and that the engine runs"
+    )]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The engine refuses.
+    #[error("the engine refuses to open {path}: {error:?}")]
+    Refused {
+        /// The device.
+        path: PathBuf,
+        /// Why.
+        error: ErrorNumber,
+    },
+    /// The engine's answer is none.
+    #[error("the engine's answer cannot be understood: use the library of the engine's release")]
+    Answer,
+    /// The device's memory cannot be mapped.
+    #[error(transparent)]
+    Memory(#[from] MemfdError),
+}
+
+impl From<MessageError> for OpenError {
+    fn from(_: MessageError) -> Self {
+        Self::Answer
+    }
+}
+
+/// The devices in a directory of devices: their names, in order. A directory that is not there has none.
+#[must_use]
+pub fn devices_in(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let devices = entries.filter(|entry| entry.path().join(TOKEN_FILE).exists());
+    let mut names: Vec<String> = devices
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    names.sort();
+    names
+}
+
+impl Client {
+    /// Opens the device whose directory this is.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(directory: &Path) -> Result<Self, OpenError> {
+        let at = |file: &str| {
+            let path = directory.join(file);
+            move |source: io::Error| OpenError::File { path, source }
+        };
+        let token = fs::read(directory.join(TOKEN_FILE)).map_err(at(TOKEN_FILE))?;
+        let wrong = || io::Error::other("it has not 32 bytes");
+        let token = <[u8; 32]>::try_from(token).map_err(|_| at(TOKEN_FILE)(wrong()))?;
+        let path = directory.join(CONTROL_FILE);
+        let address = SocketAddrUnix::new(&path);
+        let socket = socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        );
+        let connected = socket.and_then(|socket| {
+            connect(&socket, &address?)?;
+            Ok(socket)
+        });
+        let socket = connected.map_err(|errno| at(CONTROL_FILE)(errno.into()))?;
+        let memory = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/proc/self/mem")
+            .map_err(|source| OpenError::File {
+                path: "/proc/self/mem".into(),
+                source,
+            })?;
+        let request = Request::Open {
+            version: VERSION,
+            token,
+        };
+        let mut buffer = [0; MESSAGE_BYTES_MAX];
+        let sent = packet::send(
+            &socket,
+            control::emit(&request, &mut buffer),
+            &[memory.as_fd()],
+        );
+        sent.map_err(at(CONTROL_FILE))?;
+        let (answer, descriptors) =
+            packet::receive(&socket, &mut buffer).map_err(at(CONTROL_FILE))?;
+        let refused = |error| OpenError::Refused {
+            path: directory.to_owned(),
+            error,
+        };
+        let Answer::Opened { limits, gid } = control::parse::<Outcome>(answer)?.map_err(refused)?
+        else {
+            return Err(OpenError::Answer);
+        };
+        let descriptors = <[OwnedFd; 2]>::try_from(descriptors);
+        let [shared, wake] = descriptors.map_err(|_| OpenError::Answer)?;
+        let bytes = DOORBELL_BYTES + limits.ring_bytes;
+        Ok(Self {
+            socket,
+            limits,
+            gid,
+            shared: Arc::new(Region::from_memfd(shared, bytes)?),
+            wake: wake.into(),
+        })
+    }
+
+    /// What the device can do.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Its GID.
+    #[must_use]
+    pub fn gid(&self) -> [u8; 16] {
+        self.gid
+    }
+
+    /// The socket. It can be read when the engine has ended.
+    #[must_use]
+    pub fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    /// Makes a call, and waits for the answer. One thread at a time.
+    ///
+    /// # Errors
+    /// As the engine says; an engine that is gone is [`ErrorNumber::EngineGone`].
+    pub fn ask(&self, request: &Request) -> Outcome {
+        let mut buffer = [0; MESSAGE_BYTES_MAX];
+        let sent = packet::send(&self.socket, control::emit(request, &mut buffer), &[]);
+        sent.map_err(|_| ErrorNumber::EngineGone)?;
+        loop {
+            match packet::receive(&self.socket, &mut buffer) {
+                Ok((answer, _)) => {
+                    let outcome = control::parse::<Outcome>(answer);
+                    return outcome.unwrap_or(Err(ErrorNumber::EngineGone));
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return Err(ErrorNumber::EngineGone),
+            }
+        }
+    }
+
+    /// A ring of the device.
+    #[must_use]
+    pub fn ring(&self, place: RingPlace) -> Option<Ring<Words>> {
+        let words = Words::new(&self.shared, place.offset, place.words()).ok()?;
+        Ring::new(words).ok()
+    }
+
+    /// The doorbell page.
+    #[must_use]
+    pub fn doorbells(&self) -> Option<Doorbells<Words>> {
+        let words = Words::new(&self.shared, 0, DOORBELL_WORDS).ok()?;
+        Doorbells::new(words).ok()
+    }
+
+    /// Wakes the engine, which a doorbell found asleep.
+    pub fn wake(&self) {
+        // It fails only when the counter is full, and then the engine is awake.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}

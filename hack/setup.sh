@@ -17,9 +17,10 @@ case "$verb" in
     build) programs=(cc:gcc) ;;
     # The fabric of `weft play`: namespaces, veths, offload settings, faults.
     play) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux) ;;
-    # The same for its tests, a C++ compiler for libFuzzer, and what counts instructions.
+    # The same for its tests, a C++ compiler for libFuzzer, what counts instructions, and verbs programs.
     test) programs=(cc:gcc c++:g++ ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
-                    valgrind:valgrind script:bsdutils) ;;
+                    valgrind:valgrind script:bsdutils ibv_devinfo:ibverbs-utils
+                    ib_write_bw:perftest) ;;
     # The peers it is measured against.
     bench) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
                      nc:netcat-openbsd scp:openssh-client sshd:openssh-server) ;;

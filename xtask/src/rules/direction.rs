@@ -50,6 +50,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &["weft-device", "weft-device-socket", "weft-engine"],
     ),
     ("weft-sim", &["weft-core", "weft-crypto", "weft-memory"]),
+    (
+        "weft-verbs-shim",
+        &["weft-device", "weft-device-socket", "weft-memory"],
+    ),
     ("weft-fabric", &[]),
     (
         "weft-agent",
@@ -103,6 +107,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "weft-core",
             "weft-link",
             "weft-engine",
+            "weft-device",
+            "weft-device-server",
             "weft-sim",
             "weft-transfer",
             "weft-agent",

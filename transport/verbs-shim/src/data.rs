@@ -1,0 +1,286 @@
+//! The data path: what is posted and polled. It makes no system call but to wake an engine that sleeps.
+
+use std::ffi::{c_int, c_void};
+use std::slice;
+
+use weft_device::completion::Outcome;
+use weft_device::doorbell::DeviceState;
+use weft_device::ring::RingError;
+use weft_device::work_request::{
+    INLINE_MAX, Operation, Payload, ReceiveRequest, RemoteAddress, SGES_MAX, WorkRequest,
+};
+
+use crate::abi::{CompletionQueue, QueuePair, RecvWr, SendWr, Sge, Wc};
+use crate::contexts::{lock, own_context};
+use crate::objects::own_queue;
+use crate::pair::{flag, own_pair};
+
+/// After so many polls without a completion it is looked whether the engine is still there.
+const EMPTY_POLLS_MAX: u32 = 1 << 20;
+/// After so many, some 10 µs, the processor is offered to others: where there are more pollers than cores, one of them may
+/// have taken the engine's.
+const POLLS_BEFORE_YIELD: u32 = 512;
+
+/// The entries of a work request.
+///
+/// # Safety
+/// There are as many as the program says (invariant 1).
+unsafe fn sges<'s>(list: *const Sge, count: c_int) -> Option<&'s [Sge]> {
+    match usize::try_from(count).ok()? {
+        0 => Some(&[]),
+        // SAFETY: as the caller says; both are two numbers of 32 bits behind one of 64.
+        count if count <= SGES_MAX => Some(unsafe { slice::from_raw_parts(list, count) }),
+        _ => None,
+    }
+}
+
+/// Copies the bytes that entries name, for a work request that carries them itself. Their keys mean nothing.
+///
+/// # Safety
+/// The program may read there (invariant 1).
+pub(crate) unsafe fn gather(
+    sges: impl Iterator<Item = (*const u8, usize)>,
+    buffer: &mut [u8; INLINE_MAX],
+) -> Option<&[u8]> {
+    let mut filled = 0;
+    for (from, length) in sges {
+        let room = buffer.get_mut(filled..)?.get_mut(..length)?;
+        // SAFETY: as the caller says.
+        unsafe { std::ptr::copy(from, room.as_mut_ptr(), length) };
+        filled += length;
+    }
+    Some(&buffer[..filled])
+}
+
+fn operation(wr: &SendWr) -> Option<(Operation, Option<u32>)> {
+    let remote = RemoteAddress {
+        address: wr.wr[0],
+        key: wr.wr[1] as u32,
+    };
+    let of_atomic = RemoteAddress {
+        address: wr.wr[0],
+        key: wr.wr[3] as u32,
+    };
+    Some(match wr.opcode {
+        0 => (Operation::Write(remote), None),
+        1 => (Operation::Write(remote), Some(wr.imm_data)),
+        2 => (Operation::Send, None),
+        3 => (Operation::Send, Some(wr.imm_data)),
+        4 => (Operation::Read(remote), None),
+        5 => (
+            Operation::CompareSwap {
+                remote: of_atomic,
+                compare: wr.wr[1],
+                swap: wr.wr[2],
+            },
+            None,
+        ),
+        6 => (
+            Operation::FetchAdd {
+                remote: of_atomic,
+                add: wr.wr[1],
+            },
+            None,
+        ),
+        _ => return None,
+    })
+}
+
+/// The number that verbs says where a ring takes no more.
+pub(crate) fn error_of(error: RingError) -> c_int {
+    match error {
+        RingError::Full => libc::ENOMEM,
+        _ => libc::EINVAL,
+    }
+}
+
+pub(crate) unsafe extern "C" fn post_send(
+    pair: *mut QueuePair,
+    mut wr: *mut SendWr,
+    bad: *mut *mut SendWr,
+) -> c_int {
+    // SAFETY: it is one of ours, and its context is open (invariant 1).
+    let (own, context) = unsafe { (own_pair(pair), own_context((*pair).context)) };
+    let mut error = if own.takes_sends() { 0 } else { libc::EINVAL };
+    let mut inline = [0; INLINE_MAX];
+    let mut sends = own.lock_sends();
+    let sends = &mut *sends;
+    let mut batch = sends.ring.begin();
+    let before = batch.produced();
+    while error == 0 && !wr.is_null() {
+        // SAFETY: a list of work requests (invariant 1).
+        let (request, next) = unsafe { (&*wr, (*wr).next) };
+        // SAFETY: as before.
+        let list = unsafe { sges(request.sg_list, request.num_sge) };
+        let is_inline = request.send_flags & flag::INLINE != 0;
+        let payload = list.and_then(|list| match is_inline {
+            true => {
+                let parts = list.iter().map(|sge| {
+                    let from = std::ptr::with_exposed_provenance(sge.address as usize);
+                    (from, sge.bytes as usize)
+                });
+                // SAFETY: the program may read what it wants sent.
+                let bytes = unsafe { gather(parts, &mut inline) }?;
+                (bytes.len() <= own.sizes.inline_bytes as usize).then_some(Payload::Inline(bytes))
+            }
+            false => (list.len() <= own.sizes.send_sges as usize).then_some(Payload::Sges(list)),
+        });
+        let Some(((operation, immediate), payload)) = operation(request).zip(payload) else {
+            error = libc::EINVAL;
+            break;
+        };
+        let posted = WorkRequest {
+            wr_id: request.wr_id,
+            operation,
+            immediate,
+            signaled: own.is_all_signaled || request.send_flags & flag::SIGNALED != 0,
+            fence: request.send_flags & flag::FENCE != 0,
+            solicited: request.send_flags & flag::SOLICITED != 0,
+            payload,
+        };
+        let appended = match sends.entry.set_work_request(&posted) {
+            Ok(()) => batch.append(sends.entry.slots()).map_err(error_of),
+            Err(_) => Err(libc::EINVAL),
+        };
+        match appended {
+            Ok(()) => wr = next,
+            Err(number) => error = number,
+        }
+    }
+    let is_new = batch.produced() != before;
+    batch.commit();
+    if is_new {
+        // SAFETY: it is one of ours.
+        context.ring(unsafe { (*pair).qp_num });
+    }
+    if error != 0 && !bad.is_null() {
+        // SAFETY: the program passes room for a pointer (invariant 1).
+        unsafe { *bad = wr };
+    }
+    error
+}
+
+pub(crate) unsafe extern "C" fn post_recv(
+    pair: *mut QueuePair,
+    mut wr: *mut RecvWr,
+    bad: *mut *mut RecvWr,
+) -> c_int {
+    // SAFETY: it is one of ours, and its context is open (invariant 1).
+    let (own, context) = unsafe { (own_pair(pair), own_context((*pair).context)) };
+    let mut error = if own.takes_receives() {
+        0
+    } else {
+        libc::EINVAL
+    };
+    let mut receives = lock(&own.receives);
+    let receives = &mut *receives;
+    let mut batch = receives.ring.begin();
+    let before = batch.produced();
+    while error == 0 && !wr.is_null() {
+        // SAFETY: a list of work requests (invariant 1).
+        let (request, next) = unsafe { (&*wr, (*wr).next) };
+        // SAFETY: as before.
+        let list = unsafe { sges(request.sg_list, request.num_sge) };
+        let list = list.filter(|list| list.len() <= own.sizes.receive_sges as usize);
+        let posted = list.map(|sges| ReceiveRequest {
+            wr_id: request.wr_id,
+            sges,
+        });
+        let appended = match posted.map(|posted| receives.entry.set_receive(&posted)) {
+            Some(Ok(())) => batch.append(receives.entry.slots()).map_err(error_of),
+            _ => Err(libc::EINVAL),
+        };
+        match appended {
+            Ok(()) => wr = next,
+            Err(number) => error = number,
+        }
+    }
+    let is_new = batch.produced() != before;
+    batch.commit();
+    if is_new {
+        // SAFETY: it is one of ours.
+        context.ring(unsafe { (*pair).qp_num });
+    }
+    if error != 0 && !bad.is_null() {
+        // SAFETY: the program passes room for a pointer (invariant 1).
+        unsafe { *bad = wr };
+    }
+    error
+}
+
+pub(crate) extern "C" fn post_srq_recv(
+    _: *mut c_void,
+    _: *mut RecvWr,
+    _: *mut *mut RecvWr,
+) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+/// No completion channel is made, so nobody could be told.
+pub(crate) extern "C" fn req_notify_cq(_: *mut CompletionQueue, _: c_int) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+pub(crate) unsafe extern "C" fn poll_cq(
+    queue: *mut CompletionQueue,
+    count: c_int,
+    out: *mut Wc,
+) -> c_int {
+    const WITH_IMMEDIATE: u32 = 2;
+    // SAFETY: it is one of ours, and its context is open (invariant 1).
+    let (own, context) = unsafe { (own_queue(queue), own_context((*queue).context)) };
+    let mut taken = lock(&own.taken);
+    let taken = &mut *taken;
+    let mut polled = 0;
+    while polled < count {
+        match taken.entry.take(&mut taken.ring) {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(_) => return -1,
+        }
+        let Ok(completion) = taken.entry.completion() else {
+            return -1;
+        };
+        let (status, vendor_err, immediate) = match completion.outcome {
+            Outcome::Success { immediate } => (0, 0, immediate),
+            Outcome::Failure {
+                status,
+                vendor_error,
+            } => (status as c_int, vendor_error, None),
+        };
+        let wc = Wc {
+            wr_id: completion.wr_id,
+            status,
+            opcode: completion.opcode as c_int,
+            vendor_err,
+            byte_len: completion.bytes,
+            imm_data: immediate.unwrap_or_default(),
+            qp_num: completion.queue_pair,
+            wc_flags: if immediate.is_some() {
+                WITH_IMMEDIATE
+            } else {
+                0
+            },
+            ..Wc::default()
+        };
+        // SAFETY: the program passes room for so many (invariant 1).
+        unsafe { out.add(polled as usize).write(wc) };
+        polled += 1;
+    }
+    if polled > 0 {
+        taken.empty_polls = 0;
+        return polled;
+    }
+    taken.empty_polls += 1;
+    if taken.empty_polls.is_multiple_of(POLLS_BEFORE_YIELD) {
+        std::thread::yield_now();
+    }
+    if taken.empty_polls >= EMPTY_POLLS_MAX {
+        taken.empty_polls = 0;
+        context.look_for_engine();
+    }
+    match context.doorbells.state() {
+        DeviceState::Running => 0,
+        DeviceState::Failed | DeviceState::EngineGone => -1,
+    }
+}

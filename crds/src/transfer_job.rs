@@ -96,8 +96,8 @@ pub struct TransferJobSpec {
     #[schemars(range(min = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline_seconds: Option<i64>,
-    /// Attempts in a row that may bring nothing to any destination. Then those that are left are given
-    /// up, and the job is Failed; the others keep their copies. An attempt that an agent refuses for its
+    /// Attempts in a row that may neither bring a byte to a destination nor end one, Verified or given up. Then those
+    /// that are left are given up, and the job is Failed; the others keep their copies. An attempt that an agent refuses for its
     /// configuration does not count while an agent of the job is ConfigurationPending.
     #[schemars(range(min = 0, max = 100))]
     #[serde(default = "backoff_limit")]

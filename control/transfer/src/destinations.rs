@@ -180,12 +180,22 @@ impl DestinationStates {
         self.counts.values().fold((0, 0), add)
     }
 
-    /// Counts what any attempt's progress says of its link and of bytes.
-    pub(crate) fn count(&mut self, node: &str, attempt: u32, progress: &ProgressResponse) {
+    /// Counts what any attempt's progress says of its link and of bytes. What a node that only sends has read is received
+    /// by nobody.
+    pub(crate) fn count(
+        &mut self,
+        node: &str,
+        attempt: u32,
+        progress: &ProgressResponse,
+        only_sends: bool,
+    ) {
         let counts = self.counts.entry((node.to_owned(), attempt)).or_default();
         counts.chunks_sent = progress.chunks_sent;
         counts.chunks_resent = progress.chunks_resent;
-        let received = progress.bytes.saturating_sub(progress.bytes_resumed);
+        let received = match only_sends {
+            true => 0,
+            false => progress.bytes.saturating_sub(progress.bytes_resumed),
+        };
         let more = received.saturating_sub(counts.received);
         counts.received += more;
         if let Some(destination) = self.get_mut(node) {

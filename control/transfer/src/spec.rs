@@ -80,7 +80,8 @@ pub struct Spec {
     pub expect: String,
     /// What happens to a file that is there already.
     pub overwrite: Overwrite,
-    /// How many attempts, or Stats that fail, in a row may bring no progress before the job fails.
+    /// How many attempts, or Stats that fail, in a row may neither bring a byte nor end a destination (Verified or given up)
+    /// before the job fails.
     pub backoff_limit: u32,
     /// How long the transfer waits between attempts, and how often agents send progress.
     pub timing: Timing,

@@ -161,7 +161,9 @@ impl Transfer {
     }
 
     pub(super) fn on_progress(&mut self, node: &str, number: u32, progress: ProgressResponse) {
-        self.destinations.count(node, number, &progress);
+        let is_source = node == self.spec.source.node;
+        let only_sends = is_source && self.spec.object.is_none();
+        self.destinations.count(node, number, &progress, only_sends);
         if number != self.attempt {
             return;
         }
@@ -187,11 +189,10 @@ impl Transfer {
                 }
             }
         }
-        let is_source = node == self.spec.source.node;
         if is_source {
             self.destinations.source = progress.clone();
         }
-        if !is_source || self.spec.object.is_some() {
+        if !only_sends {
             let since_start = self.now.saturating_sub(self.started.unwrap_or(self.now));
             self.destinations.record(node, progress, since_start);
         }

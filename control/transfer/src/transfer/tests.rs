@@ -410,7 +410,7 @@ fn bytes_that_were_there_and_the_copy_of_the_source_for_itself_are_not_received(
             bytes_resumed: resumed,
             ..ProgressResponse::default()
         };
-        states.count(&node, 1, &progress);
+        states.count(&node, 1, &progress, false);
         states.record(&node, progress, Duration::ZERO);
     }
     assert_eq!((states.bytes(), states.received()), (2 * BYTES, 0));

@@ -167,8 +167,15 @@ fn once_there_is_a_verified_copy_nobody_asks_the_store_again() {
     assert!(spec.object.is_none(), "its files are sent");
     // They are sent as what was verified, or not at all.
     assert_eq!((&*spec.source.node, &*spec.expect), ("node0", "d1"));
+    let received = harness.transfer.bytes_received();
     harness.verifies(0);
+    assert_eq!(
+        harness.transfer.bytes_received(),
+        received,
+        "what it reads of its copy is received by nobody"
+    );
     harness.verifies(2);
+    assert_eq!(harness.transfer.bytes_received(), received + BYTES);
     harness.ends(0, Ok(()));
     harness.ends(2, Ok(()));
     assert!(harness.transfer.is_complete());

@@ -174,7 +174,12 @@ fn programs_of_rdma_core_and_perftest_run_as_they_are() {
     for told in told {
         assert!(told.contains("500 iters in "), "{told}");
     }
+    // `-e` waits for events instead of polling.
+    for told in node.pair("ibv_rc_pingpong -g 0 -c -e -n 500", 18_600) {
+        assert!(told.contains("500 iters in "), "{told}");
+    }
     let programs = [
+        "ib_send_bw -e -s 4096",
         "ib_write_bw -s 65536",
         "ib_write_bw -q 4 -s 4096",
         "ib_send_bw -s 65536",

@@ -13,6 +13,7 @@ use weft_device::space::RingPlace;
 use weft_device::state::{QueuePairType, State};
 use weft_engine::{AddressSpace, ConnectionId, DomainId, Engine, Region, Words};
 
+use crate::channel::{Channel, CompletionQueue};
 use crate::queue_pair::{Joining, QueuePair, Surroundings};
 use crate::random;
 use crate::regions::Regions;
@@ -42,7 +43,10 @@ pub(crate) struct Context {
     /// What the program wakes the engine by.
     wake: OwnedFd,
     domains: BTreeMap<u32, Domain>,
-    completion_queues: BTreeMap<u32, Producer<Words>>,
+    completion_queues: BTreeMap<u32, CompletionQueue>,
+    channels: BTreeMap<u32, Channel>,
+    /// The program's end of a channel that was just made.
+    passed: Option<OwnedFd>,
     queue_pairs: BTreeMap<u32, QueuePair>,
     by_doorbell: HashMap<u32, Vec<u32>>,
     regions: Regions,
@@ -74,6 +78,8 @@ impl Context {
             wake,
             domains: BTreeMap::new(),
             completion_queues: BTreeMap::new(),
+            channels: BTreeMap::new(),
+            passed: None,
             queue_pairs: BTreeMap::new(),
             by_doorbell: HashMap::new(),
             regions: Regions::default(),
@@ -104,7 +110,7 @@ impl Context {
         let answer = self.objects.handle(request, now, &mut random::word)?;
         let carried_out = self.carry_out(request, &answer, engine, domain);
         if let Err(error) = carried_out {
-            self.undo(&answer, now);
+            self.undo(request, &answer, now);
             return Err(error);
         }
         Ok(answer)
@@ -136,10 +142,21 @@ impl Context {
                     .add(engine, domain, *key, asked, &self.program)?;
             }
             (Request::DeregisterRegion(key), _) => self.regions.remove(engine, *key),
-            (Request::CreateCompletionQueue { .. }, Answer::CreatedQueue { queue, ring, .. }) => {
-                let ring = self.ring(*ring)?;
-                self.completion_queues
-                    .insert(*queue, Producer::new(ring, 0));
+            (Request::CreateChannel, Answer::Created(handle)) => {
+                let (channel, program) = Channel::new().map_err(|_| ErrorNumber::OutOfMemory)?;
+                self.channels.insert(*handle, channel);
+                self.passed = Some(program);
+            }
+            (Request::DestroyChannel(handle), _) => {
+                self.channels.remove(handle);
+            }
+            (
+                Request::CreateCompletionQueue { channel, .. },
+                Answer::CreatedQueue { queue, ring, .. },
+            ) => {
+                let ring = Producer::new(self.ring(*ring)?, 0);
+                let made = CompletionQueue::new(ring, *channel);
+                self.completion_queues.insert(*queue, made);
             }
             (Request::DestroyCompletionQueue(queue), _) => {
                 self.completion_queues.remove(queue);
@@ -179,11 +196,14 @@ impl Context {
     }
 
     /// Takes back what the table has made.
-    fn undo(&mut self, answer: &Answer, now: Duration) {
-        let request = match *answer {
-            Answer::Created(key) => Request::DeregisterRegion(key),
-            Answer::CreatedQueue { queue, .. } => Request::DestroyCompletionQueue(queue),
-            Answer::CreatedQueuePair { queue_pair, .. } => Request::DestroyQueuePair(queue_pair),
+    fn undo(&mut self, request: &Request, answer: &Answer, now: Duration) {
+        let request = match (request, *answer) {
+            (Request::CreateChannel, Answer::Created(handle)) => Request::DestroyChannel(handle),
+            (Request::RegisterRegion(_), Answer::Created(key)) => Request::DeregisterRegion(key),
+            (_, Answer::CreatedQueue { queue, .. }) => Request::DestroyCompletionQueue(queue),
+            (_, Answer::CreatedQueuePair { queue_pair, .. }) => {
+                Request::DestroyQueuePair(queue_pair)
+            }
             _ => return,
         };
         let _ = self.objects.handle(&request, now, &mut random::word);
@@ -288,6 +308,30 @@ impl Context {
         if around.has_overflowed {
             self.fail(engine);
         }
+        self.tell_channels();
+    }
+
+    /// Tells the channels of completion queues that were armed and have completions now.
+    fn tell_channels(&mut self) {
+        for (handle, queue) in &mut self.completion_queues {
+            if let Some(channel) = queue.channel
+                && queue.take_due()
+                && let Some(channel) = self.channels.get_mut(&channel)
+            {
+                channel.tell(*handle);
+            }
+        }
+    }
+
+    /// Tells channels again whose programs had not taken earlier packets. Answers whether something is left.
+    pub(crate) fn tell_again(&mut self) -> bool {
+        let left = self.channels.values_mut().map(Channel::send);
+        left.fold(false, |any, left| any | left)
+    }
+
+    /// The descriptor that goes with the last answer.
+    pub(crate) fn take_passed(&mut self) -> Option<OwnedFd> {
+        self.passed.take()
     }
 
     /// The context is of no use any more: a completion could not be delivered.

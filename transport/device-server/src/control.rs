@@ -136,7 +136,7 @@ impl Control {
             tracing::debug!("a packet on a device's control socket is no request: it is closed");
             return false;
         };
-        let mut opened = None;
+        let (mut opened, mut channel) = (None, None);
         let outcome = match (connection.context, request) {
             (None, Request::Open { version, token }) => {
                 match self.open(version, token, descriptors) {
@@ -151,14 +151,18 @@ impl Control {
                     Err(error) => Err(error),
                 }
             }
-            (Some(context), request) => self.ask(context, request),
+            (Some(context), request) => {
+                let (outcome, passed) = self.ask(context, request);
+                channel = passed;
+                outcome
+            }
             (None, _) => return false,
         };
         let passed: Vec<BorrowedFd<'_>> = match &opened {
             Some(Opened { shared, wake, .. }) => {
                 shared.file().into_iter().chain([wake.as_fd()]).collect()
             }
-            None => Vec::new(),
+            None => channel.iter().map(AsFd::as_fd).collect(),
         };
         let mut buffer = [0; MESSAGE_BYTES_MAX];
         let answer = message::emit(&outcome, &mut buffer);
@@ -197,7 +201,7 @@ impl Control {
         }
     }
 
-    fn ask(&self, context: ContextId, request: Request) -> Outcome {
+    fn ask(&self, context: ContextId, request: Request) -> (Outcome, Option<OwnedFd>) {
         let (answer, answered) = bounded(1);
         let command = Command::Request {
             context,
@@ -205,6 +209,7 @@ impl Control {
             answer,
         };
         send(&self.commands, &self.wake, command);
-        answered.recv().unwrap_or(Err(ErrorNumber::EngineGone))
+        let gone = (Err(ErrorNumber::EngineGone), None);
+        answered.recv().unwrap_or(gone)
     }
 }

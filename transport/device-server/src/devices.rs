@@ -181,6 +181,12 @@ impl Devices {
         Ok(answer)
     }
 
+    /// The descriptor that goes with the answer to the last request of a context: the program's end of a completion
+    /// channel.
+    pub fn take_passed(&mut self, id: ContextId) -> Option<OwnedFd> {
+        self.contexts.get_mut(&id)?.take_passed()
+    }
+
     /// Allocates a queue pair's end, and tells its peer's server.
     fn offer(&mut self, id: ContextId, number: u32, now: Duration) {
         let Some(context) = self.contexts.get_mut(&id) else {
@@ -303,6 +309,9 @@ impl Devices {
             };
             is_busy = true;
             self.on_event(&event);
+        }
+        for context in self.contexts.values_mut() {
+            context.tell_again();
         }
         self.repeat_offers(now);
         self.deliver_local_offers(now);

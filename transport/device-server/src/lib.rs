@@ -14,8 +14,9 @@
 //!
 //! # What a queue pair cannot do yet
 //! UC, UD and shared receive queues are refused when they are made. A write with an immediate, and reads and receives with
-//! more than one scatter-gather entry, complete with `IBV_WC_LOC_QP_OP_ERR`. No program is woken: it polls.
+//! more than one scatter-gather entry, complete with `IBV_WC_LOC_QP_OP_ERR`. There are no asynchronous events.
 
+mod channel;
 mod context;
 mod control;
 mod devices;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use weft_device::completion::{Completion, Opcode, Outcome, Status};
 use weft_device::control::QueuePair as Made;
 use weft_device::entry::Entry;
-use weft_device::ring::{Consumer, Producer};
+use weft_device::ring::Consumer;
 use weft_device::state::State;
 use weft_device::work_request::{Operation, Payload, WorkRequest as Posted};
 use weft_engine::{
@@ -14,6 +14,7 @@ use weft_engine::{
     ReceiveBuffer, SendMessage, Source, Words, WorkRequest, Write,
 };
 
+use crate::channel::CompletionQueue;
 use crate::offer::Offer;
 use crate::regions::{Regions, remote_key};
 
@@ -24,7 +25,7 @@ const MESSAGE_BYTES_MAX: u64 = 1 << 31;
 pub(crate) struct Surroundings<'c> {
     pub(crate) engine: &'c Engine,
     pub(crate) regions: &'c Regions,
-    pub(crate) completion_queues: &'c mut BTreeMap<u32, Producer<Words>>,
+    pub(crate) completion_queues: &'c mut BTreeMap<u32, CompletionQueue>,
     /// A completion queue was full, or its ring is broken: the whole context fails.
     pub(crate) has_overflowed: bool,
 }
@@ -599,10 +600,8 @@ fn outcome(status: Status) -> Outcome {
 
 /// Puts a completion into its queue.
 fn put(around: &mut Surroundings<'_>, queue: u32, completion: &Completion<'_>) {
-    let mut entry = Entry::new();
-    entry.set_completion(completion);
     let queue = around.completion_queues.get_mut(&queue);
-    let is_put = queue.is_some_and(|queue| queue.push(entry.slots()).is_ok());
+    let is_put = queue.is_some_and(|queue| queue.put(completion));
     around.has_overflowed |= !is_put;
 }
 

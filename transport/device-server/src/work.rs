@@ -27,7 +27,7 @@ pub(crate) enum Command {
     Request {
         context: ContextId,
         request: Request,
-        answer: Sender<Outcome>,
+        answer: Sender<(Outcome, Option<OwnedFd>)>,
     },
     /// A program has closed the device, or has ended.
     Close(ContextId),
@@ -105,7 +105,8 @@ impl Worker {
                 request,
                 answer,
             } => {
-                let _ = answer.send(self.devices.handle(context, &request, now));
+                let outcome = self.devices.handle(context, &request, now);
+                let _ = answer.send((outcome, self.devices.take_passed(context)));
             }
             Command::Close(context) => self.devices.close(context),
             Command::Offer { owner, offer } => self.devices.receive_offer(owner, offer, now),

@@ -73,7 +73,10 @@ impl Program {
         let Ok(Answer::Created(domain)) = client.ask(&Request::CreateDomain) else {
             panic!("a domain");
         };
-        let asked = client.ask(&Request::CreateCompletionQueue { entries: 64 });
+        let asked = client.ask(&Request::CreateCompletionQueue {
+            entries: 64,
+            channel: None,
+        });
         let Ok(Answer::CreatedQueue { queue, ring, .. }) = asked else {
             panic!("{asked:?}");
         };

@@ -165,14 +165,23 @@ impl Client {
     /// # Errors
     /// As the engine says; an engine that is gone is [`ErrorNumber::EngineGone`].
     pub fn ask(&self, request: &Request) -> Outcome {
+        self.ask_for(request).map(|(answer, _)| answer)
+    }
+
+    /// The same, and the descriptors that come with the answer.
+    ///
+    /// # Errors
+    /// As [`Client::ask`].
+    pub fn ask_for(&self, request: &Request) -> Result<(Answer, Vec<OwnedFd>), ErrorNumber> {
         let mut buffer = [0; MESSAGE_BYTES_MAX];
         let sent = packet::send(&self.socket, control::emit(request, &mut buffer), &[]);
         sent.map_err(|_| ErrorNumber::EngineGone)?;
         loop {
             match packet::receive(&self.socket, &mut buffer) {
-                Ok((answer, _)) => {
+                Ok((answer, descriptors)) => {
                     let outcome = control::parse::<Outcome>(answer);
-                    return outcome.unwrap_or(Err(ErrorNumber::EngineGone));
+                    let answer = outcome.unwrap_or(Err(ErrorNumber::EngineGone))?;
+                    return Ok((answer, descriptors));
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return Err(ErrorNumber::EngineGone),

@@ -30,10 +30,17 @@ pub enum Request {
     RegisterRegion(Region),
     /// `ibv_dereg_mr`, by the region's key.
     DeregisterRegion(u32),
+    /// `ibv_create_comp_channel`. With the answer comes a socket (`SOCK_SEQPACKET`): each packet is the handle of a
+    /// completion queue that was armed and has a completion now, 4 bytes.
+    CreateChannel,
+    /// `ibv_destroy_comp_channel`.
+    DestroyChannel(u32),
     /// `ibv_create_cq`.
     CreateCompletionQueue {
         /// Completions that it holds, at least.
         entries: u32,
+        /// The completion channel that says when it has completions.
+        channel: Option<u32>,
     },
     /// `ibv_destroy_cq`.
     DestroyCompletionQueue(u32),
@@ -225,7 +232,7 @@ pub struct Limits {
     pub domains: u32,
     /// Memory regions.
     pub regions: u32,
-    /// Completion queues.
+    /// Completion queues, and as many completion channels.
     pub completion_queues: u32,
     /// Shared receive queues, and queue pairs, together.
     pub queue_pairs: u32,

@@ -131,6 +131,7 @@ struct CompletionQueue {
     /// How many queue pairs use it: one twice where it takes both kinds of completions.
     users: u32,
     ring: RingPlace,
+    channel: Option<u32>,
 }
 
 /// A queue pair, as it was made and as it is now.
@@ -154,6 +155,8 @@ pub struct Objects {
     limits: Limits,
     /// How many objects use each.
     domains: Table<u32>,
+    /// How many completion queues use each.
+    channels: Table<u32>,
     completion_queues: Table<CompletionQueue>,
     shared_receive_queues: Table<SharedReceiveQueue>,
     queue_pairs: Table<QueuePairState>,
@@ -176,6 +179,7 @@ impl Objects {
         Self {
             limits,
             domains: Table::new(any.clone()),
+            channels: Table::new(any.clone()),
             completion_queues: Table::new(any.clone()),
             shared_receive_queues: Table::new(any.clone()),
             queue_pairs: Table::new(queue_pairs),
@@ -225,13 +229,28 @@ impl Objects {
             Request::DestroyDomain(domain) => self.domains.remove_unused(domain),
             Request::RegisterRegion(region) => self.register(region, now, random),
             Request::DeregisterRegion(key) => self.deregister(key, now),
-            Request::CreateCompletionQueue { entries } => {
+            Request::CreateChannel => {
+                let made = self.channels.add(0, limits.completion_queues);
+                made.map(Answer::Created)
+            }
+            Request::DestroyChannel(channel) => self.channels.remove_unused(channel),
+            Request::CreateCompletionQueue { entries, channel } => {
+                if let Some(channel) = channel {
+                    self.channels.get(channel)?;
+                }
                 let entries = rounded(entries, limits.completions)?;
                 self.completion_queues
                     .check_room(limits.completion_queues)?;
                 let ring = self.take_ring(entries)?;
-                let made = CompletionQueue { users: 0, ring };
+                let made = CompletionQueue {
+                    users: 0,
+                    ring,
+                    channel,
+                };
                 let queue = self.completion_queues.add(made, limits.completion_queues)?;
+                if let Some(channel) = channel {
+                    self.channels.count(channel, 1);
+                }
                 Ok(Answer::CreatedQueue {
                     queue,
                     entries,
@@ -244,6 +263,9 @@ impl Objects {
                     return Err(ErrorNumber::Busy);
                 }
                 self.space.give_back(found.ring);
+                if let Some(channel) = found.channel {
+                    self.channels.count(channel, -1);
+                }
                 self.completion_queues.objects.remove(&queue);
                 Ok(Answer::Done)
             }

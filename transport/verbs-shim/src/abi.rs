@@ -160,9 +160,16 @@ pub(crate) struct MemoryRegion {
 }
 
 #[repr(C)]
+pub(crate) struct CompletionChannel {
+    pub(crate) context: *mut Context,
+    pub(crate) fd: c_int,
+    pub(crate) refcnt: c_int,
+}
+
+#[repr(C)]
 pub(crate) struct CompletionQueue {
     pub(crate) context: *mut Context,
-    pub(crate) channel: *mut c_void,
+    pub(crate) channel: *mut CompletionChannel,
     pub(crate) cq_context: *mut c_void,
     pub(crate) handle: u32,
     pub(crate) cqe: c_int,

@@ -1,12 +1,13 @@
 //! Open devices, and what they say of themselves.
 
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use weft_device::control::{Outcome, Request};
+use weft_device::control::{ErrorNumber, Outcome, Request};
 use weft_device::doorbell::{DeviceState, Doorbells};
 use weft_device_socket::Client;
 use weft_memory::Words;
@@ -25,6 +26,8 @@ pub(crate) struct OwnContext {
     pub(crate) verbs: VerbsContext,
     pub(crate) client: Mutex<Client>,
     pub(crate) doorbells: Doorbells<Words>,
+    /// Addresses of completion queues, by their handles.
+    pub(crate) completion_queues: Mutex<HashMap<u32, usize>>,
     /// Closed with the context: then a thread that waits for an event stops waiting.
     pub(crate) events: OwnedFd,
 }
@@ -48,6 +51,24 @@ pub(crate) fn set_errno(number: c_int) -> c_int {
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes a call whose answer says nothing; the number of its error, or 0.
+///
+/// # Safety
+/// The context is open (invariant 1).
+pub(crate) unsafe fn done(context: *mut Context, request: &Request) -> c_int {
+    // SAFETY: as the caller says.
+    match unsafe { own_context(context) }.ask(request) {
+        Ok(_) => 0,
+        Err(error) => set_errno(error.number()),
+    }
+}
+
+/// An object that was not made.
+pub(crate) fn not_made<T>(error: ErrorNumber) -> *mut T {
+    set_errno(error.number());
+    ptr::null_mut()
 }
 
 impl OwnContext {

@@ -5,14 +5,14 @@ use std::slice;
 
 use weft_device::completion::Outcome;
 use weft_device::doorbell::DeviceState;
-use weft_device::ring::RingError;
+use weft_device::ring::{RingError, Wakeup};
 use weft_device::work_request::{
     INLINE_MAX, Operation, Payload, ReceiveRequest, RemoteAddress, SGES_MAX, WorkRequest,
 };
 
 use crate::abi::{CompletionQueue, QueuePair, RecvWr, SendWr, Sge, Wc};
+use crate::completion_queue::own_queue;
 use crate::contexts::{lock, own_context};
-use crate::objects::own_queue;
 use crate::pair::{flag, own_pair};
 
 /// After so many polls without a completion it is looked whether the engine is still there.
@@ -216,9 +216,17 @@ pub(crate) extern "C" fn post_srq_recv(
     libc::EOPNOTSUPP
 }
 
-/// No completion channel is made, so nobody could be told.
-pub(crate) extern "C" fn req_notify_cq(_: *mut CompletionQueue, _: c_int) -> c_int {
-    libc::EOPNOTSUPP
+pub(crate) unsafe extern "C" fn req_notify_cq(
+    queue: *mut CompletionQueue,
+    only_solicited: c_int,
+) -> c_int {
+    let wakeup = match only_solicited {
+        0 => Wakeup::Any,
+        _ => Wakeup::Solicited,
+    };
+    // SAFETY: it is one of ours (invariant 1).
+    lock(&unsafe { own_queue(queue) }.taken).ring.arm(wakeup);
+    0
 }
 
 pub(crate) unsafe extern "C" fn poll_cq(

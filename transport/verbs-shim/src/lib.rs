@@ -19,6 +19,8 @@
 )]
 
 mod abi;
+mod channels;
+mod completion_queue;
 mod contexts;
 mod data;
 mod devices;

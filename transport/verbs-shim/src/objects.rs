@@ -1,34 +1,16 @@
 //! Protection domains, memory regions and completion queues.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::ptr;
-use std::sync::Mutex;
+use std::sync::{Condvar, Mutex, PoisonError};
 
 use weft_device::control::{Answer, ErrorNumber, Region, Request};
 use weft_device::entry::Entry;
 use weft_device::ring::Consumer;
-use weft_memory::Words;
 
-use crate::abi::{CompletionQueue, Context, MemoryRegion, ProtectionDomain};
-use crate::contexts::{own_context, set_errno};
-
-/// Makes a call whose answer says nothing; the number of its error, or 0.
-///
-/// # Safety
-/// The context is open (invariant 1).
-pub(crate) unsafe fn done(context: *mut Context, request: &Request) -> c_int {
-    // SAFETY: as the caller says.
-    match unsafe { own_context(context) }.ask(request) {
-        Ok(_) => 0,
-        Err(error) => set_errno(error.number()),
-    }
-}
-
-/// An object that was not made.
-pub(crate) fn not_made<T>(error: ErrorNumber) -> *mut T {
-    set_errno(error.number());
-    ptr::null_mut()
-}
+use crate::abi::{CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain};
+use crate::channels::own_channel;
+use crate::completion_queue::{OwnQueue, Taken, own_queue};
+use crate::contexts::{done, lock, not_made, own_context};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_alloc_pd(context: *mut Context) -> *mut ProtectionDomain {
@@ -149,37 +131,12 @@ unsafe extern "C" fn ibv_dereg_mr(region: *mut MemoryRegion) -> c_int {
     }
 }
 
-/// A completion queue. Room behind it: a program may take it for an extended one.
-#[repr(C)]
-pub(crate) struct OwnQueue {
-    queue: CompletionQueue,
-    extended: [usize; 20],
-    pub(crate) taken: Mutex<Taken>,
-}
-
-/// What only one thread does at a time.
-pub(crate) struct Taken {
-    pub(crate) ring: Consumer<Words>,
-    pub(crate) entry: Entry,
-    /// Polls since there was a completion.
-    pub(crate) empty_polls: u32,
-}
-
-/// The block of a completion queue.
-///
-/// # Safety
-/// It is one of ours (invariant 1).
-pub(crate) unsafe fn own_queue<'q>(queue: *mut CompletionQueue) -> &'q OwnQueue {
-    // SAFETY: it is the head of a block (invariant 2).
-    unsafe { &*queue.cast::<OwnQueue>() }
-}
-
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_cq(
     context: *mut Context,
     entries: c_int,
     cq_context: *mut c_void,
-    channel: *mut c_void,
+    channel: *mut CompletionChannel,
     vector: c_int,
 ) -> *mut CompletionQueue {
     let Ok(entries) = u32::try_from(entries) else {
@@ -190,7 +147,13 @@ unsafe extern "C" fn ibv_create_cq(
     }
     // SAFETY: it is open (invariant 1).
     let own = unsafe { own_context(context) };
-    let (queue, entries, place) = match own.ask(&Request::CreateCompletionQueue { entries }) {
+    // SAFETY: it is null, or one of ours (invariant 1).
+    let handle = (!channel.is_null()).then(|| unsafe { own_channel(channel) }.handle);
+    let request = Request::CreateCompletionQueue {
+        entries,
+        channel: handle,
+    };
+    let (queue, entries, place) = match own.ask(&request) {
         Ok(Answer::CreatedQueue {
             queue,
             entries,
@@ -220,19 +183,45 @@ unsafe extern "C" fn ibv_create_cq(
             entry: Entry::new(),
             empty_polls: 0,
         }),
+        events: Mutex::new(0),
+        acknowledged: Condvar::new(),
     };
-    Box::into_raw(Box::new(made)).cast()
+    let made = Box::into_raw(Box::new(made));
+    lock(&own.completion_queues).insert(queue, made.expose_provenance());
+    if !channel.is_null() {
+        // SAFETY: it is one of ours. Programs make queues of a channel in one thread at a time.
+        unsafe { (*channel).refcnt += 1 };
+    }
+    made.cast()
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_cq(queue: *mut CompletionQueue) -> c_int {
-    // SAFETY: it is one of ours, and used no more once it is gone (invariants 1 and 2).
-    unsafe {
-        let request = Request::DestroyCompletionQueue((*queue).handle);
-        let error = done((*queue).context, &request);
-        if error == 0 {
-            drop(Box::from_raw(queue.cast::<OwnQueue>()));
-        }
-        error
+    // SAFETY: it is one of ours (invariant 1).
+    let (own, context, handle, channel) = unsafe {
+        let of = &*queue;
+        (own_queue(queue), of.context, of.handle, of.channel)
+    };
+    // SAFETY: the context is open while its queue is there.
+    let error = unsafe { done(context, &Request::DestroyCompletionQueue(handle)) };
+    if error != 0 {
+        return error;
     }
+    // SAFETY: as before.
+    let known = unsafe { &own_context(context).completion_queues };
+    lock(known).remove(&handle);
+    // As verbs has it: whoever still handles an event may use the queue.
+    let mut events = lock(&own.events);
+    while *events > 0 {
+        let waited = own.acknowledged.wait(events);
+        events = waited.unwrap_or_else(PoisonError::into_inner);
+    }
+    drop(events);
+    if !channel.is_null() {
+        // SAFETY: it is one of ours, and not destroyed while it has queues.
+        unsafe { (*channel).refcnt -= 1 };
+    }
+    // SAFETY: it came from a box, and is used no more (invariants 1 and 2).
+    drop(unsafe { Box::from_raw(queue.cast::<OwnQueue>()) });
+    0
 }

@@ -63,6 +63,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut Context {
         verbs,
         client: Mutex::new(client),
         doorbells,
+        completion_queues: Mutex::default(),
         events: writer.into(),
     }));
     // SAFETY: it was just made.

@@ -15,8 +15,7 @@ use crate::abi::{
     AhAttr, Context, ProtectionDomain, QpAttr, QpCap, QpEx, QpExOps, QpInitAttr, QpInitAttrEx,
     QueuePair,
 };
-use crate::contexts::{own_context, set_errno};
-use crate::objects::{done, not_made};
+use crate::contexts::{done, not_made, own_context, set_errno};
 use crate::pair::{Builder, OwnPair, Receives, Sends, own_pair};
 use crate::work_requests;
 

@@ -124,7 +124,10 @@ impl Program {
             panic!("a region");
         };
         let entries = completions;
-        let asked = ask(Request::CreateCompletionQueue { entries });
+        let asked = ask(Request::CreateCompletionQueue {
+            entries,
+            channel: None,
+        });
         let Ok(Answer::CreatedQueue {
             queue,
             ring: completion_ring,

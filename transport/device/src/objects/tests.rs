@@ -60,7 +60,10 @@ impl Fixture {
     /// A domain, a completion queue, and a queue pair of these.
     fn queue_pair(&mut self) -> (u32, u32, u32) {
         let domain = self.made(Request::CreateDomain);
-        let queue = self.made(Request::CreateCompletionQueue { entries: 10 });
+        let queue = self.made(Request::CreateCompletionQueue {
+            entries: 10,
+            channel: None,
+        });
         let pair = self.made(Request::CreateQueuePair(pair(domain, queue)));
         (domain, queue, pair)
     }
@@ -191,7 +194,10 @@ fn nothing_that_others_use_is_destroyed() {
 fn a_queue_pair_and_its_shared_receive_queue_are_of_one_domain() {
     let mut device = Fixture::new();
     let [one, other] = [(); 2].map(|()| device.made(Request::CreateDomain));
-    let queue = device.made(Request::CreateCompletionQueue { entries: 1 });
+    let queue = device.made(Request::CreateCompletionQueue {
+        entries: 1,
+        channel: None,
+    });
     let shared = |domain| Request::CreateSharedReceiveQueue {
         domain,
         entries: 5,
@@ -225,7 +231,13 @@ fn a_device_has_no_more_of_anything_than_it_may() {
     for (request, more) in [
         (Request::CreateDomain, 1),
         (Request::RegisterRegion(region(domain)), 3),
-        (Request::CreateCompletionQueue { entries: 1 }, 1),
+        (
+            Request::CreateCompletionQueue {
+                entries: 1,
+                channel: None,
+            },
+            1,
+        ),
         (Request::CreateQueuePair(pair(domain, queue)), 2),
         (Request::CreateAddressHandle { domain, address }, 2),
     ] {
@@ -271,8 +283,14 @@ fn arguments_that_make_no_sense_are_refused() {
             ..good
         }),
         Request::DeregisterRegion(7),
-        Request::CreateCompletionQueue { entries: 0 },
-        Request::CreateCompletionQueue { entries: 4097 },
+        Request::CreateCompletionQueue {
+            entries: 0,
+            channel: None,
+        },
+        Request::CreateCompletionQueue {
+            entries: 4097,
+            channel: None,
+        },
         Request::CreateSharedReceiveQueue {
             domain,
             entries: 1,
@@ -395,7 +413,10 @@ fn a_key_is_not_given_again_within_a_minute_and_no_handle_soon() {
     assert_eq!(device.made(register), 5);
     assert_eq!(device.objects.region(5).unwrap().bytes, 1 << 40);
 
-    let queue = Request::CreateCompletionQueue { entries: 1 };
+    let queue = Request::CreateCompletionQueue {
+        entries: 1,
+        channel: None,
+    };
     let first = device.made(queue);
     device.ask(Request::DestroyCompletionQueue(first)).unwrap();
     assert_ne!(device.made(queue), first);
@@ -424,7 +445,12 @@ fn request(kind: u8, one: u32, other: u32) -> Request {
         1 => Request::DestroyDomain(one),
         2 => Request::RegisterRegion(region),
         3 => Request::DeregisterRegion(1000 + one),
-        4 => Request::CreateCompletionQueue { entries: other },
+        4 => Request::CreateCompletionQueue {
+            entries: other,
+            channel: (other == 1).then_some(one),
+        },
+        14 => Request::CreateChannel,
+        15 => Request::DestroyChannel(one),
         5 => Request::DestroyCompletionQueue(one),
         6 => Request::CreateSharedReceiveQueue {
             domain: one,
@@ -455,13 +481,14 @@ fn request(kind: u8, one: u32, other: u32) -> Request {
 proptest! {
     #[test]
     fn each_object_counts_those_that_use_it_whatever_is_asked(
-        asked in prop::collection::vec((0u8..14, 0u32..5, 0u32..5), 0..100),
+        asked in prop::collection::vec((0u8..17, 0u32..5, 0u32..5), 0..100),
     ) {
         let mut device = Fixture::new();
         for (kind, one, other) in asked {
             let _ = device.ask(request(kind, one, other));
             let Objects {
                 domains,
+                channels,
                 completion_queues,
                 shared_receive_queues,
                 queue_pairs,
@@ -478,7 +505,15 @@ proptest! {
                     + shared_receive_queues.objects.values().map(|queue| of(queue.domain)).sum::<usize>();
                 prop_assert_eq!(*users as usize, count);
             }
+            for (channel, users) in &channels.objects {
+                let queues = completion_queues.objects.values();
+                let count = queues.filter(|queue| queue.channel == Some(*channel)).count();
+                prop_assert_eq!(*users as usize, count);
+            }
             for (queue, found) in &completion_queues.objects {
+                if let Some(channel) = found.channel {
+                    prop_assert!(channels.objects.contains_key(&channel));
+                }
                 let sides = pairs().flat_map(|pair| [pair.send_completions, pair.receive_completions]);
                 prop_assert_eq!(found.users as usize, sides.filter(|side| side == queue).count());
             }

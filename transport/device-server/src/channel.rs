@@ -1,0 +1,86 @@
+//! Completion queues, and the channels that say when they have completions.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use weft_device::completion::{Completion, Opcode, Outcome};
+use weft_device::entry::Entry;
+use weft_device::ring::Producer;
+use weft_device_socket::packet;
+use weft_engine::Words;
+
+/// A completion queue: its ring, and its channel.
+pub(crate) struct CompletionQueue {
+    ring: Producer<Words>,
+    pub(crate) channel: Option<u32>,
+    /// It was armed, and its channel is to be told.
+    is_due: bool,
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(ring: Producer<Words>, channel: Option<u32>) -> Self {
+        Self {
+            ring,
+            channel,
+            is_due: false,
+        }
+    }
+
+    /// Puts a completion into the ring. Answers whether there was room.
+    pub(crate) fn put(&mut self, completion: &Completion<'_>) -> bool {
+        let mut entry = Entry::new();
+        entry.set_completion(completion);
+        let is_put = self.ring.push(entry.slots()).is_ok();
+        if self.channel.is_some() {
+            // The wire does not say which sends are solicited: all are taken to be.
+            let is_receive = matches!(
+                completion.opcode,
+                Opcode::Receive | Opcode::ReceiveWithImmediate
+            );
+            let has_failed = matches!(completion.outcome, Outcome::Failure { .. });
+            self.is_due |= self.ring.take_wakeup(is_receive || has_failed);
+        }
+        is_put
+    }
+
+    /// Whether its channel is to be told, once.
+    pub(crate) fn take_due(&mut self) -> bool {
+        std::mem::take(&mut self.is_due)
+    }
+}
+
+/// The engine's end of a completion channel.
+pub(crate) struct Channel {
+    socket: OwnedFd,
+    /// Queues that the program is told of when it has taken earlier packets. Each was armed once for it.
+    unsent: VecDeque<u32>,
+}
+
+impl Channel {
+    /// Both ends: the engine's, and the program's.
+    pub(crate) fn new() -> rustix::io::Result<(Self, OwnedFd)> {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (socket, program) = socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        let unsent = VecDeque::new();
+        Ok((Self { socket, unsent }, program))
+    }
+
+    pub(crate) fn tell(&mut self, queue: u32) {
+        self.unsent.push_back(queue);
+        self.send();
+    }
+
+    /// Sends what there is. Answers whether something is left.
+    pub(crate) fn send(&mut self) -> bool {
+        while let Some(queue) = self.unsent.front() {
+            match packet::send(self.socket.as_fd(), &queue.to_ne_bytes(), &[]) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return true,
+                // A program that has closed its end wants to hear nothing.
+                Ok(()) | Err(_) => self.unsent.pop_front(),
+            };
+        }
+        false
+    }
+}

@@ -24,6 +24,8 @@ use crate::random;
 const CONTEXT_SHIFT: u32 = 16;
 /// Events looked at in one turn, so that doorbells never wait long.
 const EVENTS_PER_TURN: usize = 256;
+/// Turns of the engine that may go by before a queue pair ends: one that brings an event acknowledges nothing.
+const ACKNOWLEDGING_TURNS_MAX: usize = 8;
 /// A queue pair that has something to send and has waited so long for its peer's end has failed. As long as a
 /// connection may stall.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -152,6 +154,7 @@ impl Devices {
 
     /// The program has closed the device, or has ended. Peers find that its queue pairs are gone.
     pub fn close(&mut self, id: ContextId) {
+        self.acknowledge();
         if let Some(context) = self.contexts.remove(&id) {
             context.close(&self.engine);
         }
@@ -159,11 +162,25 @@ impl Devices {
             .drop_for(|name| ContextId::of(name) == Some(id));
     }
 
+    /// Sends the acknowledgements of what has come. A program may end a queue pair as soon as it has a message: the peer,
+    /// whose send is then done, must not take it for one that was never answered.
+    fn acknowledge(&mut self) {
+        for _ in 0..ACKNOWLEDGING_TURNS_MAX {
+            // An error shows in the next turn.
+            if !self.engine.poll(Duration::ZERO).unwrap_or(false) {
+                return;
+            }
+        }
+    }
+
     /// Carries a program's request out.
     ///
     /// # Errors
     /// It is refused, and nothing has changed.
     pub fn handle(&mut self, id: ContextId, request: &Request, now: Duration) -> Outcome {
+        if let Request::DestroyQueuePair(_) | Request::ModifyQueuePair { .. } = request {
+            self.acknowledge();
+        }
         let Some(context) = self.contexts.get_mut(&id) else {
             return Err(ErrorNumber::InvalidArgument);
         };

@@ -398,3 +398,21 @@ fn a_program_that_ends_leaves_its_peer_a_completion_error_and_the_server_nothing
     let gone = pair.b.ask(Request::CreateDomain);
     assert_eq!(gone, Err(ErrorNumber::InvalidArgument));
 }
+
+#[test]
+fn a_program_that_ends_with_its_last_message_has_acknowledged_it() {
+    for is_destroyed in [false, true] {
+        let mut pair = Pair::new();
+        pair.b.receive(1, &[]);
+        pair.a.post(2, Operation::Send, Payload::Sges(&[]));
+        assert_eq!(pair.next_b(), success(1, 0));
+        if is_destroyed {
+            let number = pair.b.number;
+            let destroyed = pair.b.ask(Request::DestroyQueuePair(number));
+            assert_eq!(destroyed, Ok(Answer::Done));
+        } else {
+            pair.b.devices.borrow_mut().close(pair.b.context);
+        }
+        assert_eq!(pair.next_a(), success(2, 0));
+    }
+}

@@ -74,6 +74,8 @@ pub const DESTINATIONS_SHOWN: usize = 64;
     .message("spec.destinations is immutable: delete the job and make another"))]
 #[x_kube(validation = Rule::new("self.strategy == oldSelf.strategy && self.verification == oldSelf.verification && self.overwrite == oldSelf.overwrite")
     .message("spec.strategy, spec.verification and spec.overwrite are immutable: delete the job and make another"))]
+#[x_kube(validation = Rule::new("!has(self.verification) || !has(self.verification.expect) || self.verification.expect.size() == (has(self.verification.algorithm) && self.verification.algorithm == 'Xxh3' ? 32 : 64)")
+    .message("spec.verification.expect has 64 digits for Blake3 and 32 for Xxh3, as verification.algorithm says"))]
 pub struct TransferJobSpec {
     /// Where it is.
     pub source: Source,

@@ -480,3 +480,16 @@ fn kubectl_explain_says_what_each_value_of_an_enum_does() {
     }
     assert!(enums >= 15, "{enums} enums");
 }
+
+#[test]
+fn a_digest_has_the_length_of_its_algorithm() {
+    let verified = |algorithm: &str, digits: usize| {
+        let verification = json!({"algorithm": algorithm, "expect": "a".repeat(digits)});
+        said!(TransferJob, with(job(), "/spec/verification", verification))
+    };
+    assert_eq!(verified("Blake3", 64), "");
+    assert_eq!(verified("Xxh3", 32), "");
+    for wrong in [verified("Blake3", 32), verified("Xxh3", 64)] {
+        assert!(wrong.contains("expect has 64 digits for Blake3"), "{wrong}");
+    }
+}

@@ -333,6 +333,9 @@ fn what_is_not_a_value_is_refused_by_its_name() {
             "namespace is required",
         ),
         ("image.digests.agent=\"latest\"", "image.digests.agent"),
+        ("image.tag=\"no such tag\"", "image.tag"),
+        ("agent.log=\"a=b=c\"", "agent.log"),
+        ("operator.log=\"???\"", "operator.log"),
         // What the chart or the operator sets itself would be there twice, or be lost.
         (
             "operator.podLabels={\"app.kubernetes.io/name\":\"ours\"}",

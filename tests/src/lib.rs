@@ -18,7 +18,7 @@ pub fn program(name: &str) -> PathBuf {
     let program = directory.join(name);
     assert!(
         program.is_file(),
-        "{} is not built: run `cargo build --workspace --bins` first",
+        "{} is not built: run `cargo build --workspace --bins` and `cargo build -p weft-verbs-shim` first",
         program.display()
     );
     program

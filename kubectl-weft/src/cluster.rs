@@ -142,6 +142,8 @@ impl Cluster {
             }
             None => Config::from_kubeconfig(&options).await?,
         };
+        // A call that a replica which does not lead refuses is repeated here, and sooner.
+        config.default_retry = false;
         if let Some(namespace) = &reach.namespace {
             config.default_namespace.clone_from(namespace);
         }

@@ -21,7 +21,7 @@ use kube::{
     api::{ObjectMeta, Patch, PatchParams},
 };
 use serde_json::json;
-use tokio::time::sleep;
+use tokio::{sync::watch, time::sleep};
 use weft_crds::{LIVE_GROUP, LIVE_VERSION};
 use weft_identity::authority::{Authority, AuthorityError};
 
@@ -98,13 +98,15 @@ impl Home {
         }
     }
 
-    /// Looks after the objects until another authority is put in place of this one, or another Service.
+    /// Looks after the objects until another authority is put in place of this one, or another Service; says in
+    /// `service_problem` what is wrong with the Service.
     pub async fn keep(
         &self,
         authority: &Authority,
         address: &Address,
         pod: IpAddr,
         has_live_api: bool,
+        service_problem: &watch::Sender<Option<String>>,
     ) -> Result<Infallible, HomeError> {
         let mut said: Vec<String> = Vec::new();
         loop {
@@ -112,18 +114,24 @@ impl Home {
             if let Err(ended @ (HomeError::Replaced | HomeError::Rotated(_))) = secret {
                 return Err(ended);
             }
-            if let Ok(now) = self.address(address.port).await
-                && now != *address
-            {
+            let found = self.address(address.port).await;
+            if found.as_ref().is_ok_and(|found| found != address) {
                 return Err(HomeError::Moved);
             }
+            service_problem.send_replace(match &found {
+                Err(HomeError::Service { namespace, problem }) => {
+                    Some(format!("Service {NAME} in namespace {namespace} {problem}"))
+                }
+                _ => None,
+            });
             let map = self.publish(authority).await;
             let slice = self.lead(address, pod).await;
             let service = match has_live_api {
                 true => self.register(authority).await,
                 false => Ok(()),
             };
-            let errors = [secret, map, slice, service].into_iter();
+            let found = found.map(drop);
+            let errors = [secret, found, map, slice, service].into_iter();
             let errors = errors.filter_map(|kept| Some(kept.err()?.to_string()));
             let errors: Vec<String> = errors.collect();
             for error in errors.iter().filter(|error| !said.contains(error)) {
@@ -198,12 +206,41 @@ mod tests {
         let authority = Authority::new(NAME).unwrap();
         let address = home.address(7410).await.unwrap();
         let pod = "10.244.1.5".parse().unwrap();
-        let mut kept = std::pin::pin!(home.keep(&authority, &address, pod, false));
+        let (problem, _) = watch::channel(None);
+        let mut kept = std::pin::pin!(home.keep(&authority, &address, pod, false, &problem));
         let while_nothing_changes = tokio::time::timeout(AGAIN * 3, &mut kept).await;
         assert!(while_nothing_changes.is_err(), "{while_nothing_changes:?}");
         server.put(&new);
         let ended = tokio::time::timeout(AGAIN * 2, kept).await;
         ended.expect("it notices").unwrap_err()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_says_that_its_service_is_missing() {
+        let server = ApiServer::new();
+        server.put(&service("u1", "10.96.0.7"));
+        let home = Home::new(server.client(), "weft-system");
+        let authority = Authority::new(NAME).unwrap();
+        let address = home.address(7410).await.unwrap();
+        let pod = "10.244.1.5".parse().unwrap();
+        let (problem, said) = watch::channel(None);
+        let mut kept = std::pin::pin!(home.keep(&authority, &address, pod, false, &problem));
+        for (is_there, expected) in [
+            (true, None),
+            (
+                false,
+                Some("Service weft-operator in namespace weft-system is missing"),
+            ),
+            (true, None),
+        ] {
+            match is_there {
+                true => server.put(&service("u1", "10.96.0.7")),
+                false => server.delete::<Service>("weft-system", NAME),
+            }
+            let ended = tokio::time::timeout(AGAIN * 2, &mut kept).await;
+            assert!(ended.is_err(), "{ended:?}");
+            assert_eq!(said.borrow().as_deref(), expected);
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -324,6 +324,7 @@ impl Leader {
         let (queries, asked) = mpsc::channel(QUESTIONS);
         let (fabrics, known) = watch::channel(Fabrics::new());
         let reports = Reports::default();
+        let (service_problem, problem) = watch::channel(None);
         let pool = ConnectionPool::new(Arc::clone(&authority));
         let context = controllers::Context {
             client: self.client.clone(),
@@ -340,6 +341,7 @@ impl Leader {
                 leader_address: address.dial.clone(),
                 owner: address.owner.clone(),
             },
+            service_problem: problem,
             writes_per_second: settings.writes_per_second,
             jobs_per_namespace: settings.jobs_per_namespace,
             labels_per_namespace: settings.labels_per_namespace,
@@ -375,7 +377,7 @@ impl Leader {
         standing.send_replace(Standing::Leading);
         tokio::select! {
             never = controllers => match never {},
-            kept = home.keep(&authority, &address, pod, self.live.is_some()) => Ok(kept?),
+            kept = home.keep(&authority, &address, pod, self.live.is_some(), &service_problem) => Ok(kept?),
             served = serve => Err(served.map_or_else(ProcessError::from, |()| ProcessError::Ended("the control API"))),
             () = sleep(CERTIFICATE_RENEWAL) => Err(ProcessError::CertificateDue),
         }

@@ -5,13 +5,16 @@ use std::error::Error;
 /// The text of the innermost cause.
 #[must_use]
 pub fn innermost(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        text = error.to_string();
-        next = error.source();
+    let mut error = error;
+    while let Some(cause) = error.source() {
+        error = cause;
     }
-    text
+    let text = error.to_string();
+    // rustls's own words are for programmers, and end with a link to its manual.
+    match text.starts_with("peer closed connection without sending TLS close_notify") {
+        true => "the connection was cut off".to_owned(),
+        false => text,
+    }
 }
 
 /// The texts of an error and its causes, outermost first; a cause that is already in the text is left
@@ -51,6 +54,12 @@ mod tests {
         let dialled = told("tcp connect: connection refused", Some(refused));
         let transport = told("transport error", Some(dialled));
         assert_eq!(innermost(&transport), "connection refused");
+        let killed = told(
+            "peer closed connection without sending TLS close_notify: https://docs.rs/rustls/",
+            None,
+        );
+        let reset = told("transport error", Some(killed));
+        assert_eq!(innermost(&reset), "the connection was cut off");
         assert_eq!(
             chain(&transport),
             "transport error: tcp connect: connection refused"

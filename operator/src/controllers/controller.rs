@@ -51,6 +51,8 @@ pub struct Context {
     pub fabrics: watch::Sender<Fabrics>,
     /// What the agents' DaemonSets are made from.
     pub template: AgentTemplate,
+    /// What is wrong with the Service that owns the DaemonSets.
+    pub service_problem: watch::Receiver<Option<String>>,
     /// Requests to the API server in a second, at most; Events are among them.
     pub writes_per_second: NonZeroU32,
     /// Jobs of one namespace that may run at a time.

@@ -33,6 +33,8 @@ pub(crate) struct FabricController {
     /// What the agents of each fabric are told.
     fabric_agents: watch::Sender<Fabrics>,
     template: AgentTemplate,
+    /// What is wrong with the Service that owns the DaemonSets.
+    service_problem: watch::Receiver<Option<String>>,
     /// The non-job revision of the cache and the time at which fabrics were last decided.
     last_decided: Option<(u64, Duration)>,
     /// Why the last write of a DaemonSet or of a node was refused.
@@ -49,6 +51,7 @@ impl FabricController {
             reports: setup.context.reports.clone(),
             fabric_agents: setup.context.fabrics.clone(),
             template: setup.context.template.clone(),
+            service_problem: setup.context.service_problem.clone(),
             last_decided: None,
             refused: BTreeMap::new(),
             labels_per_namespace: setup.context.labels_per_namespace.get() as usize,
@@ -110,6 +113,7 @@ impl Controller for FabricController {
             reports: &self.reports.borrow(),
             led_for: context.led_for,
             refused: &self.refused,
+            service_problem: self.service_problem.borrow().as_deref(),
             labels_per_namespace: self.labels_per_namespace,
             template: &self.template,
             now: context.now,

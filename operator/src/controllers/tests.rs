@@ -67,6 +67,7 @@ impl Stage {
                 leader_address: "weft-operator:7410".to_owned(),
                 ..AgentTemplate::default()
             },
+            service_problem: watch::channel(None).1,
             writes_per_second: NonZeroU32::new(50).unwrap(),
             jobs_per_namespace: NonZeroU32::new(256).unwrap(),
             labels_per_namespace: NonZeroU32::new(32).unwrap(),

@@ -132,7 +132,8 @@ impl IntoResponse for Refused {
         let mut response = answer(self.code, &status);
         if self.reason == NOT_LEADING {
             let headers = response.headers_mut();
-            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            // At once: the API server chooses a replica for each call.
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("0"));
             // The API server keeps connections: the next call would reach this replica again.
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }

@@ -99,8 +99,7 @@ impl Transfer {
                         }
                         _ => "a node between it and the source failed".to_owned(),
                     };
-                    let message = format!("node {node} has no sender any more: {cause}");
-                    let lost = Failure::at(&node, SENDER_LOST, &message, true);
+                    let lost = sender_lost(&node, &cause);
                     self.destinations.record_failure(&node, lost);
                 }
                 // It was not ready.
@@ -117,6 +116,24 @@ impl Transfer {
             self.destinations.fail_remaining(&failure.clone());
         }
         is_sender_fault
+    }
+
+    /// Why a destination that is in the attempt under way gets no more bytes in it, if that is so.
+    pub fn stalled(&self, node: &str) -> Option<Failure> {
+        let (State::Running(attempt) | State::EndingAttempt { attempt, .. }) = &self.state else {
+            return None;
+        };
+        if let Some(ParticipantState::Stopped(failure) | ParticipantState::CutOff(failure)) =
+            attempt.state(node)
+        {
+            return Some(failure.clone());
+        }
+        let (sender, state) = attempt.lost_sender(node)?;
+        let cause = match state {
+            ParticipantState::Stopped(failure) => failure.message.clone(),
+            _ => format!("node {sender}, from which it gets its bytes, stopped"),
+        };
+        Some(sender_lost(node, &cause))
     }
 
     /// The source's own failure, where no receiver of it explains it.
@@ -192,4 +209,10 @@ impl Transfer {
             false => State::Ending { end, waiting },
         };
     }
+}
+
+/// The failure of a destination that nobody sends to any more.
+fn sender_lost(node: &str, cause: &str) -> Failure {
+    let message = format!("node {node} has no sender any more: {cause}");
+    Failure::at(node, SENDER_LOST, &message, true)
 }

@@ -500,6 +500,23 @@ fn a_node_that_is_no_destination_any_more_is_not_waited_for_and_keeps_no_partial
 }
 
 #[test]
+fn a_destination_says_at_once_why_it_gets_no_more_bytes_while_the_others_go_on() {
+    let stalled = |harness: &Harness, node| harness.transfer.stalled(&name(node)).map(|f| f.reason);
+    let mut harness = Harness::chain(4);
+    assert_eq!(stalled(&harness, 2), None);
+    harness.dies(2);
+    assert_eq!(harness.transfer.phase(), TransferPhase::Running);
+    assert_eq!(stalled(&harness, 1), None);
+    assert_eq!(stalled(&harness, 2).as_deref(), Some("NodeUnreachable"));
+    assert_eq!(stalled(&harness, 3).as_deref(), Some("SenderLost"));
+    // The next attempt includes both.
+    harness.dead.clear();
+    harness.verifies(1);
+    harness.wait_out_backoff();
+    assert_eq!((stalled(&harness, 2), stalled(&harness, 3)), (None, None));
+}
+
+#[test]
 fn a_node_that_waits_for_another_attempt_says_why_its_sender_does_not_send() {
     let message = |harness: &Harness| match harness.phase(3) {
         DestinationPhase::Retrying(failure) => failure.message.clone(),

@@ -70,6 +70,10 @@ fn agents(view: &View<'_>) -> Vec<Request> {
             // Whatever runs goes on until somebody mends the selector.
             continue;
         }
+        if view.service_problem.is_some() {
+            // Kubernetes would delete it again.
+            continue;
+        }
         let wanted = agents::daemon_set(view.template, fabric);
         let key = Key::of(&wanted.metadata);
         let existing = view.cache.daemon_sets.get(&key);
@@ -420,6 +424,14 @@ fn agents_applied(fabric: &RdmaFabric, view: &View<'_>) -> ConditionUpdate {
         namespace: view.template.namespace.clone(),
         name: name.clone(),
     };
+    if let Some(problem) = view.service_problem {
+        let text = format!(
+            "{problem}: Kubernetes deletes DaemonSet {name} with it, and the operator makes no other; helm upgrade with \
+             the same values makes the Service again"
+        );
+        let text = condition::truncate(&text);
+        return ConditionUpdate::new("AgentsApplied", false, "ServiceMissing", &text);
+    }
     match view.refused.get(&ObjectId::of::<DaemonSet>(daemon_set)) {
         None => ConditionUpdate::new(
             "AgentsApplied",

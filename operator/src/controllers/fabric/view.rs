@@ -24,6 +24,8 @@ pub(crate) struct View<'a> {
     pub(crate) led_for: Duration,
     /// Why the last write of a DaemonSet or of a node was refused.
     pub(crate) refused: &'a BTreeMap<ObjectId, String>,
+    /// What is wrong with the Service that owns the DaemonSets: without it Kubernetes deletes them.
+    pub(crate) service_problem: Option<&'a str>,
     /// Labels of models of one namespace that a node may have.
     pub(crate) labels_per_namespace: usize,
     /// What DaemonSets are made from.

@@ -182,11 +182,15 @@ fn next(view: &View<'_>) -> Decision {
                 stopped(view, &old, &stop)
             }
             (Some(End::Cancelled(_)), _) => Effect::DropTask.into(),
-            (Some(End::Complete | End::Failed), _) => write(
-                view,
-                &old,
-                &status::transfer_status(view.job, snapshot, view.now),
-            ),
+            (Some(End::Complete | End::Failed), _) => {
+                let status = status::transfer_status(view.job, snapshot, view.now);
+                let mut decision = write(view, &old, &status);
+                if let Some(request) = &mut decision.request {
+                    let leftovers = status::left_behind(view.job, &snapshot.unconfirmed);
+                    request.events.extend(leftovers);
+                }
+                decision
+            }
             (None, Some(stop)) => Effect::Cancel(stop.cleanup()).into(),
             (None, None) => go_on(view, &old, snapshot),
         },

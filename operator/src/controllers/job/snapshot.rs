@@ -8,7 +8,9 @@ use weft_crds::{
 use weft_proto::agent::v1::{StatResponse, State};
 
 use crate::controllers::condition::truncate;
-use weft_transfer::{Destination, DestinationPhase, End, Transfer, TransferPhase, node_of};
+use weft_transfer::{
+    Destination, DestinationPhase, End, Failure, Transfer, TransferPhase, node_of,
+};
 
 /// With a sample a second, the rate is that of the last ten: a person looks at it.
 const RATE_SAMPLES: usize = 11;
@@ -60,12 +62,16 @@ pub(crate) struct Snapshot {
 impl Snapshot {
     /// Of a transfer.
     pub(crate) fn of(transfer: &Transfer, fabric: &str, bytes_per_second: u64) -> Self {
-        let destinations: Vec<DestinationStatus> =
-            transfer.destinations().map(destination_status).collect();
-        let count = u64::try_from(destinations.len()).unwrap_or(u64::MAX);
         // A later attempt finds what an earlier one has brought.
         let was_there =
-            transfer.attempt() == 1 && transfer.destinations().all(Destination::was_there);
+            |destination: &Destination| transfer.attempt() == 1 && destination.was_there();
+        let shown = |destination: &Destination| {
+            let stalled = transfer.stalled(&destination.location.node);
+            destination_status(destination, was_there(destination), stalled.as_ref())
+        };
+        let destinations: Vec<DestinationStatus> = transfer.destinations().map(shown).collect();
+        let count = u64::try_from(destinations.len()).unwrap_or(u64::MAX);
+        let was_there = transfer.destinations().all(was_there);
         let (link, reason) = transfer.link();
         let digest = Some(truncate(transfer.digest())).filter(|digest| !digest.is_empty());
         let manifest = transfer.listing().map(|listing| ManifestSummary {
@@ -126,11 +132,17 @@ pub(crate) fn manifest_summary(stat: &StatResponse) -> ManifestSummary {
     }
 }
 
-fn destination_status(destination: &Destination) -> DestinationStatus {
+/// `was_there`: it had the whole copy before the job. `stalled`: why it gets no more bytes in the attempt under way.
+fn destination_status(
+    destination: &Destination,
+    was_there: bool,
+    stalled: Option<&Failure>,
+) -> DestinationStatus {
     let (state, failure) = match &destination.phase {
         DestinationPhase::Verified { .. } => (DestinationState::Verified, None),
         DestinationPhase::Failed(failure) => (DestinationState::Failed, Some(failure)),
         DestinationPhase::Retrying(failure) => (DestinationState::Pending, Some(failure)),
+        DestinationPhase::InProgress if stalled.is_some() => (DestinationState::Pending, stalled),
         DestinationPhase::InProgress => {
             let state = match destination.progress.state() {
                 State::Transferring => DestinationState::Transferring,
@@ -151,7 +163,7 @@ fn destination_status(destination: &Destination) -> DestinationStatus {
             .unwrap_or_default(),
         message: match failure {
             Some(failure) => truncate(&failure.message),
-            None if destination.was_there() && destination.progress.message.is_empty() => {
+            None if was_there && destination.progress.message.is_empty() => {
                 "it was there already; nothing was sent".to_owned()
             }
             // How the copy has appeared.
@@ -209,27 +221,43 @@ mod tests {
             ..ProgressResponse::default()
         };
         let shown = |phase| {
-            let shown = destination_status(&Destination {
+            let destination = Destination {
                 location: location.clone(),
                 phase,
                 progress: report.clone(),
                 bytes: 0,
                 received: 0,
-            });
+            };
+            let shown = destination_status(&destination, false, None);
             (shown.reason, shown.message)
         };
         let after = Duration::ZERO;
         let verified = shown(DestinationPhase::Verified { since_start: after });
         assert_eq!(verified, (String::new(), "file by file".to_owned()));
-        let was_there = destination_status(&Destination {
+        let mut destination = Destination {
             location: location.clone(),
             phase: DestinationPhase::Verified { since_start: after },
             progress: ProgressResponse::default(),
             bytes: 10,
             received: 0,
-        });
+        };
+        let was_there = destination_status(&destination, true, None);
         assert_eq!(was_there.message, "it was there already; nothing was sent");
         assert_eq!(shown(DestinationPhase::InProgress), Default::default());
+        // Its agent has died while others go on.
+        destination.phase = DestinationPhase::InProgress;
+        destination.progress.state = State::Transferring.into();
+        let dead = Failure {
+            node: "n1".to_owned(),
+            reason: "NodeUnreachable".to_owned(),
+            message: "no answer".to_owned(),
+            retriable: true,
+        };
+        let stalled = destination_status(&destination, false, Some(&dead));
+        assert_eq!(
+            (stalled.state, &*stalled.reason, &*stalled.message),
+            (DestinationState::Pending, "NodeUnreachable", "no answer")
+        );
         // An agent may say anything; the definition takes 2,048 characters.
         let failed = DestinationPhase::Failed(weft_transfer::Failure {
             node: "n1".to_owned(),

@@ -293,7 +293,7 @@ async fn a_replica_that_does_not_lead_serves_the_discovery_and_asks_callers_to_t
                 StatusCode::SERVICE_UNAVAILABLE,
                 "{verb} {name}"
             );
-            assert_eq!(head.headers[header::RETRY_AFTER], "1");
+            assert_eq!(head.headers[header::RETRY_AFTER], "0");
             assert_eq!(head.headers[header::CONNECTION], "close");
             assert_eq!(
                 (&status["kind"], &status["reason"]),

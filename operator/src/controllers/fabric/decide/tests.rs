@@ -29,6 +29,8 @@ struct Stage {
     refused: BTreeSet<String>,
     /// What the API server has refused to write, and why.
     errors: BTreeMap<ObjectId, String>,
+    /// What is wrong with the Service that owns the DaemonSets.
+    service_problem: Option<&'static str>,
 }
 
 impl Stage {
@@ -44,6 +46,7 @@ impl Stage {
             now: scenario::start(),
             refused: BTreeSet::new(),
             errors: BTreeMap::new(),
+            service_problem: None,
         }
     }
 
@@ -63,6 +66,7 @@ impl Stage {
             reports: &self.reports,
             led_for: self.led_for,
             refused: &self.errors,
+            service_problem: self.service_problem,
             labels_per_namespace: LABELS,
             template: &template,
             now: self.now,
@@ -233,6 +237,26 @@ fn a_fabric_says_why_the_daemon_set_of_its_agents_cannot_be_written() {
     );
     stage.errors.clear();
     stage.settle();
+    assert_eq!(stage.fabric("default", "AgentsApplied").0, "True");
+}
+
+#[test]
+fn a_fabric_names_the_service_without_which_it_has_no_daemon_set() {
+    let mut stage = Stage::new();
+    stage.settle();
+    // Kubernetes deletes the DaemonSet with the Service that owns it.
+    stage.service_problem = Some("Service weft-operator in namespace weft-system is missing");
+    stage.cache.daemon_sets = std::iter::empty().collect();
+    assert_eq!(stage.settle(), ["status RdmaFabric default"]);
+    let (status, reason, message) = stage.fabric("default", "AgentsApplied");
+    assert_eq!((&*status, &*reason), ("False", "ServiceMissing"));
+    assert!(message.starts_with("Service weft-operator"), "{message}");
+    stage.service_problem = None;
+    let requests = stage.settle();
+    assert!(
+        requests.iter().any(|one| one.contains("DaemonSet")),
+        "{requests:?}"
+    );
     assert_eq!(stage.fabric("default", "AgentsApplied").0, "True");
 }
 

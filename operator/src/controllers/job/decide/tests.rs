@@ -306,10 +306,7 @@ impl Stage {
                 agent.partial = !agent.verified;
             }
             Call::Start(_) | Call::WatchProgress => {}
-            Call::Cancel { cleanup, .. } if is_dead => {
-                assert_ne!(*cleanup, Cleanup::Nothing);
-                return Err(unreachable(node));
-            }
+            Call::Cancel { .. } if is_dead => return Err(unreachable(node)),
             Call::Cancel { cleanup, .. } => {
                 let agent = self.agents.entry(node.to_owned()).or_default();
                 agent.partial &= *cleanup == Cleanup::Nothing;
@@ -334,8 +331,19 @@ impl Stage {
             let agent = self.agents.get(node).and_then(|agent| agent.attempt);
             agent.is_some_and(|(number, _)| number == attempt)
         };
+        let dead = self.dead.iter();
+        let mut dead = dead.filter(|node| is_in(node) && transfer.stalled(node).is_none());
+        if let Some(node) = dead.next() {
+            return Some(Input::Called {
+                node: node.clone(),
+                attempt,
+                call: Call::WatchProgress,
+                result: Err(unreachable(node)),
+            });
+        }
         let waiting = transfer
             .destinations()
+            .filter(|view| !self.dead.contains(&view.location.node))
             .find(|view| {
                 !matches!(view.phase, DestinationPhase::Verified { .. })
                     && is_in(&view.location.node)

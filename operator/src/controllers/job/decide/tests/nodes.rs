@@ -87,6 +87,18 @@ fn a_node_that_does_not_answer_holds_up_nobody_and_the_end_names_it() {
 }
 
 #[test]
+fn a_failed_job_names_the_nodes_where_its_partial_files_are_left() {
+    let mut stage = Stage::with(|job| job.spec.backoff_limit = 2);
+    stage.until(|stage| stage.agents.get("n3").is_some_and(|agent| agent.partial));
+    stage.dead.insert("n3".into());
+    stage.settle();
+    assert_eq!(stage.phase(), Phase::Failed, "{:?}", stage.log);
+    assert_eq!(stage.leftovers(), ["n3"]);
+    let last = stage.log.iter().find(|line| line.starts_with("Failed"));
+    assert!(last.unwrap().contains("FilesLeft"), "{:?}", stage.log);
+}
+
+#[test]
 fn a_node_that_comes_back_while_it_is_retried_gets_its_copy() {
     let mut stage = Stage::new();
     stage.dead.insert("n3".into());

@@ -19,6 +19,8 @@ case " $*" in
         ;;
 esac
 
-cargo build --profile play --locked -p weft-cli -p weft-agent
+packages=(-p weft-cli -p weft-agent)
+case " $*" in *" --device"*) packages+=(-p weft-node-engine -p weft-verbs-shim) ;; esac
+cargo build --profile play --locked "${packages[@]}"
 PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 exec "${CARGO_TARGET_DIR:-target}/play/weft" play "${source[@]}" "$@"

@@ -1,6 +1,7 @@
 //! weft: play and plan, without a cluster. `kubectl weft` prints with the same tables and quantities.
 
 pub mod columns;
+pub mod device;
 pub mod plan;
 pub mod play;
 pub mod printable;

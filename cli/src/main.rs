@@ -8,7 +8,7 @@ use std::{
 
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
-use weft_cli::{VERSION, plan, play};
+use weft_cli::{VERSION, device, plan, play};
 
 /// The arguments make no sense.
 const USAGE: u8 = 2;
@@ -24,6 +24,11 @@ const PLAN_STATUS: &str = "\
 Exit status:
   0  there is a plan
   2  there is none; standard error says which argument or file to change";
+
+const DEVICE_STATUS: &str = "\
+Exit status:
+  0  done; of run: that of the program
+  2  not done; standard error says why";
 
 /// Moves model weights to many nodes over every path.
 #[derive(Parser)]
@@ -47,6 +52,15 @@ enum Command {
     /// What a TransferJob would do in a cluster: kubectl weft plan -f JOB.
     #[command(after_help = PLAN_STATUS)]
     Plan(Box<plan::Args>),
+    /// Use the virtual RDMA devices of a fabric that weft play --device has left running.
+    #[command(after_help = DEVICE_STATUS)]
+    Device {
+        /// The fabric, by the process that ends it, where several run.
+        #[arg(long, global = true, value_name = "PID")]
+        play: Option<u32>,
+        #[command(subcommand)]
+        action: device::Action,
+    },
     /// Print what makes a shell complete this command line.
     ///
     /// For bash: source <(weft completion bash)
@@ -72,6 +86,14 @@ fn main() -> ExitCode {
             Err(error) => {
                 // Nobody may be listening; the status says it too.
                 let _ = writeln!(err, "weft plan: {error}");
+                ExitCode::from(USAGE)
+            }
+        },
+        Command::Device { play, action } => match device::run(&action, play, &mut out) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                // Nobody may be listening; the status says it too.
+                let _ = writeln!(err, "weft device: {error}");
                 ExitCode::from(USAGE)
             }
         },

@@ -52,7 +52,7 @@ pub fn run(args: &Args, out: &mut impl Write, err: &mut impl Write) -> u8 {
         Ok(settings) => settings,
         Err(error) => return complain(err, &error, USAGE),
     };
-    let program = match stage::find_agent() {
+    let program = match stage::find(stage::Program::Agent) {
         Ok(program) => program,
         Err(error) => return failed(&settings, &error.into(), out, err),
     };

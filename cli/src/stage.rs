@@ -6,8 +6,10 @@
 //! starts no agent again that has ended.
 
 mod agent;
+pub mod devices;
 mod error;
 mod ground;
+mod program;
 
 use std::{
     fs::{self, DirBuilder},
@@ -17,10 +19,12 @@ use std::{
     sync::Arc,
 };
 
-use agent::Agents;
-pub use agent::{Access, AgentConfig, CongestionControl, Encryption, PathPolicy, find_agent};
+pub use agent::{Access, AgentConfig, CongestionControl, Encryption, PathPolicy, find};
+use agent::{DevicePeer, Processes};
+pub use devices::Devices;
 pub use error::StageError;
 pub use ground::{Addresses, Ground};
+pub use program::Program;
 use weft_fabric::isolation;
 use weft_identity::authority::{Authority, IdentityFiles};
 use weft_planner::Topology;
@@ -33,7 +37,7 @@ pub struct Setup {
     pub name: &'static str,
     /// What the agents stand on.
     pub ground: Ground,
-    /// The agent's program; see [`find_agent`].
+    /// The agent's program; see [`find`].
     pub program: PathBuf,
     /// For keys, configurations and logs: a directory `node0`, `node1`, … each.
     pub home: PathBuf,
@@ -47,6 +51,8 @@ pub struct Setup {
     pub encryption: Encryption,
     /// What bounds the bytes in flight.
     pub congestion: CongestionControl,
+    /// Virtual devices, on a fabric only.
+    pub devices: Option<Devices>,
     /// Agents may outlive this process: [`Stage::keep`] will be called. Where nothing isolates them
     /// they then also outlive a SIGKILL that comes before it.
     pub stays: bool,
@@ -65,7 +71,9 @@ pub struct Root {
 
 /// Ground, authority and agents. Dropping it ends them, the agents first.
 pub struct Stage {
-    agents: Agents,
+    agents: Processes,
+    /// In the order of the nodes that have devices.
+    engines: Processes,
     authority: Arc<Authority>,
     pool: ConnectionPool,
     files: Vec<IdentityFiles>,
@@ -77,7 +85,8 @@ impl Stage {
     pub fn set(setup: Setup) -> Result<Self, StageError> {
         let authority = Arc::new(Authority::new(setup.name)?);
         let mut stage = Self {
-            agents: Agents::default(),
+            agents: Processes::of(Program::Agent),
+            engines: Processes::of(Program::Engine),
             pool: ConnectionPool::new(Arc::clone(&authority)),
             authority,
             files: Vec::new(),
@@ -92,6 +101,10 @@ impl Stage {
             write(&stage.config_file(i), &stage.config(i).yaml()?)?;
             stage.agents.add(&node_name(i), stage.log_file(i));
         }
+        for i in stage.nodes_with_devices() {
+            let log = stage.home(i).join("engine.log");
+            stage.engines.add(&node_name(i), log);
+        }
         Ok(stage)
     }
 
@@ -102,6 +115,28 @@ impl Stage {
         }
         for i in 0..self.nodes() {
             self.ready(i).await?;
+        }
+        self.start_engines().await
+    }
+
+    /// Starts the engines of virtual devices, and makes the devices.
+    async fn start_engines(&mut self) -> Result<(), StageError> {
+        let Some(devices) = self.setup.devices.clone() else {
+            return Ok(());
+        };
+        devices::put_library(&devices.library)?;
+        for (at, i) in devices.nodes.iter().copied().enumerate() {
+            let setup = &self.setup;
+            let mut command = setup.ground.command(i, &devices.program, setup.stays);
+            command.args(devices::arguments(i, &self.socket(i), setup));
+            self.engines.start(at, command)?;
+        }
+        for (at, i) in devices.nodes.into_iter().enumerate() {
+            let socket = self.socket(i);
+            let is_ready = async || devices::is_ready(&socket).await;
+            self.engines.ready(at, is_ready).await?;
+            let address = self.setup.ground.addresses(i).data;
+            devices::create(i, &socket, address).await?;
         }
         Ok(())
     }
@@ -129,12 +164,16 @@ impl Stage {
     /// Waits until node `i`'s agent serves.
     pub async fn ready(&mut self, i: usize) -> Result<(), StageError> {
         let metrics = self.setup.ground.addresses(i).metrics;
-        self.agents.ready(i, metrics).await
+        let is_ready = async || agent::is_ready(metrics).await;
+        self.agents.ready(i, is_ready).await
     }
 
-    /// Returns when an agent has ended by itself.
+    /// Returns when an agent or an engine has ended by itself.
     pub async fn ended(&mut self) -> StageError {
-        self.agents.ended().await
+        tokio::select! {
+            error = self.agents.ended() => error,
+            error = self.engines.ended() => error,
+        }
     }
 
     /// SIGKILL; node `i`'s agent is gone when this returns, if it ran.
@@ -166,6 +205,7 @@ impl Stage {
             std::mem::forget(Arc::clone(fabric));
         }
         self.agents.leave();
+        self.engines.leave();
         Ok(())
     }
 
@@ -194,6 +234,29 @@ impl Stage {
         self.home(i).join("agent.log")
     }
 
+    /// The nodes that have a virtual device.
+    pub fn nodes_with_devices(&self) -> Vec<usize> {
+        let devices = self.setup.devices.as_ref();
+        devices.map_or_else(Vec::new, |devices| devices.nodes.clone())
+    }
+
+    /// The socket by which node `i`'s engine is managed.
+    pub fn socket(&self, i: usize) -> PathBuf {
+        self.home(i).join("engine.sock")
+    }
+
+    fn device_peers(&self) -> Vec<DevicePeer> {
+        let peer = |i| {
+            let addresses = self.setup.ground.addresses(i);
+            DevicePeer {
+                gid: devices::gid(addresses.data),
+                node: node_name(i),
+                control: addresses.control,
+            }
+        };
+        self.nodes_with_devices().into_iter().map(peer).collect()
+    }
+
     fn config_file(&self, i: usize) -> PathBuf {
         self.home(i).join("agent.yaml")
     }
@@ -218,6 +281,10 @@ impl Stage {
             ticket_key: self.authority.ticket_key(),
             files: self.files[i].clone(),
             root: setup.roots[i].clone(),
+            devices: self
+                .nodes_with_devices()
+                .contains(&i)
+                .then(|| (self.socket(i), self.device_peers())),
         }
     }
 

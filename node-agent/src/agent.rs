@@ -17,6 +17,7 @@ use crate::control::authorization::Authorization;
 use crate::control::fence::Fence;
 use crate::control::listener::ControlListener;
 use crate::control::service::Service;
+use crate::devices::Devices;
 use crate::fail_fast;
 use crate::files::{self, FileError, Root};
 use crate::metrics;
@@ -116,6 +117,10 @@ impl Agent {
         let (in_force, tls) = watch::channel(tls);
         let memory = config.limits.memory.0;
         let budget = MemoryBudget::new(memory);
+        let devices = config.devices.as_ref().map(|devices| {
+            let devices = Devices::new(&devices.socket, &devices.peers, tls.clone());
+            Arc::new(devices)
+        });
         let registry_config = RegistryConfig {
             node: config.node.clone(),
             config_source: config.config_source,
@@ -144,6 +149,7 @@ impl Agent {
             fabric: config.fabric.clone(),
             data: config.data.address,
             memory,
+            devices: devices.clone(),
         };
         let (stop, stopped) = watch::channel(false);
         let refusals = TlsRefusals::default();
@@ -166,6 +172,10 @@ impl Agent {
             server.run().await;
         }));
         agent.sweep();
+        if let Some(devices) = devices {
+            agent.spawn("offers", Arc::clone(&devices).pass_offers_on());
+            agent.spawn("certificates", devices.follow_certificates());
+        }
         let registries = metrics::registries(registry, budget, &refusals);
         agent.environment.health.set_ready(registries);
         tracing::info!(
@@ -224,6 +234,17 @@ impl Agent {
             }
         }
         self.environment.health.close().await;
+    }
+
+    /// Runs something until the agent stops.
+    fn spawn(&mut self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+        let mut stop = self.stop.subscribe();
+        self.servers.push(fail_fast::spawn(name, async move {
+            tokio::select! {
+                () = work => {}
+                _ = stop.wait_for(|stop| *stop) => {}
+            }
+        }));
     }
 
     /// Removes what abandoned jobs have left, now and every hour.

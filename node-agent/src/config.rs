@@ -6,7 +6,7 @@
 pub mod values;
 
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -61,6 +61,9 @@ pub struct Config {
     /// How stores of objects are read.
     #[serde(default)]
     pub objects: Objects,
+    /// The node's virtual devices; none when absent.
+    #[serde(default)]
+    pub devices: Option<Devices>,
     /// Where it comes from; not a field of the file.
     #[serde(skip)]
     pub config_source: ConfigSource,
@@ -74,6 +77,28 @@ pub enum ConfigSource {
     File,
     /// An operator, which may be about to send another one.
     Operator,
+}
+
+/// The node's virtual devices.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Devices {
+    /// The Unix socket of the node's `weft-engine`.
+    pub socket: PathBuf,
+    /// The devices of all nodes.
+    pub peers: Vec<DevicePeer>,
+}
+
+/// A device of the fabric, and whose it is.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct DevicePeer {
+    /// What other devices know it by.
+    pub gid: Ipv6Addr,
+    /// Its node.
+    pub node: NodeName,
+    /// Where the agent of that node serves its control API.
+    pub control: SocketAddr,
 }
 
 /// How stores of objects are read.
@@ -461,7 +486,22 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
         let long = timeout.nanos() >= 100_000_000;
         require(long, field, "must be 100ms or more")?;
     }
+    check_devices(config.devices.as_ref())?;
     check_roots(&config.roots)
+}
+
+fn check_devices(devices: Option<&Devices>) -> Result<(), ConfigError> {
+    let peers = devices.map_or(&[][..], |devices| &devices.peers);
+    for (index, peer) in peers.iter().enumerate() {
+        let earlier = &peers[..index];
+        let is_new = !earlier.iter().any(|other| other.gid == peer.gid);
+        let message = format!(
+            "`{}` is taken by an earlier device: give each another one",
+            peer.gid
+        );
+        require(is_new, &format!("devices.peers[{index}].gid"), &message)?;
+    }
+    Ok(())
 }
 
 fn check_roots(roots: &[RootEntry]) -> Result<(), ConfigError> {

@@ -1,12 +1,8 @@
 //! Between the control API's messages and the types that the agent works with. Everything that
 //! comes from outside is checked here, once; the error names the field.
 
-use std::net::IpAddr;
-
 use weft_core::connection::Settings;
-use weft_core::units::ConnectionId;
-use weft_core::wire::Secret;
-use weft_engine::{Integrity, LinkAddress, LocalEnd, PortRange, RemoteEnd};
+use weft_engine::{LocalEnd, RemoteEnd};
 use weft_proto::agent::v1 as proto;
 
 use crate::fault::Fault;
@@ -114,26 +110,6 @@ pub(crate) fn overwrite(value: proto::Overwrite) -> Result<Overwrite, Fault> {
     }
 }
 
-/// One end of a connection, for its peer.
-pub(crate) fn connection_end_to_proto(end: &LocalEnd, secret: &Secret) -> proto::ConnectionEnd {
-    proto::ConnectionEnd {
-        connection: end.id.0,
-        secret: secret.0.to_vec(),
-        link: Some(link_to_proto(&end.address)),
-        settings: Some(proto::Settings {
-            paths: end.settings.paths.into(),
-            packet_payload: end.settings.packet_payload.into(),
-            chunk_bytes: end.settings.chunk_bytes,
-            window_chunks: end.settings.window_chunks.into(),
-            wire_version: end.settings.wire_version.into(),
-            integrity: end.settings.integrity.code(),
-        }),
-        settings_hash: end.settings.hash(),
-        engine_incarnation: end.incarnation,
-        reset_key: end.reset_key,
-    }
-}
-
 /// The other end of a connection, of the node that has authenticated itself as `owner`, as it describes
 /// itself; its settings must be ours.
 pub(crate) fn connection_end(
@@ -141,123 +117,27 @@ pub(crate) fn connection_end(
     end: Option<proto::ConnectionEnd>,
     ours: &Settings,
 ) -> Result<RemoteEnd, Fault> {
-    let end = required(end, "endpoint")?;
-    let secret: [u8; 32] = end
-        .secret
-        .as_slice()
-        .try_into()
-        .map_err(|_| Fault::bad("endpoint.secret", "must be 32 bytes"))?;
-    let address = link(required(end.link, "endpoint.link")?)?;
-    let settings = required(end.settings, "endpoint.settings")?;
-    let settings = Settings {
-        paths: small(settings.paths, "endpoint.settings.paths")?,
-        packet_payload: small(settings.packet_payload, "endpoint.settings.packet_payload")?,
-        chunk_bytes: settings.chunk_bytes,
-        window_chunks: small(settings.window_chunks, "endpoint.settings.window_chunks")?,
-        wire_version: small(settings.wire_version, "endpoint.settings.wire_version")?,
-        integrity: Integrity::from_code(settings.integrity).ok_or_else(|| {
-            let text = format!("{} is not a value of this version", settings.integrity);
-            Fault::bad("endpoint.settings.integrity", text)
-        })?,
-    };
-    if let Some(difference) = ours.difference(&settings) {
+    let (end, send_secret) = weft_connection_end::from_proto(end)
+        .map_err(|error| Fault::bad(error.field, error.problem))?;
+    if let Some(difference) = ours.difference(&end.settings) {
         return Err(Fault::SettingsDiffer { difference });
     }
-    if end.settings_hash != ours.hash() {
-        let difference = "their hash, though each setting is the same".to_owned();
-        return Err(Fault::SettingsDiffer { difference });
-    }
+    let LocalEnd {
+        id,
+        settings,
+        address,
+        incarnation,
+        reset_key,
+        others,
+    } = end;
     Ok(RemoteEnd {
         owner: owner.into(),
-        id: ConnectionId(end.connection),
+        id,
         address,
-        send_secret: Secret(secret),
+        send_secret,
         settings,
-        incarnation: end.engine_incarnation,
-        reset_key: end.reset_key,
-        // The agent's engine has one worker, and so its connections have one part.
-        others: Vec::new(),
+        incarnation,
+        reset_key,
+        others,
     })
-}
-
-fn link_to_proto(address: &LinkAddress) -> proto::connection_end::Link {
-    let LinkAddress::Udp { address, ports } = address;
-    let address = match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    };
-    proto::connection_end::Link::Udp(proto::Udp {
-        address,
-        first_port: ports.first.into(),
-        ports: ports.count.into(),
-    })
-}
-
-fn link(link: proto::connection_end::Link) -> Result<LinkAddress, Fault> {
-    let proto::connection_end::Link::Udp(udp) = link;
-    let octets = udp.address.as_slice();
-    let v4 = <[u8; 4]>::try_from(octets).map(IpAddr::from);
-    let address = v4.or_else(|_| <[u8; 16]>::try_from(octets).map(IpAddr::from));
-    let address = address.map_err(|_| {
-        let text = format!("has {} bytes: must be 4 or 16", octets.len());
-        Fault::bad("endpoint.udp.address", text)
-    })?;
-    let ports = PortRange {
-        first: small(udp.first_port, "endpoint.udp.first_port")?,
-        count: small(udp.ports, "endpoint.udp.ports")?,
-    };
-    let address = LinkAddress::Udp { address, ports };
-    address
-        .check()
-        .map_err(|error| Fault::bad("endpoint.udp", error.to_string()))?;
-    Ok(address)
-}
-
-fn small<T: TryFrom<u32>>(value: u32, field: &str) -> Result<T, Fault> {
-    T::try_from(value).map_err(|_| Fault::bad(field, format!("{value} is too large")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_of_either_ip_version_is_told_and_understood() {
-        for (address, bytes) in [("192.0.2.1", 4), ("2001:db8::1", 16)] {
-            let address = LinkAddress::Udp {
-                address: address.parse().unwrap(),
-                ports: PortRange {
-                    first: 4791,
-                    count: 16,
-                },
-            };
-            let proto::connection_end::Link::Udp(udp) = link_to_proto(&address);
-            assert_eq!(udp.address.len(), bytes);
-            assert_eq!(
-                link(proto::connection_end::Link::Udp(udp)).unwrap(),
-                address
-            );
-        }
-    }
-
-    #[test]
-    fn an_address_that_is_none_is_refused_by_its_field() {
-        let udp = |bytes, first_port, ports| {
-            let address = vec![1; bytes];
-            link(proto::connection_end::Link::Udp(proto::Udp {
-                address,
-                first_port,
-                ports,
-            }))
-        };
-        for (wrong, field) in [
-            (udp(5, 4791, 16), "endpoint.udp.address"),
-            (udp(4, 70_000, 16), "endpoint.udp.first_port"),
-            (udp(4, 4791, 0), "endpoint.udp"),
-            (udp(16, 65_530, 16), "endpoint.udp"),
-        ] {
-            let text = wrong.unwrap_err().to_string();
-            assert!(text.contains(field), "{text}");
-        }
-    }
 }

@@ -15,6 +15,7 @@ pub mod config;
 pub mod control;
 mod convert;
 mod copy_watcher;
+mod devices;
 pub mod enroll;
 mod fail_fast;
 pub mod fault;

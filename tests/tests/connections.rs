@@ -34,6 +34,7 @@ async fn stage(directory: &Path) -> Stage {
         policy: PathPolicy::default(),
         encryption: Encryption::Off,
         congestion: CongestionControl::default(),
+        devices: None,
         stays: false,
     };
     let mut stage = Stage::set(setup).unwrap();

@@ -129,6 +129,9 @@ pub struct Args {
     /// where an interrupted one ended [default: a temporary place; in memory, with a fabric].
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// These nodes get a virtual RDMA device, as 0,1: weft device run NODE -- PROGRAM uses it.
+    #[arg(long, value_name = "0,1", value_delimiter = ',', requires = "keep")]
+    pub device: Vec<usize>,
     /// Leave agents and fabric running, and say how to enter and how to end them.
     #[arg(long)]
     pub keep: bool,
@@ -327,6 +330,8 @@ pub struct Settings {
     pub faults: Vec<Fault>,
     /// Where the roots stay.
     pub out: Option<PathBuf>,
+    /// The nodes that get a virtual device, ascending.
+    pub devices: Vec<usize>,
     /// Leave everything running.
     pub keep: bool,
     /// JSON on standard output.
@@ -512,6 +517,7 @@ impl Args {
             verification: self.verification,
             faults,
             out: self.out.clone(),
+            devices: self.devices()?,
             keep: self.keep,
             json: self.json,
             quiet: self.quiet,
@@ -536,6 +542,7 @@ impl Args {
             ("--corrupt", self.corrupt > 0.0),
             ("--fail-spine", !self.fail_spine.is_empty()),
             ("--paths", self.paths.is_some_and(|paths| paths > 1)),
+            ("--device", !self.device.is_empty()),
         ]
         .into_iter()
         .filter_map(|(flag, given)| given.then_some(flag))
@@ -562,6 +569,21 @@ impl Args {
             Some(0) => Err(UsageError::SourceIsDestination),
             Some(given) => Err(UsageError::NoSuchNode {
                 flag: "--to",
+                given,
+                last,
+            }),
+            None => Ok(nodes),
+        }
+    }
+
+    fn devices(&self) -> Result<Vec<usize>, UsageError> {
+        let last = self.nodes - 1;
+        let mut nodes = self.device.clone();
+        nodes.sort_unstable();
+        nodes.dedup();
+        match nodes.last().copied().filter(|given| *given > last) {
+            Some(given) => Err(UsageError::NoSuchNode {
+                flag: "--device",
                 given,
                 last,
             }),

@@ -23,7 +23,10 @@ use super::{
     progress::Progress,
     scratch::{Origin, Scratch},
 };
-use crate::stage::{Access, Ground, Root, Setup, Stage, StageError, directory, node_name};
+use crate::{
+    device::Record,
+    stage::{Access, Devices, Ground, Root, Setup, Stage, StageError, directory, node_name},
+};
 
 /// The fabric's name in certificates.
 const FABRIC: &str = "play";
@@ -159,6 +162,10 @@ impl<'a> Play<'a> {
             policy: settings.path_policy,
             encryption: settings.encryption,
             congestion: settings.congestion,
+            devices: match settings.devices.as_slice() {
+                [] => None,
+                nodes => Some(Devices::at(nodes.to_vec())?),
+            },
             stays: settings.keep,
         })?;
         stage.start_all().await?;
@@ -329,7 +336,8 @@ impl<'a> Play<'a> {
                 "agents and fabric are left running; to end them:\n  kill {pid}\n\
                  a shell at node1, likewise at leaf0 or spine0{who}:\n  {enter} ip netns exec node1 bash\n\
                  node1's metrics:\n  {enter} curl -s http://{address}/metrics\n\
-                 the agents:{nodes}"
+                 the agents:{nodes}{}",
+                try_devices(&stage)?
             )
         } else {
             let pids: Vec<String> = (0..stage.nodes())
@@ -346,6 +354,37 @@ impl<'a> Play<'a> {
         scratch.keep();
         Ok(text)
     }
+}
+
+/// Writes down the devices of a fabric that is left running. Says how to use them.
+fn try_devices(stage: &Stage) -> Result<String, PlayError> {
+    let nodes = stage.nodes_with_devices();
+    let Some(first) = nodes.first().copied() else {
+        return Ok(String::new());
+    };
+    let engine = |i: &usize| (node_name(*i), stage.socket(*i));
+    let record = Record {
+        pid: isolation::pid(),
+        own_user_namespace: isolation::is_own_user_namespace(),
+        engines: nodes.iter().map(engine).collect(),
+    };
+    record.write().map_err(|source| PlayError::Files {
+        path: stage.socket(first),
+        source,
+    })?;
+    let address = stage.ground().addresses(first).data;
+    let here = node_name(first);
+    let peer = nodes
+        .get(1)
+        .copied()
+        .map_or_else(|| here.clone(), node_name);
+    let weft = std::env::current_exe();
+    let weft = weft.map_or_else(|_| "weft".to_owned(), |path| quoted(&path));
+    Ok(format!(
+        "\nthe devices:\n  {weft} device list\n  {weft} device run {here} -- ibv_devinfo\n\
+         between two of them, in two shells:\n  {weft} device run {here} -- ib_write_bw\n  \
+         {weft} device run {peer} -- ib_write_bw {address}"
+    ))
 }
 
 /// One word to a shell.

@@ -1,10 +1,10 @@
-//! The agents' processes: found, configured, started, watched, killed.
+//! The processes of agents and engines: found, configured, started, watched, killed.
 
 use std::{
     fmt,
     fs::{self, File},
     io,
-    net::SocketAddr,
+    net::{Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     str::FromStr,
@@ -21,9 +21,8 @@ use tokio::{
 use weft_fabric::{MAX_RATE, MIN_RATE, quantity};
 use weft_identity::authority::IdentityFiles;
 
-use super::{Addresses, Root, StageError};
+use super::{Addresses, Program, Root, StageError};
 
-const PROGRAM: &str = "weft-agent";
 /// From start to ready; an agent takes some 50 ms where nothing else runs.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 const READY_POLL: Duration = Duration::from_millis(20);
@@ -32,20 +31,21 @@ const EXIT_POLL: Duration = Duration::from_millis(100);
 /// Lines of an agent's last words that are shown.
 const LINES_SHOWN: usize = 20;
 
-/// Finds the agent's program beside this one, or in `PATH`.
-pub fn find_agent() -> Result<PathBuf, StageError> {
+/// Finds a program beside this one, or in `PATH`.
+pub fn find(program: Program) -> Result<PathBuf, StageError> {
     let beside = std::env::current_exe()
         .ok()
-        .and_then(|exe| Some(exe.parent()?.join(PROGRAM)));
+        .and_then(|exe| Some(exe.parent()?.join(program.file())));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let in_path = std::env::split_paths(&path).map(|directory| directory.join(PROGRAM));
+    let in_path = std::env::split_paths(&path).map(|directory| directory.join(program.file()));
     beside
         .clone()
         .into_iter()
         .chain(in_path)
         .find(|file| file.is_file())
-        .ok_or_else(|| StageError::AgentMissing {
-            beside: beside.unwrap_or_else(|| PathBuf::from(PROGRAM)),
+        .ok_or_else(|| StageError::Missing {
+            program,
+            beside: beside.unwrap_or_else(|| PathBuf::from(program.file())),
         })
 }
 
@@ -184,12 +184,36 @@ pub struct AgentConfig {
     pub files: IdentityFiles,
     /// Its one root.
     pub root: Root,
+    /// The socket of its engine and the devices of the fabric, where it has a device.
+    pub devices: Option<(PathBuf, Vec<DevicePeer>)>,
+}
+
+/// A device of the fabric, as agents know it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DevicePeer {
+    /// Its GID.
+    pub gid: Ipv6Addr,
+    /// Its node.
+    pub node: String,
+    /// The control API of that node's agent.
+    pub control: SocketAddr,
 }
 
 impl AgentConfig {
     /// The configuration file. JSON strings are YAML strings, so that any path can be written.
     pub fn yaml(&self) -> Result<String, serde_json::Error> {
         let quote = |path: &Path| serde_json::to_string(path);
+        let devices = match &self.devices {
+            None => String::new(),
+            Some((socket, peers)) => {
+                let peer = |peer: &DevicePeer| {
+                    let DevicePeer { gid, node, control } = peer;
+                    format!("  - {{gid: \"{gid}\", node: {node}, control: \"{control}\"}}\n")
+                };
+                let peers: String = peers.iter().map(peer).collect();
+                format!("devices:\n  socket: {}\n  peers:\n{peers}", quote(socket)?)
+            }
+        };
         Ok(format!(
             "node: {node}\n\
              fabric: {fabric}\n\
@@ -199,7 +223,8 @@ impl AgentConfig {
              operator: {{ticketKey: \"{ticket_key}\"}}\n\
              tls:\n  ca: {ca}\n  certificate: {certificate}\n  key: {key}\n\
              roots:\n  - {{name: {root}, path: {directory}, access: {access:?}}}\n\
-             transport: {{paths: {paths}, policy: {policy}, congestion: {congestion}, encryption: \"{encryption}\"}}\n",
+             transport: {{paths: {paths}, policy: {policy}, congestion: {congestion}, encryption: \"{encryption}\"}}\n\
+             {devices}",
             node = self.node,
             fabric = self.fabric,
             control = self.addresses.control,
@@ -223,9 +248,9 @@ impl AgentConfig {
     }
 }
 
-/// An agent and where its words go.
+/// A process and where its words go.
 #[derive(Debug)]
-struct Agent {
+struct Process {
     node: String,
     child: Option<Child>,
     log: PathBuf,
@@ -233,7 +258,7 @@ struct Agent {
     logged: u64,
 }
 
-impl Agent {
+impl Process {
     fn words(&self) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
         let from = usize::try_from(self.logged).unwrap_or(usize::MAX);
@@ -241,16 +266,23 @@ impl Agent {
     }
 }
 
-/// All agents of a stage. Whatever is left of them is killed when this is dropped.
-#[derive(Debug, Default)]
-pub(super) struct Agents {
-    agents: Vec<Agent>,
+/// All agents of a stage, or all engines. Whatever is left of them is killed when this is dropped.
+#[derive(Debug)]
+pub(super) struct Processes {
+    program: Program,
+    processes: Vec<Process>,
 }
 
-impl Agents {
-    /// Adds an agent that is not running yet.
+impl Processes {
+    /// None yet.
+    pub(super) fn of(program: Program) -> Self {
+        let processes = Vec::new();
+        Self { program, processes }
+    }
+
+    /// Adds a process that is not running yet.
     pub(super) fn add(&mut self, node: &str, log: PathBuf) {
-        self.agents.push(Agent {
+        self.processes.push(Process {
             node: node.to_owned(),
             child: None,
             log,
@@ -260,43 +292,52 @@ impl Agents {
 
     /// Starts one, by a command that becomes it.
     pub(super) fn start(&mut self, i: usize, mut command: Command) -> Result<(), StageError> {
-        let agent = &mut self.agents[i];
+        let process = &mut self.processes[i];
         let mut spawn = || {
-            let log = File::options().create(true).append(true).open(&agent.log)?;
+            let log = File::options()
+                .create(true)
+                .append(true)
+                .open(&process.log)?;
             let logged = log.metadata()?.len();
             let words = log.try_clone()?;
             command.stdin(Stdio::null()).stdout(log).stderr(words);
             Ok((command.spawn()?, logged))
         };
-        let (child, logged) = spawn().map_err(|source| StageError::AgentNotStarted {
-            node: agent.node.clone(),
+        let (child, logged) = spawn().map_err(|source| StageError::NotStarted {
+            program: self.program,
+            node: process.node.clone(),
             source,
         })?;
-        (agent.child, agent.logged) = (Some(child), logged);
+        (process.child, process.logged) = (Some(child), logged);
         Ok(())
     }
 
-    /// Waits until `/readyz` at `metrics` says yes.
-    pub(super) async fn ready(&mut self, i: usize, metrics: SocketAddr) -> Result<(), StageError> {
+    /// Waits until it serves, which `is_ready` finds out.
+    pub(super) async fn ready(
+        &mut self,
+        i: usize,
+        is_ready: impl AsyncFn() -> io::Result<bool>,
+    ) -> Result<(), StageError> {
         let deadline = Instant::now() + READY_WITHIN;
         loop {
             self.check()?;
-            if matches!(timeout(READY_WITHIN, is_ready(metrics)).await, Ok(Ok(true))) {
+            if matches!(timeout(READY_WITHIN, is_ready()).await, Ok(Ok(true))) {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                let agent = &self.agents[i];
-                return Err(StageError::AgentNotReady {
-                    node: agent.node.clone(),
+                let process = &self.processes[i];
+                return Err(StageError::NotReady {
+                    program: self.program,
+                    node: process.node.clone(),
                     seconds: READY_WITHIN.as_secs(),
-                    words: last_words(&agent.words()),
+                    words: last_words(&process.words()),
                 });
             }
             sleep(READY_POLL).await;
         }
     }
 
-    /// Returns when an agent has ended by itself.
+    /// Returns when one has ended by itself.
     pub(super) async fn ended(&mut self) -> StageError {
         loop {
             if let Err(error) = self.check() {
@@ -307,11 +348,11 @@ impl Agents {
     }
 
     fn check(&mut self) -> Result<(), StageError> {
-        for agent in &mut self.agents {
-            if let Some(child) = &mut agent.child
+        for process in &mut self.processes {
+            if let Some(child) = &mut process.child
                 && let Ok(Some(status)) = child.try_wait()
             {
-                return Err(died(agent, status));
+                return Err(died(self.program, process, status));
             }
         }
         Ok(())
@@ -319,7 +360,7 @@ impl Agents {
 
     /// SIGKILL; gone when this returns.
     pub(super) fn kill(&mut self, i: usize) -> io::Result<()> {
-        let Some(mut child) = self.agents[i].child.take() else {
+        let Some(mut child) = self.processes[i].child.take() else {
             return Ok(());
         };
         child.kill()?;
@@ -327,41 +368,42 @@ impl Agents {
     }
 
     pub(super) fn is_running(&mut self, i: usize) -> bool {
-        let child = self.agents[i].child.as_mut();
+        let child = self.processes[i].child.as_mut();
         child.is_some_and(|child| matches!(child.try_wait(), Ok(None)))
     }
 
     pub(super) fn pid(&self, i: usize) -> Option<u32> {
-        self.agents[i].child.as_ref().map(Child::id)
+        self.processes[i].child.as_ref().map(Child::id)
     }
 
     pub(super) fn log(&self, i: usize) -> String {
-        self.agents[i].words()
+        self.processes[i].words()
     }
 
     /// They go on when this is dropped.
     pub(super) fn leave(&mut self) {
-        for agent in &mut self.agents {
-            agent.child = None;
+        for process in &mut self.processes {
+            process.child = None;
         }
     }
 }
 
-impl Drop for Agents {
+impl Drop for Processes {
     fn drop(&mut self) {
-        for i in 0..self.agents.len() {
+        for i in 0..self.processes.len() {
             if let Err(error) = self.kill(i) {
-                tracing::debug!(node = self.agents[i].node, %error, "already gone");
+                tracing::debug!(node = self.processes[i].node, %error, "already gone");
             }
         }
     }
 }
 
-fn died(agent: &Agent, status: ExitStatus) -> StageError {
-    StageError::AgentEnded {
-        node: agent.node.clone(),
+fn died(program: Program, process: &Process, status: ExitStatus) -> StageError {
+    StageError::Ended {
+        program,
+        node: process.node.clone(),
         status,
-        words: last_words(&agent.words()),
+        words: last_words(&process.words()),
     }
 }
 
@@ -379,7 +421,8 @@ fn last_words(log: &str) -> String {
         .join("\n")
 }
 
-async fn is_ready(metrics: SocketAddr) -> io::Result<bool> {
+/// Whether `/readyz` at `metrics` says yes.
+pub(super) async fn is_ready(metrics: SocketAddr) -> io::Result<bool> {
     let mut stream = TcpStream::connect(metrics).await?;
     stream
         .write_all(b"GET /readyz HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")

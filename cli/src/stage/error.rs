@@ -4,22 +4,30 @@ use std::{io, path::PathBuf, process::ExitStatus};
 
 use weft_identity::authority::AuthorityError;
 
+use super::Program;
+
 /// Every text names the cause and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum StageError {
-    /// The agent's program is not there.
+    /// A program is not there.
     #[error(
-        "weft-agent is neither {} nor in PATH: build it with `cargo build --release -p weft-agent`, \
+        "the {program} is neither {} nor in PATH: build it with `cargo build --release -p {}`, \
          or run `make play`",
-        beside.display()
+        beside.display(), program.package()
     )]
-    AgentMissing {
+    Missing {
+        /// Which.
+        program: Program,
         /// Where it should be.
         beside: PathBuf,
     },
     /// It could not be started.
-    #[error("the agent of {node} cannot be started: {source}; check that weft-agent can be run")]
-    AgentNotStarted {
+    #[error(
+        "the {program} of {node} cannot be started: {source}; check that weft-{program} can be run"
+    )]
+    NotStarted {
+        /// Which.
+        program: Program,
         /// The node.
         node: String,
         /// What the system said.
@@ -34,8 +42,10 @@ pub enum StageError {
         source: io::Error,
     },
     /// It did not come up.
-    #[error("the agent of {node} was not ready after {seconds} s; its last words:\n{words}")]
-    AgentNotReady {
+    #[error("the {program} of {node} was not ready after {seconds} s; its last words:\n{words}")]
+    NotReady {
+        /// Which.
+        program: Program,
         /// The node.
         node: String,
         /// How long it had.
@@ -44,14 +54,34 @@ pub enum StageError {
         words: String,
     },
     /// It ended by itself.
-    #[error("the agent of {node} has ended by itself ({status}); its last words:\n{words}")]
-    AgentEnded {
+    #[error("the {program} of {node} has ended by itself ({status}); its last words:\n{words}")]
+    Ended {
+        /// Which.
+        program: Program,
         /// The node.
         node: String,
         /// How.
         status: ExitStatus,
         /// The end of its log.
         words: String,
+    },
+    /// Its engine made no device.
+    #[error("the engine of {node} made no device: {problem}")]
+    NoDevice {
+        /// The node.
+        node: String,
+        /// What the engine said.
+        problem: String,
+    },
+    /// The library that programs use devices by is not there.
+    #[error(
+        "the library of verbs is not {}: build it with `cargo build --release -p weft-verbs-shim`, \
+         or run `make play` with these arguments",
+        beside.display()
+    )]
+    LibraryMissing {
+        /// Where it should be.
+        beside: PathBuf,
     },
     /// No free ports on loopback.
     #[error("no free ports on 127.0.0.1: {0}; end programs that hold UDP ports from 20000 on")]
@@ -79,11 +109,15 @@ impl StageError {
     /// A short stable name.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::AgentMissing { .. } => "AgentMissing",
-            Self::AgentNotStarted { .. } => "AgentNotStarted",
+            Self::Missing { program, .. } => program.reason(["AgentMissing", "EngineMissing"]),
+            Self::NotStarted { program, .. } => {
+                program.reason(["AgentNotStarted", "EngineNotStarted"])
+            }
             Self::AgentNotKilled { .. } => "AgentNotKilled",
-            Self::AgentNotReady { .. } => "AgentNotReady",
-            Self::AgentEnded { .. } => "AgentEnded",
+            Self::NotReady { program, .. } => program.reason(["AgentNotReady", "EngineNotReady"]),
+            Self::Ended { program, .. } => program.reason(["AgentEnded", "EngineEnded"]),
+            Self::NoDevice { .. } => "NoDevice",
+            Self::LibraryMissing { .. } => "LibraryMissing",
             Self::NoFreePorts(_) => "NoFreePorts",
             Self::Authority(error) => error.reason(),
             Self::Files { .. } => "FilesUnusable",

@@ -32,6 +32,34 @@ pub mod agent {
     }
 }
 
+/// How a node's engine of virtual devices is managed, version 1.
+pub mod engine {
+    use std::path::Path;
+
+    use hyper_util::rt::TokioIo;
+    use tokio::net::UnixStream;
+    use tonic::transport::{Channel, Endpoint};
+
+    /// A client of the engine at this socket; each call connects where there is no connection. To be called within a
+    /// runtime of tokio.
+    pub fn client(socket: &Path) -> v1::engine_client::EngineClient<Channel> {
+        let socket = socket.to_owned();
+        let connect = tower::service_fn(move |_| {
+            let socket = socket.clone();
+            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+        });
+        // Of a Unix socket the name means nothing.
+        let endpoint = Endpoint::from_static("http://engine");
+        let channel = endpoint.connect_with_connector_lazy(connect);
+        v1::engine_client::EngineClient::new(channel)
+    }
+
+    /// Messages, client and server of `weft.engine.v1`.
+    pub mod v1 {
+        tonic::include_proto!("weft.engine.v1");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crate::agent::v1::{Credentials, ObjectSource};

@@ -118,7 +118,7 @@ impl AttemptRegistry {
             bytes: SLOT_BYTES as u32,
         };
         Ok(ConnectResponse {
-            endpoint: Some(convert::connection_end_to_proto(&local, &secret)),
+            endpoint: Some(weft_connection_end::to_proto(&local, &secret)),
             slots: slots.iter().map(slot).collect(),
             have: blocks.present.clone(),
         })

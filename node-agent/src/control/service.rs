@@ -26,6 +26,7 @@ use crate::control::fence::Fence;
 use crate::control::manifests;
 use crate::control::misuse;
 use crate::convert;
+use crate::devices::Devices;
 use crate::fail_fast;
 use crate::fault::Fault;
 use crate::identity::Caller;
@@ -53,6 +54,8 @@ pub(crate) struct Service {
     pub data: Ipv4Addr,
     /// Bytes of buffers that jobs may use.
     pub memory: u64,
+    /// The node's virtual devices.
+    pub devices: Option<Arc<Devices>>,
 }
 
 impl Service {
@@ -219,6 +222,30 @@ impl Agent for Service {
         let manifest = work().map_err(|fault| self.status(&fault))?;
         let parts = futures::stream::iter(manifests::parts(manifest).map(Ok));
         Ok(Response::new(Box::pin(parts)))
+    }
+
+    async fn offer_queue_pair(
+        &self,
+        request: Request<proto::OfferQueuePairRequest>,
+    ) -> Result<Response<proto::OfferQueuePairResponse>, Status> {
+        let caller = request.extensions().get().cloned();
+        let work = async {
+            let Some(Caller::Node(caller)) = caller else {
+                return Err(Fault::WrongCertificate {
+                    problem: "was not checked".to_owned(),
+                });
+            };
+            let devices = self.devices.as_ref().ok_or_else(|| {
+                Fault::engine("this node has no virtual devices: use one of a node that has")
+            })?;
+            let received = devices.receive(&caller, request.into_inner().offer).await;
+            if let Err(Fault::NotAllowed { .. }) = received {
+                let tried = "an offer of another node's device";
+                self.registry.misuses.note(Instant::now(), &caller, tried);
+            }
+            received.map(|()| proto::OfferQueuePairResponse {})
+        };
+        self.answer(work.await)
     }
 
     async fn diagnose(

@@ -66,6 +66,8 @@ pub(crate) fn config(
             allow_insecure: agent.objects.unwrap_or_default().allow_insecure,
             ..settings.objects.clone()
         },
+        // Not of the operator yet.
+        devices: None,
         config_source: config::ConfigSource::Operator,
     };
     config::check(&config).map_err(|error| {

@@ -79,7 +79,7 @@ impl Dialer {
         let request = ConnectRequest {
             ticket: self.child.ticket.clone(),
             wire_version: VERSION.into(),
-            endpoint: Some(convert::connection_end_to_proto(&local, &secret)),
+            endpoint: Some(weft_connection_end::to_proto(&local, &secret)),
             manifest_digest: self.manifest_digest.to_vec(),
             algorithm: self.algorithm.into(),
         };

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 use weft_cli::stage::{
-    self, Access, CongestionControl, Encryption, Ground, PathPolicy, Root, Setup, find_agent,
+    self, Access, CongestionControl, Encryption, Ground, PathPolicy, Program, Root, Setup, find,
 };
 use weft_fabric::Fabric;
 use weft_identity::authority;
@@ -68,13 +68,14 @@ impl Stage {
         let mut stage = stage::Stage::set(Setup {
             name: "bench",
             ground: Ground::Fabric(fabric),
-            program: find_agent()?,
+            program: find(Program::Agent)?,
             home: home.to_owned(),
             roots: directories.into_iter().enumerate().map(root).collect(),
             paths: PATHS,
             policy: PathPolicy::default(),
             encryption: Encryption::Off,
             congestion: CongestionControl::default(),
+            devices: None,
             stays: false,
         })?;
         runtime.block_on(stage.start_all())?;

@@ -15,9 +15,9 @@ use weft_proto::agent::v1::agent_server::Agent;
 use weft_proto::agent::v1::start_request::Task;
 use weft_proto::agent::v1::{
     AttemptRef, CancelRequest, CancelResponse, ConnectRequest, ConnectResponse, DiagnoseRequest,
-    DiagnoseResponse, FetchManifestRequest, ManifestPart, PrepareRequest, PrepareResponse,
-    ProgressRequest, ProgressResponse, StartRequest, StartResponse, StatRequest, StatResponse,
-    State,
+    DiagnoseResponse, FetchManifestRequest, ManifestPart, OfferQueuePairRequest,
+    OfferQueuePairResponse, PrepareRequest, PrepareResponse, ProgressRequest, ProgressResponse,
+    StartRequest, StartResponse, StatRequest, StatResponse, State,
 };
 
 /// Of every source.
@@ -178,5 +178,12 @@ impl Agent for StandIn {
         _: Request<ConnectRequest>,
     ) -> Result<Response<ConnectResponse>, Status> {
         Err(Status::unimplemented("a stand-in takes no data"))
+    }
+
+    async fn offer_queue_pair(
+        &self,
+        _: Request<OfferQueuePairRequest>,
+    ) -> Result<Response<OfferQueuePairResponse>, Status> {
+        Err(Status::unimplemented("a stand-in has no devices"))
     }
 }

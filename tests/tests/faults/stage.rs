@@ -94,6 +94,7 @@ impl Stage {
             policy: PathPolicy::default(),
             encryption: Encryption::Off,
             congestion: CongestionControl::default(),
+            devices: None,
             stays: false,
         };
         let stage = stage::Stage::set(setup).unwrap();

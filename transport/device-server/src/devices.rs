@@ -162,6 +162,17 @@ impl Devices {
             .drop_for(|name| ContextId::of(name) == Some(id));
     }
 
+    /// How many contexts and queue pairs each GID has.
+    pub(crate) fn count(&self) -> BTreeMap<[u8; 16], (u32, u32)> {
+        let mut counts: BTreeMap<[u8; 16], (u32, u32)> = BTreeMap::new();
+        for (id, context) in &self.contexts {
+            let (contexts, queue_pairs) = counts.entry(id.gid).or_default();
+            *contexts += 1;
+            *queue_pairs += context.queue_pairs().map(|_| 1).sum::<u32>();
+        }
+        counts
+    }
+
     /// Sends the acknowledgements of what has come. A program may end a queue pair as soon as it has a message: the peer,
     /// whose send is then done, must not take it for one that was never answered.
     fn acknowledge(&mut self) {

@@ -30,4 +30,4 @@ mod work;
 pub use context::Device;
 pub use devices::{ContextId, Devices, OpenError, Opened};
 pub use offer::{Offer, QueuePairName};
-pub use server::{Server, ServerError};
+pub use server::{DeviceStatus, Server, ServerError};

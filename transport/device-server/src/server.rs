@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
@@ -51,6 +51,18 @@ pub enum ServerError {
         /// The name.
         name: String,
     },
+    /// There is one of this GID.
+    #[error("device {name} has this GID: give each device of the fabric another one")]
+    GidInUse {
+        /// The name of the other.
+        name: String,
+    },
+    /// There is none of this name.
+    #[error("there is no device {name}")]
+    NoDevice {
+        /// The name.
+        name: String,
+    },
     /// A name that is no directory's.
     #[error("{name:?} is no name of a device: use 1 to 20 letters, digits, and -")]
     Name {
@@ -60,6 +72,21 @@ pub enum ServerError {
     /// A thread could not be started.
     #[error("a thread could not be started: {0}: raise the limit of threads")]
     Thread(io::Error),
+}
+
+/// A device of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceStatus {
+    /// Its name.
+    pub name: String,
+    /// Its GID.
+    pub gid: [u8; 16],
+    /// Its directory.
+    pub directory: PathBuf,
+    /// How often it is open.
+    pub contexts: u32,
+    /// Queue pairs of all who have it open.
+    pub queue_pairs: u32,
 }
 
 /// The devices of a node, in a directory. Dropping it ends them all: programs find that the engine is gone.
@@ -132,6 +159,11 @@ impl Server {
                 name: name.to_owned(),
             });
         }
+        let mut tokens = lock(&self.tokens);
+        if let Some((other, _)) = tokens.values().find(|(_, it)| it.gid == device.gid) {
+            let name = other.clone();
+            return Err(ServerError::GidInUse { name });
+        }
         let path = self.directory.join(name);
         let failed = |path: &Path| {
             let path = path.to_owned();
@@ -149,18 +181,46 @@ impl Server {
         set_mode(&path, 0o755).map_err(failed(&path))?;
         fs::write(&secret, token).map_err(failed(&secret))?;
         set_mode(&secret, 0o444).map_err(failed(&secret))?;
-        lock(&self.tokens).insert(token, (name.to_owned(), device));
+        tokens.insert(token, (name.to_owned(), device));
         Ok(path)
     }
 
     /// Takes a device away: nobody opens it any more. Who has it open keeps it.
     ///
     /// # Errors
-    /// Its directory could not be removed.
+    /// There is no such device, or its directory could not be removed.
     pub fn destroy(&self, name: &str) -> Result<(), ServerError> {
-        lock(&self.tokens).retain(|_, (other, _)| other != name);
+        let mut tokens = lock(&self.tokens);
+        let before = tokens.len();
+        tokens.retain(|_, (other, _)| other != name);
+        if tokens.len() == before {
+            let name = name.to_owned();
+            return Err(ServerError::NoDevice { name });
+        }
         let path = self.directory.join(name);
         fs::remove_dir_all(&path).map_err(|source| ServerError::File { path, source })
+    }
+
+    /// All devices, by name.
+    #[must_use]
+    pub fn list(&self) -> Vec<DeviceStatus> {
+        let (answer, counts) = bounded(1);
+        send(&self.commands, &self.wake, Command::Count { answer });
+        // The worker is gone only when the server is dropped.
+        let counts = counts.recv().unwrap_or_default();
+        let status = |(name, device): &(String, Device)| {
+            let (contexts, queue_pairs) = counts.get(&device.gid).copied().unwrap_or_default();
+            DeviceStatus {
+                name: name.clone(),
+                gid: device.gid,
+                directory: self.directory.join(name),
+                contexts,
+                queue_pairs,
+            }
+        };
+        let mut all: Vec<DeviceStatus> = lock(&self.tokens).values().map(status).collect();
+        all.sort_by(|one, other| one.name.cmp(&other.name));
+        all
     }
 
     /// Offers to devices of other servers, to be sent to these.

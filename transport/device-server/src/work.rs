@@ -1,5 +1,6 @@
 //! The thread that moves the devices' work requests: it owns them, and the engine.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,6 +32,10 @@ pub(crate) enum Command {
     },
     /// A program has closed the device, or has ended.
     Close(ContextId),
+    /// How many contexts and queue pairs each GID has.
+    Count {
+        answer: Sender<BTreeMap<[u8; 16], (u32, u32)>>,
+    },
     /// An offer has come.
     Offer { owner: Arc<str>, offer: Offer },
     /// The end.
@@ -107,6 +112,9 @@ impl Worker {
             } => {
                 let outcome = self.devices.handle(context, &request, now);
                 let _ = answer.send((outcome, self.devices.take_passed(context)));
+            }
+            Command::Count { answer } => {
+                let _ = answer.send(self.devices.count());
             }
             Command::Close(context) => self.devices.close(context),
             Command::Offer { owner, offer } => self.devices.receive_offer(owner, offer, now),

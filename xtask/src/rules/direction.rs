@@ -56,8 +56,24 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("weft-fabric", &[]),
     (
+        "weft-connection-end",
+        &["weft-core", "weft-engine", "weft-proto"],
+    ),
+    (
+        "weft-node-engine",
+        &[
+            "weft-connection-end",
+            "weft-core",
+            "weft-device",
+            "weft-device-server",
+            "weft-engine",
+            "weft-proto",
+        ],
+    ),
+    (
         "weft-agent",
         &[
+            "weft-connection-end",
             "weft-core",
             "weft-identity",
             "weft-link",

@@ -20,6 +20,7 @@ use tonic::{
 use weft_identity::authority::Authority;
 use weft_planner::{Strategy, Topology};
 use weft_proto::agent::v1::{
+    OfferQueuePairRequest, OfferQueuePairResponse,
     agent_server::{Agent, AgentServer},
     *,
 };
@@ -268,6 +269,13 @@ impl Agent for Service {
         &self,
         _: Request<ConnectRequest>,
     ) -> Result<Response<ConnectResponse>, Status> {
+        none()
+    }
+
+    async fn offer_queue_pair(
+        &self,
+        _: Request<OfferQueuePairRequest>,
+    ) -> Result<Response<OfferQueuePairResponse>, Status> {
         none()
     }
 

@@ -1,0 +1,133 @@
+//! The nodes' virtual devices: an engine at each node that has one, and what programs need to use them.
+
+use std::{
+    ffi::OsString,
+    fs::{self, Permissions},
+    io,
+    net::{Ipv4Addr, Ipv6Addr},
+    os::unix::fs::{DirBuilderExt as _, PermissionsExt as _, symlink},
+    path::{Path, PathBuf},
+};
+
+use tokio::net::UnixStream;
+use weft_proto::engine::v1::CreateDeviceRequest;
+
+use super::{PathPolicy, Program, Setup, StageError, agent::find, node_name};
+
+/// Where the devices of nodes and the library are. In the isolation `/run` is private, and any user may enter it.
+const DIRECTORY: &str = "/run/weft-devices";
+/// The library, as it is built and as programs look for it.
+const LIBRARY: (&str, &str) = ("libweft_ibverbs.so", "libibverbs.so.1");
+/// What each node's device is called.
+pub const DEVICE: &str = "weft0";
+/// As with agents, each engine has a range of ports of its own, above those of the agents.
+const FIRST_PORT: u16 = 12_000;
+const PORTS_STEP: u16 = 16;
+
+/// Which nodes have a device, and what that takes.
+#[derive(Debug, Clone)]
+pub struct Devices {
+    /// The engine's program.
+    pub program: PathBuf,
+    /// The library of verbs.
+    pub library: PathBuf,
+    /// The nodes.
+    pub nodes: Vec<usize>,
+}
+
+impl Devices {
+    /// Devices at these nodes, by the program and the library that are beside this program.
+    pub fn at(nodes: Vec<usize>) -> Result<Self, StageError> {
+        let program = find(Program::Engine)?;
+        let library = program.with_file_name(LIBRARY.0);
+        match library.is_file() {
+            true => Ok(Self {
+                program,
+                library,
+                nodes,
+            }),
+            false => Err(StageError::LibraryMissing { beside: library }),
+        }
+    }
+}
+
+/// Where programs at node `i` find their devices.
+pub fn directory(i: usize) -> PathBuf {
+    Path::new(DIRECTORY).join(node_name(i))
+}
+
+/// The directory with the library, under the name that programs look for.
+pub fn library() -> PathBuf {
+    Path::new(DIRECTORY).join("lib")
+}
+
+/// What other devices know that of node `i` by.
+pub fn gid(address: Ipv4Addr) -> Ipv6Addr {
+    address.to_ipv6_mapped()
+}
+
+/// The command line of node `i`'s engine.
+pub(super) fn arguments(i: usize, socket: &Path, setup: &Setup) -> Vec<OsString> {
+    let address = setup.ground.addresses(i).data;
+    // At most 240 nodes: the ports end below 15,900.
+    let first_port = FIRST_PORT + PORTS_STEP * i as u16;
+    let policy: PathPolicy = setup.policy;
+    let words = [
+        ("--address", address.to_string()),
+        ("--first-port", first_port.to_string()),
+        (
+            "--ports",
+            super::ground::port_count(setup.paths).to_string(),
+        ),
+        ("--paths", setup.paths.to_string()),
+        ("--mtu", setup.ground.mtu().to_string()),
+        ("--policy", policy.to_string()),
+        ("--encryption", setup.encryption.to_string()),
+    ];
+    let words = words.map(|(flag, value)| [OsString::from(flag), value.into()]);
+    let paths = [
+        [OsString::from("--socket"), socket.into()],
+        ["--devices".into(), directory(i).into()],
+    ];
+    paths.into_iter().chain(words).flatten().collect()
+}
+
+/// Whether an engine serves at this socket.
+pub(super) async fn is_ready(socket: &Path) -> io::Result<bool> {
+    UnixStream::connect(socket).await.map(|_| true)
+}
+
+/// Puts the library where programs of any user find it.
+pub(super) fn put_library(from: &Path) -> Result<(), StageError> {
+    let directory = library();
+    let put = || {
+        let mut made = fs::DirBuilder::new();
+        made.recursive(true).mode(0o755).create(&directory)?;
+        let library = directory.join(LIBRARY.1);
+        fs::copy(from, &library)?;
+        fs::set_permissions(&library, Permissions::from_mode(0o755))?;
+        symlink(LIBRARY.1, directory.join("libibverbs.so"))
+    };
+    put().map_err(|source| StageError::Files {
+        path: directory.clone(),
+        source,
+    })
+}
+
+/// Makes node `i`'s device, whose directory any user may then enter.
+pub(super) async fn create(i: usize, socket: &Path, address: Ipv4Addr) -> Result<(), StageError> {
+    let request = CreateDeviceRequest {
+        name: DEVICE.to_owned(),
+        gid: gid(address).octets().to_vec(),
+    };
+    let created = weft_proto::engine::client(socket)
+        .create_device(request)
+        .await;
+    created.map_err(|status| StageError::NoDevice {
+        node: node_name(i),
+        problem: status.message().to_owned(),
+    })?;
+    let path = directory(i);
+    let opened = fs::set_permissions(&path, Permissions::from_mode(0o755));
+    opened.map_err(|source| StageError::Files { path, source })
+}

@@ -1,0 +1,131 @@
+//! `weft-engine`: serves a node's virtual devices until SIGTERM or SIGINT.
+
+use std::io::IsTerminal as _;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+use ring::rand::{SecureRandom as _, SystemRandom};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+use weft_core::path::PolicyKind;
+use weft_engine::{EngineConfig, PortRange, Secret};
+use weft_node_engine::serve;
+
+/// The engine of a node's virtual RDMA devices.
+#[derive(Debug, Parser)]
+#[command(name = "weft-engine", version)]
+struct Arguments {
+    /// The Unix socket by which the engine is managed; only its owner can open it.
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    /// Where devices are made, a directory each. It is made anew.
+    #[arg(long, value_name = "DIR")]
+    devices: PathBuf,
+    /// The address on the data network that packets are sent from and to.
+    #[arg(long, value_name = "IP")]
+    address: Ipv4Addr,
+    /// The first UDP port.
+    #[arg(long, value_name = "PORT")]
+    first_port: u16,
+    /// Consecutive UDP ports, one socket each.
+    #[arg(long, value_name = "COUNT", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=16))]
+    ports: u16,
+    /// Bytes of the largest IP packet of the data network.
+    #[arg(long, value_name = "BYTES", default_value_t = 1500)]
+    mtu: u16,
+    /// Paths between two nodes, at most the square of --ports [default: 128, or that].
+    #[arg(long, value_name = "COUNT")]
+    paths: Option<u16>,
+    /// How a chunk's path is chosen.
+    #[arg(long, value_name = "POLICY", default_value_t)]
+    policy: PolicyKind,
+    /// Whether what devices send is encrypted.
+    #[arg(
+        long,
+        value_name = "off|required",
+        default_value = "off",
+        hide_possible_values = true
+    )]
+    encryption: Encryption,
+    /// What to log, for example `info` or `weft_engine=debug`.
+    #[arg(long, value_name = "FILTER", default_value = "info")]
+    log: String,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Encryption {
+    Off,
+    Required,
+}
+
+impl Arguments {
+    fn engine(&self) -> Result<EngineConfig, String> {
+        let mut key = [0; 32];
+        let drawn = SystemRandom::new().fill(&mut key);
+        drawn.map_err(|_| "the system gives no random numbers".to_owned())?;
+        let ports = PortRange {
+            first: self.first_port,
+            count: self.ports,
+        };
+        let defaults = EngineConfig::new(self.address, ports, Secret(key));
+        Ok(EngineConfig {
+            mtu: self.mtu,
+            paths: self.paths.unwrap_or(defaults.paths),
+            policy: self.policy,
+            encryption: match self.encryption {
+                Encryption::Off => weft_engine::Encryption::Off,
+                Encryption::Required => weft_engine::Encryption::Required,
+            },
+            ..defaults
+        })
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let filter = match EnvFilter::try_new(&arguments.log) {
+        Ok(filter) => filter,
+        Err(error) => {
+            let message = format!("--log: `{}`: {error}", arguments.log);
+            clap::Command::new("weft-engine")
+                .error(clap::error::ErrorKind::ValueValidation, message)
+                .exit();
+        }
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .init();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<(), String> {
+    let config = arguments.engine()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| format!("the runtime cannot start: {error}"))?;
+    runtime.block_on(async {
+        let wait =
+            |kind| signal(kind).map_err(|error| format!("signals cannot be awaited: {error}"));
+        let mut terminate = wait(SignalKind::terminate())?;
+        let mut interrupt = wait(SignalKind::interrupt())?;
+        let stopped = async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        let served = serve(&arguments.socket, &arguments.devices, config, stopped);
+        served.await.map_err(|error| error.to_string())
+    })
+}

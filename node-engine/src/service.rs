@@ -1,0 +1,205 @@
+//! The calls by which the engine is managed.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+
+use rustix::fs::Mode;
+use rustix::process::umask;
+use tokio::net::UnixListener;
+use tokio::sync::broadcast;
+use tokio_stream::wrappers::{BroadcastStream, UnixListenerStream};
+use tokio_stream::{Stream, StreamExt as _};
+use tonic::{Request, Response, Status};
+use weft_device::control::Limits;
+use weft_device_server::{Device, Server, ServerError};
+use weft_engine::EngineConfig;
+use weft_proto::agent::v1::QueuePairOffer;
+use weft_proto::engine::v1 as proto;
+use weft_proto::engine::v1::engine_server::{Engine, EngineServer};
+
+use crate::offer;
+
+/// Offers that an agent may be behind. One that it misses comes again.
+const OFFERS_BEHIND_MAX: usize = 4096;
+
+/// How much of everything a program may have of a device.
+const LIMITS: Limits = Limits {
+    domains: 1024,
+    regions: 65_536,
+    completion_queues: 4096,
+    queue_pairs: 4096,
+    address_handles: 4096,
+    completions: 1 << 16,
+    work_requests: 1 << 14,
+    sges: 30,
+    inline_bytes: 512,
+    requests: 16,
+    path_mtu: 5,
+    ring_bytes: 1 << 30,
+};
+
+/// Why the engine does not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The devices.
+    #[error(transparent)]
+    Devices(#[from] ServerError),
+    /// The socket.
+    #[error("--socket {path}: {source}: give a path in a directory that this process may write to")]
+    Socket {
+        /// Where it should be.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The service.
+    #[error("the socket cannot be served: {0}")]
+    Service(#[from] tonic::transport::Error),
+    /// The thread that passes offers on.
+    #[error("a thread could not be started: {0}: raise the limit of threads")]
+    Thread(io::Error),
+}
+
+/// Serves devices, which are directories in `devices`, and the calls at `socket`, until `stopped` returns. Then the devices
+/// are gone: programs find that the engine has ended.
+///
+/// # Errors
+/// [`ServeError`].
+pub async fn serve(
+    socket: &Path,
+    devices: &Path,
+    config: EngineConfig,
+    stopped: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let listener = listen(socket).map_err(|source| ServeError::Socket {
+        path: socket.to_owned(),
+        source,
+    })?;
+    let server = Arc::new(Server::start(devices, config)?);
+    let (sender, _) = broadcast::channel(OFFERS_BEHIND_MAX);
+    let (made, offers) = (server.offers().clone(), sender.clone());
+    let pass_on = move || {
+        for offer in made {
+            // Without an agent nobody receives.
+            let _ = offers.send(offer::to_proto(&offer));
+        }
+    };
+    let passing = std::thread::Builder::new().name("weft-offers".to_owned());
+    passing.spawn(pass_on).map_err(ServeError::Thread)?;
+    let service = EngineServer::new(Service {
+        server,
+        offers: sender,
+    });
+    let served = tonic::transport::Server::builder()
+        .add_service(service)
+        .serve_with_incoming(UnixListenerStream::new(listener));
+    // Not a graceful end, which an agent that watches offers would hold up.
+    tokio::select! {
+        served = served => served?,
+        () = stopped => {}
+    }
+    let _ = fs::remove_file(socket);
+    Ok(())
+}
+
+/// A socket that only its owner can open. One that an earlier engine has left is replaced.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let before = umask(Mode::XUSR | Mode::RWXG | Mode::RWXO);
+    let listener = UnixListener::bind(path);
+    umask(before);
+    listener
+}
+
+struct Service {
+    server: Arc<Server>,
+    offers: broadcast::Sender<QueuePairOffer>,
+}
+
+#[tonic::async_trait]
+impl Engine for Service {
+    async fn create_device(
+        &self,
+        request: Request<proto::CreateDeviceRequest>,
+    ) -> Result<Response<proto::CreateDeviceResponse>, Status> {
+        let request = request.into_inner();
+        let gid = offer::gid(&request.gid);
+        let gid = gid.ok_or_else(|| Status::invalid_argument("gid must be 16 bytes"))?;
+        let device = Device {
+            gid,
+            limits: LIMITS,
+        };
+        let directory = self.server.create(&request.name, device);
+        let directory = directory.map_err(|error| status(&error))?;
+        tracing::info!(name = request.name, "device made");
+        Ok(Response::new(proto::CreateDeviceResponse {
+            directory: directory.display().to_string(),
+        }))
+    }
+
+    async fn destroy_device(
+        &self,
+        request: Request<proto::DestroyDeviceRequest>,
+    ) -> Result<Response<proto::DestroyDeviceResponse>, Status> {
+        let name = request.into_inner().name;
+        self.server.destroy(&name).map_err(|error| status(&error))?;
+        tracing::info!(name, "device destroyed");
+        Ok(Response::new(proto::DestroyDeviceResponse {}))
+    }
+
+    async fn list_devices(
+        &self,
+        _: Request<proto::ListDevicesRequest>,
+    ) -> Result<Response<proto::ListDevicesResponse>, Status> {
+        let device = |status: weft_device_server::DeviceStatus| proto::Device {
+            name: status.name,
+            gid: status.gid.to_vec(),
+            directory: status.directory.display().to_string(),
+            contexts: status.contexts,
+            queue_pairs: status.queue_pairs,
+        };
+        let devices = self.server.list().into_iter().map(device).collect();
+        Ok(Response::new(proto::ListDevicesResponse { devices }))
+    }
+
+    type WatchOffersStream = Pin<Box<dyn Stream<Item = Result<QueuePairOffer, Status>> + Send>>;
+
+    async fn watch_offers(
+        &self,
+        _: Request<proto::WatchOffersRequest>,
+    ) -> Result<Response<Self::WatchOffersStream>, Status> {
+        let offers = BroadcastStream::new(self.offers.subscribe());
+        // Those that were missed come again.
+        let offers = offers.filter_map(|offer| Some(Ok(offer.ok()?)));
+        Ok(Response::new(Box::pin(offers)))
+    }
+
+    async fn receive_offer(
+        &self,
+        request: Request<proto::ReceiveOfferRequest>,
+    ) -> Result<Response<proto::ReceiveOfferResponse>, Status> {
+        let request = request.into_inner();
+        let offer = offer::from_proto(request.offer).map_err(Status::invalid_argument)?;
+        self.server.receive_offer(request.node.into(), offer);
+        Ok(Response::new(proto::ReceiveOfferResponse {}))
+    }
+}
+
+fn status(error: &ServerError) -> Status {
+    let text = error.to_string();
+    match error {
+        ServerError::Exists { .. } | ServerError::GidInUse { .. } => Status::already_exists(text),
+        ServerError::Name { .. } => Status::invalid_argument(text),
+        ServerError::NoDevice { .. } => Status::not_found(text),
+        _ => Status::internal(text),
+    }
+}
+
+#[cfg(test)]
+mod tests;

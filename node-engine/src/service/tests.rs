@@ -1,0 +1,78 @@
+use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt as _;
+
+use tokio::sync::oneshot;
+use tonic::Code;
+use weft_engine::{PortRange, Secret};
+
+use super::*;
+
+fn create(name: &str, last: u8) -> proto::CreateDeviceRequest {
+    proto::CreateDeviceRequest {
+        name: name.to_owned(),
+        gid: [[0; 15].as_slice(), &[last]].concat(),
+    }
+}
+
+#[tokio::test]
+async fn devices_are_made_listed_and_destroyed() {
+    let home = tempfile::tempdir().unwrap();
+    let (socket, devices) = (home.path().join("engine.sock"), home.path().join("devices"));
+    let ports = PortRange {
+        first: 31_800,
+        count: 1,
+    };
+    let config = EngineConfig::new(Ipv4Addr::new(127, 0, 31, 1), ports, Secret([7; 32]));
+    let (stop, stopped) = oneshot::channel::<()>();
+    let (at, of) = (socket.clone(), devices.clone());
+    let served =
+        tokio::spawn(async move { serve(&at, &of, config, async { drop(stopped.await) }).await });
+    while !socket.exists() {
+        tokio::task::yield_now().await;
+        assert!(!served.is_finished());
+    }
+    let mode = fs::metadata(&socket).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let mut engine = weft_proto::engine::client(&socket);
+    let made = engine.create_device(create("weft0", 1)).await.unwrap();
+    assert_eq!(
+        made.into_inner().directory,
+        devices.join("weft0").display().to_string()
+    );
+    for (request, code) in [
+        (create("weft0", 2), Code::AlreadyExists),
+        (create("weft1", 1), Code::AlreadyExists),
+        (create("../etc", 2), Code::InvalidArgument),
+        (
+            proto::CreateDeviceRequest {
+                name: "weft1".to_owned(),
+                gid: vec![1; 15],
+            },
+            Code::InvalidArgument,
+        ),
+    ] {
+        let refused = engine.create_device(request).await.unwrap_err();
+        assert_eq!(refused.code(), code, "{refused}");
+    }
+    let list = engine.list_devices(proto::ListDevicesRequest {}).await;
+    let list = list.unwrap().into_inner().devices;
+    let [device] = list.as_slice() else {
+        panic!("{list:?}")
+    };
+    assert_eq!((&*device.name, device.contexts), ("weft0", 0));
+    let offer = proto::ReceiveOfferRequest {
+        node: "node1".to_owned(),
+        offer: Some(QueuePairOffer::default()),
+    };
+    let refused = engine.receive_offer(offer).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    let destroy = || proto::DestroyDeviceRequest {
+        name: "weft0".to_owned(),
+    };
+    engine.destroy_device(destroy()).await.unwrap();
+    let refused = engine.destroy_device(destroy()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::NotFound, "{refused}");
+    stop.send(()).unwrap();
+    served.await.unwrap().unwrap();
+    assert!(!socket.exists());
+}

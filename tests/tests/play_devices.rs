@@ -1,0 +1,190 @@
+//! Virtual devices of two nodes of a small fabric, as a user makes and uses them: `weft play --device`, `weft device`, and
+//! verbs programs of Debian, unmodified.
+
+use std::process::{Child, Command, Output, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use weft_tests::program;
+
+/// A program that hangs is ended after so many seconds. Nothing here takes a tenth of it on an idle machine.
+const PATIENCE: &str = "60";
+
+/// A fabric that is left running. Dropping it ends it.
+struct Fabric {
+    pid: i32,
+    /// What enters its namespaces, for `ip netns exec` and a namespace.
+    enter: String,
+    /// Of node 0, on the management network: programs' own connections have one path each, which may be by any spine.
+    address: String,
+}
+
+impl Fabric {
+    fn start(arguments: &str) -> Self {
+        for needed in ["weft-agent", "weft-engine", "libweft_ibverbs.so"] {
+            program(needed);
+        }
+        let output = Command::new(program("weft"))
+            .arg("play")
+            .args(words(arguments))
+            .output();
+        let said = text(arguments, &output.expect("weft starts"), true);
+        let line = |begin: &str| {
+            let mut lines = said.lines().map(str::trim);
+            lines
+                .find_map(|line| line.strip_prefix(begin))
+                .unwrap_or_else(|| panic!("{begin}: {said}"))
+                .to_owned()
+        };
+        let pid = line("kill ").parse().expect("a pid");
+        let enter = line("nsenter ").replace("node1 bash", "");
+        let address = line("node0: control ");
+        let address = address.split(':').next().expect("an address").to_owned();
+        Self {
+            pid,
+            enter,
+            address,
+        }
+    }
+
+    fn weft(&self, line: &str) -> Command {
+        let mut command = Command::new("timeout");
+        command.arg(PATIENCE).arg(program("weft")).args([
+            "device",
+            "--play",
+            &self.pid.to_string(),
+        ]);
+        command.args(words(line));
+        command
+    }
+
+    /// What `weft device` prints.
+    fn device(&self, line: &str) -> String {
+        text(line, &self.weft(line).output().expect("weft starts"), false)
+    }
+
+    /// A program at both nodes: that of node 0 waits, the other connects to it. What the latter prints.
+    fn pair(&self, line: &str, meanwhile: impl FnOnce()) -> String {
+        let waiting = self.spawn(&format!("run node0 -- {line}"));
+        // The port of perftest and of rdma-core's examples, without connecting: they take one connection.
+        let listens = |table: String| {
+            table
+                .lines()
+                .any(|line| line.contains(":4853 ") && line.contains(" 0A "))
+        };
+        while !listens(self.device("run node0 -- cat /proc/net/tcp /proc/net/tcp6")) {}
+        let client = self.spawn(&format!("run node1 -- {line} {}", self.address));
+        meanwhile();
+        let client = client.wait_with_output().expect("it ends");
+        let waited = waiting.wait_with_output().expect("it ends");
+        let told = text(line, &client, false);
+        text(line, &waited, false);
+        told
+    }
+
+    fn spawn(&self, line: &str) -> Child {
+        let mut command = self.weft(line);
+        let spawned = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        spawned.expect("weft starts")
+    }
+
+    /// A spine drops what it should pass on; its links stay up.
+    fn fail_spine(&self, spine: usize) {
+        let line = format!(
+            "{}spine{spine} sysctl -q -w net.ipv4.ip_forward=0",
+            self.enter
+        );
+        let output = Command::new("nsenter").args(words(&line)).output();
+        text(&line, &output.expect("nsenter starts"), false);
+    }
+}
+
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        // It is the fabric's own process, which ends everything in it.
+        let _ = kill(Pid::from_raw(self.pid), Signal::SIGTERM);
+    }
+}
+
+fn words(line: &str) -> impl Iterator<Item = &str> {
+    line.split_whitespace()
+}
+
+fn text(line: &str, output: &Output, stderr: bool) -> String {
+    let out = String::from_utf8_lossy(&output.stdout);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{line}: {}\n{out}\n{said}",
+        output.status
+    );
+    if stderr { said } else { out }.into_owned()
+}
+
+#[test]
+fn programs_use_the_devices_of_two_nodes_over_all_spines_and_go_on_without_one() {
+    let fabric = Fabric::start("--nodes 2 --size 1MiB --device 1,0 --keep --quiet");
+    let list = fabric.device("list");
+    assert!(
+        list.contains("node0/weft0") && list.contains("node1/weft0"),
+        "{list}"
+    );
+    assert!(
+        fabric
+            .device("show node1/weft0")
+            .contains("Open:         0 times")
+    );
+    assert!(
+        fabric
+            .device("run node1 -- ibv_devinfo")
+            .contains("PORT_ACTIVE (4)")
+    );
+    let user = fabric.device("run node1 -- cat /proc/self/status");
+    assert!(
+        user.contains("CapEff:\t0000000000000000") && user.contains("NoNewPrivs:\t1"),
+        "{user}"
+    );
+    // `-c` checks every byte.
+    let told = fabric.pair("ibv_rc_pingpong -p 18515 -g 0 -c -n 200", || {});
+    assert!(told.contains("200 iters in "), "{told}");
+    for line in [
+        "ib_write_bw -x 0 -s 65536 -n 500",
+        "ib_send_bw -x 0 -s 4096 -n 500",
+        "ib_read_bw -x 0 -s 65536 -n 200",
+        "ib_atomic_lat -x 0 -A FETCH_AND_ADD -n 200",
+        "ib_write_lat -x 0 -n 200",
+    ] {
+        let told = fabric.pair(line, || {});
+        assert!(told.contains("#bytes"), "{line}: {told}");
+    }
+    let told = fabric.pair("ib_write_bw -x 0 -s 65536 -D 3", || {
+        let open = |node: &str| {
+            fabric
+                .device(&format!("show {node}/weft0"))
+                .contains("Queue pairs:  1")
+        };
+        while !(open("node0") && open("node1")) {}
+        fabric.fail_spine(1);
+    });
+    assert!(told.contains("#bytes"), "{told}");
+    assert!(
+        fabric
+            .device("destroy node0/weft0")
+            .contains("node0/weft0 destroyed")
+    );
+    let list = fabric.device("list");
+    assert!(
+        !list.contains("node0/weft0") && list.contains("node1/weft0"),
+        "{list}"
+    );
+    let gone = fabric
+        .weft("show node0/weft0")
+        .output()
+        .expect("weft starts");
+    let said = String::from_utf8_lossy(&gone.stderr);
+    assert!(said.contains("there is no device weft0 at node0"), "{said}");
+    assert!(!fabric.device("run node0 -- ibv_devices").contains("weft0"));
+}

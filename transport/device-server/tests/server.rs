@@ -290,8 +290,10 @@ fn foreign_packets_end_their_connection_and_a_wrong_token_opens_nothing() {
         panic!("{refused}");
     };
     assert_eq!(error, ErrorNumber::AccessDenied);
-    let again = server.create("weft0", device(1)).expect_err("there is one");
+    let again = server.create("weft0", device(2)).expect_err("there is one");
     assert!(matches!(again, ServerError::Exists { .. }), "{again}");
+    let same = server.create("weft1", device(1)).expect_err("the GID is taken");
+    assert!(matches!(same, ServerError::GidInUse { .. }), "{same}");
     for name in ["", "..", "a/b", "a-name-that-is-too-long"] {
         let refused = server.create(name, device(1)).expect_err("no name");
         assert!(matches!(refused, ServerError::Name { .. }), "{refused}");

@@ -6,14 +6,19 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fmt, fs, io,
+    fmt, fs,
+    io::{self, Read as _},
     net::Ipv6Addr,
-    os::unix::process::CommandExt as _,
+    os::unix::{
+        fs::{MetadataExt as _, OpenOptionsExt as _},
+        process::CommandExt as _,
+    },
     path::{Path, PathBuf},
     process::Command,
 };
 
 use clap::Subcommand;
+use nix::{fcntl::OFlag, unistd::geteuid};
 use serde::{Deserialize, Serialize};
 use weft_proto::engine::v1::{DestroyDeviceRequest, Device, ListDevicesRequest};
 
@@ -21,6 +26,7 @@ use crate::{columns::columns, stage::devices};
 
 /// Where the record is, in the fabric's own `/run`.
 const RECORD: &str = "run/weft-play/devices.json";
+const RECORD_BYTES_MAX: u64 = 64 << 10;
 /// The memory that a program may lock: what Kubernetes gives a pod.
 const LOCKED_BYTES: u32 = 64 << 10;
 /// Whom programs run as where the fabric was made by root.
@@ -92,18 +98,35 @@ impl Record {
         fs::write(Path::new("/").join(RECORD), serde_json::to_vec(self)?)
     }
 
-    /// Of every fabric that this user can see.
+    /// Of every fabric of this user.
     fn all() -> Vec<Self> {
         let read = |entry: fs::DirEntry| {
-            let name = entry.file_name();
-            name.to_str()?.parse::<u32>().ok()?;
-            let text = fs::read(entry.path().join("root").join(RECORD)).ok()?;
-            let record: Self = serde_json::from_slice(&text).ok()?;
+            entry.file_name().to_str()?.parse::<u32>().ok()?;
+            let record = Self::read(&entry.path())?;
             Some((record.pid, record))
         };
         let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
         let records: BTreeMap<u32, Self> = processes.filter_map(read).collect();
         records.into_values().collect()
+    }
+
+    /// Of the fabric that a process is in; `process` is its directory in /proc. Any user can make namespaces with any file
+    /// in them, and what a record says is entered with this user's rights: the file must be this user's, and the process
+    /// that it names must be in the same namespace.
+    fn read(process: &Path) -> Option<Self> {
+        let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+        let mut how = fs::File::options();
+        let file = how.read(true).custom_flags(flags);
+        let file = file.open(process.join("root").join(RECORD)).ok()?;
+        let metadata = file.metadata().ok()?;
+        if !metadata.is_file() || metadata.uid() != geteuid().as_raw() {
+            return None;
+        }
+        let record: Self = serde_json::from_reader(file.take(RECORD_BYTES_MAX)).ok()?;
+        let namespace = |process: &Path| fs::read_link(process.join("ns/mnt"));
+        let named = Path::new("/proc").join(record.pid.to_string());
+        let is_same = namespace(process).ok()? == namespace(&named).ok()?;
+        is_same.then_some(record)
     }
 
     /// The one that is meant.
@@ -367,6 +390,34 @@ mod tests {
         let own = line(&record(true));
         assert!(own.starts_with("--target 77 --user --preserve-credentials --mount"));
         assert!(own.contains("setpriv --securebits=+noroot,+noroot_locked --no-new-privs"));
+    }
+
+    #[test]
+    fn a_record_is_believed_only_where_the_process_that_it_names_is() {
+        let process = tempfile::tempdir().unwrap();
+        let file = process.path().join("root").join(RECORD);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::create_dir(process.path().join("ns")).unwrap();
+        let here = std::process::id();
+        let own = Record {
+            pid: here,
+            ..record(false)
+        };
+        fs::write(&file, serde_json::to_vec(&own).unwrap()).unwrap();
+        let is_in = |namespace: &Path| {
+            let link = process.path().join("ns/mnt");
+            let _ = fs::remove_file(&link);
+            std::os::unix::fs::symlink(namespace, &link).unwrap();
+            Record::read(process.path()).is_some()
+        };
+        let true_one = fs::read_link("/proc/self/ns/mnt").unwrap();
+        assert!(is_in(&true_one));
+        assert!(!is_in(Path::new("mnt:[1]")));
+        // A link may lead to a file of another namespace.
+        let elsewhere = process.path().join("elsewhere");
+        fs::rename(&file, &elsewhere).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &file).unwrap();
+        assert!(!is_in(&true_one));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use ring::rand::{SecureRandom as _, SystemRandom};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use weft_core::path::PolicyKind;
@@ -49,7 +50,7 @@ struct Arguments {
         hide_possible_values = true
     )]
     encryption: Encryption,
-    /// What to log, for example `info` or `weft_engine=debug`.
+    /// What to log, for example `info` or `weft_node_engine=debug`.
     #[arg(long, value_name = "FILTER", default_value = "info")]
     log: String,
 }
@@ -99,12 +100,28 @@ fn main() -> ExitCode {
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
+    raise_open_files();
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Each program that has a device open takes four open files and more, and a shell allows 1,024.
+fn raise_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            ..limit
+        },
+    );
+    if let Err(error) = raised {
+        tracing::warn!("the limit of open files stays as it is: {error}");
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -107,9 +109,16 @@ pub async fn serve(
 
 /// A socket that only its owner can open. One that an earlier engine has left is replaced.
 fn listen(path: &Path) -> io::Result<UnixListener> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(io::Error::other("there is a file that is no socket"));
+        }
+        Ok(_) if StdUnixStream::connect(path).is_ok() => {
+            return Err(io::Error::other("another engine serves it"));
+        }
+        Ok(_) => fs::remove_file(path)?,
     }
     let before = umask(Mode::XUSR | Mode::RWXG | Mode::RWXO);
     let listener = UnixListener::bind(path);

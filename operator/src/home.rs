@@ -118,12 +118,15 @@ impl Home {
             if found.as_ref().is_ok_and(|found| found != address) {
                 return Err(HomeError::Moved);
             }
-            service_problem.send_replace(match &found {
+            match &found {
+                Ok(_) => drop(service_problem.send_replace(None)),
                 Err(HomeError::Service { namespace, problem }) => {
-                    Some(format!("Service {NAME} in namespace {namespace} {problem}"))
+                    let problem = format!("Service {NAME} in namespace {namespace} {problem}");
+                    service_problem.send_replace(Some(problem));
                 }
-                _ => None,
-            });
+                // What was true stays so until the API server answers.
+                Err(_) => {}
+            }
             let map = self.publish(authority).await;
             let slice = self.lead(address, pod).await;
             let service = match has_live_api {

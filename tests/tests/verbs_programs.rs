@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::{BufRead as _, BufReader, Read as _},
     net::Ipv4Addr,
     os::unix::fs::{PermissionsExt, symlink},
     path::Path,
@@ -34,7 +35,7 @@ const PATIENCE: &str = "60";
 
 /// Two devices, and a directory with the library under the name that programs look for.
 struct Node {
-    _server: Server,
+    server: Server,
     directory: tempfile::TempDir,
 }
 
@@ -62,10 +63,7 @@ impl Node {
         // As mounting the devices' directories into a container would.
         open(&devices).expect("it is ours");
         symlink("libibverbs.so.1", library.join("libibverbs.so")).expect("it is ours");
-        Self {
-            _server: server,
-            directory,
-        }
+        Self { server, directory }
     }
 
     /// A program as uid 1000, without capabilities, with 64 KiB of memory that it may lock.
@@ -194,6 +192,24 @@ fn programs_of_rdma_core_and_perftest_run_as_they_are() {
         let [_, told] = node.pair(&format!("{line} -x 0 -n 200"), port);
         assert!(told.contains("#bytes"), "{line}: {told}");
     }
+}
+
+#[test]
+fn a_program_hears_that_the_engine_has_ended() {
+    let node = Node::new();
+    let mut watching = node.command("stdbuf -oL ibv_asyncwatch -d weft0");
+    let watching = watching.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut watching = watching.spawn().expect("it starts");
+    // It says what it waits for once the device is open.
+    let mut said = BufReader::new(watching.stdout.take().expect("it is piped"));
+    let mut line = String::new();
+    said.read_line(&mut line).expect("it is text");
+    assert!(line.contains("weft0"), "{line}");
+    drop(node.server);
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).expect("it is text");
+    assert!(rest.contains("IBV_EVENT_DEVICE_FATAL"), "{rest}");
+    watching.wait().expect("it ends");
 }
 
 /// The names and versions that NCCL asks the dynamic linker for.

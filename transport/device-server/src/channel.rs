@@ -50,25 +50,34 @@ impl CompletionQueue {
     }
 }
 
+/// A socket by which the program hears of events: the engine's end, which never waits, and the program's.
+pub(crate) fn event_socket() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let (socket, program) = socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    Ok((socket, program))
+}
+
 /// The engine's end of a completion channel.
 pub(crate) struct Channel {
     socket: OwnedFd,
-    /// Queues that the program is told of when it has taken earlier packets. Each was armed once for it.
+    /// Queues that the program is told of when it has taken earlier packets, each once: a program that takes none may
+    /// have armed them any number of times.
     unsent: VecDeque<u32>,
 }
 
 impl Channel {
     /// Both ends: the engine's, and the program's.
     pub(crate) fn new() -> rustix::io::Result<(Self, OwnedFd)> {
-        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-        let (socket, program) = socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
-        rustix::io::ioctl_fionbio(&socket, true)?;
+        let (socket, program) = event_socket()?;
         let unsent = VecDeque::new();
         Ok((Self { socket, unsent }, program))
     }
 
     pub(crate) fn tell(&mut self, queue: u32) {
-        self.unsent.push_back(queue);
+        if !self.unsent.contains(&queue) {
+            self.unsent.push_back(queue);
+        }
         self.send();
     }
 

@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use weft_device::control::{Answer, ErrorNumber, Limits, Outcome, QueuePair as Made, Request};
 use weft_device::doorbell::{DOORBELL_WORDS, DOORBELLS, DeviceState, Doorbells};
+use weft_device::event::Event;
 use weft_device::objects::Objects;
 use weft_device::ring::{Consumer, Producer, Ring};
 use weft_device::space::RingPlace;
 use weft_device::state::{QueuePairType, State};
+use weft_device_socket::packet;
 use weft_engine::{AddressSpace, ConnectionId, DomainId, Engine, Region, Words};
 
 use crate::channel::{Channel, CompletionQueue};
@@ -42,6 +44,8 @@ pub(crate) struct Context {
     doorbells: Doorbells<Words>,
     /// What the program wakes the engine by.
     wake: OwnedFd,
+    /// The engine's end of the event socket.
+    events: OwnedFd,
     domains: BTreeMap<u32, Domain>,
     completion_queues: BTreeMap<u32, CompletionQueue>,
     channels: BTreeMap<u32, Channel>,
@@ -68,6 +72,7 @@ impl Context {
         program: AddressSpace,
         shared: Arc<Region>,
         wake: OwnedFd,
+        events: OwnedFd,
     ) -> Option<Self> {
         let page = Words::new(&shared, 0, DOORBELL_WORDS).ok()?;
         Some(Self {
@@ -76,6 +81,7 @@ impl Context {
             doorbells: Doorbells::new(page).ok()?,
             shared,
             wake,
+            events,
             domains: BTreeMap::new(),
             completion_queues: BTreeMap::new(),
             channels: BTreeMap::new(),
@@ -298,15 +304,15 @@ impl Context {
             engine,
             regions: &self.regions,
             completion_queues: &mut self.completion_queues,
-            has_overflowed: false,
+            overflowed: None,
         };
         if act(pair, found.state, &mut around) {
             self.objects.fail_queue_pair(number);
             pair.disconnect(engine);
             pair.flush(&mut around);
         }
-        if around.has_overflowed {
-            self.fail(engine);
+        if let Some(queue) = around.overflowed {
+            self.fail(queue, engine);
         }
         self.tell_channels();
     }
@@ -334,9 +340,14 @@ impl Context {
         self.passed.take()
     }
 
-    /// The context is of no use any more: a completion could not be delivered.
-    fn fail(&mut self, engine: &Engine) {
-        self.has_failed = true;
+    /// The context is of no use any more: a completion could not be delivered into this queue.
+    fn fail(&mut self, queue: u32, engine: &Engine) {
+        if !std::mem::replace(&mut self.has_failed, true) {
+            for event in [Event::CompletionQueueError(queue), Event::DeviceFatal] {
+                // There is room, for these are the only ones; a program that has closed its end wants to hear nothing.
+                let _ = packet::send(self.events.as_fd(), &event.to_bytes(), &[]);
+            }
+        }
         self.doorbells.set_state(DeviceState::Failed);
         for pair in self.queue_pairs.values_mut() {
             pair.disconnect(engine);

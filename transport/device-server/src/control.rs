@@ -159,8 +159,14 @@ impl Control {
             (None, _) => return false,
         };
         let passed: Vec<BorrowedFd<'_>> = match &opened {
-            Some(Opened { shared, wake, .. }) => {
-                shared.file().into_iter().chain([wake.as_fd()]).collect()
+            Some(Opened {
+                shared,
+                wake,
+                events,
+                ..
+            }) => {
+                let sockets = [wake.as_fd(), events.as_fd()];
+                shared.file().into_iter().chain(sockets).collect()
             }
             None => channel.iter().map(AsFd::as_fd).collect(),
         };

@@ -15,6 +15,7 @@ use weft_engine::{
     Progress, Region, Secret,
 };
 
+use crate::channel::event_socket;
 use crate::context::{Change, Context, Device};
 use crate::offer::{OFFER_INTERVAL, Offer, QueuePairName, WaitingOffers};
 use crate::queue_pair::Joining;
@@ -57,6 +58,8 @@ pub struct Opened {
     pub shared: Arc<Region>,
     /// The eventfd that the program writes 1 to when a doorbell finds the engine asleep.
     pub wake: OwnedFd,
+    /// The program's end of the event socket.
+    pub events: OwnedFd,
 }
 
 /// Why a device was not opened.
@@ -68,9 +71,9 @@ pub enum OpenError {
     /// The memory could not be made.
     #[error("the device's memory could not be made: {0}")]
     Memory(#[from] MemfdError),
-    /// The eventfd could not be made.
-    #[error("an eventfd could not be made: {0}: raise the limit of open files")]
-    EventFd(#[from] std::io::Error),
+    /// The eventfd or the event socket could not be made.
+    #[error("an eventfd or a socket could not be made: {0}: raise the limit of open files")]
+    Descriptor(#[from] std::io::Error),
     /// The engine does not wait for it.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -141,7 +144,15 @@ impl Devices {
         let wake = eventfd(0, flags).map_err(std::io::Error::from)?;
         let given = wake.try_clone()?;
         self.engine.add_waker(wake.as_fd())?;
-        let opened = Context::new(device, numbers, program, Arc::clone(&shared), wake);
+        let (own_events, events) = event_socket().map_err(std::io::Error::from)?;
+        let opened = Context::new(
+            device,
+            numbers,
+            program,
+            Arc::clone(&shared),
+            wake,
+            own_events,
+        );
         // The doorbell page is its beginning.
         let opened = opened.ok_or(OpenError::TooManyContexts)?;
         self.contexts.insert(context, opened);
@@ -149,6 +160,7 @@ impl Devices {
             context,
             shared,
             wake: given,
+            events,
         })
     }
 
@@ -435,6 +447,11 @@ impl Devices {
             return;
         }
         self.repeat_at = now + OFFER_INTERVAL;
+        // Of an end that is closed before it was connected no event says so.
+        self.by_connection.retain(|connection, (id, number)| {
+            let context = self.contexts.get(id);
+            context.is_some_and(|context| context.is_of(*number, *connection))
+        });
         self.waiting.expire(now);
         for context in self.contexts.values_mut() {
             let waiting = context

@@ -26,8 +26,8 @@ pub(crate) struct Surroundings<'c> {
     pub(crate) engine: &'c Engine,
     pub(crate) regions: &'c Regions,
     pub(crate) completion_queues: &'c mut BTreeMap<u32, CompletionQueue>,
-    /// A completion queue was full, or its ring is broken: the whole context fails.
-    pub(crate) has_overflowed: bool,
+    /// This completion queue was full, or its ring is broken: the whole context fails.
+    pub(crate) overflowed: Option<u32>,
 }
 
 /// How far a queue pair is to being one end of a connection.
@@ -600,9 +600,10 @@ fn outcome(status: Status) -> Outcome {
 
 /// Puts a completion into its queue.
 fn put(around: &mut Surroundings<'_>, queue: u32, completion: &Completion<'_>) {
-    let queue = around.completion_queues.get_mut(&queue);
-    let is_put = queue.is_some_and(|queue| queue.put(completion));
-    around.has_overflowed |= !is_put;
+    let found = around.completion_queues.get_mut(&queue);
+    if !found.is_some_and(|found| found.put(completion)) {
+        around.overflowed = Some(queue);
+    }
 }
 
 fn opcode(operation: &Operation) -> Opcode {

@@ -198,7 +198,7 @@ impl Server {
             return Err(ServerError::NoDevice { name });
         }
         let path = self.directory.join(name);
-        fs::remove_dir_all(&path).map_err(|source| ServerError::File { path, source })
+        remove_device(&path).map_err(|source| ServerError::File { path, source })
     }
 
     /// All devices, by name.
@@ -243,7 +243,49 @@ impl Drop for Server {
             // A thread that panics ends the process.
             let _ = thread.join();
         }
-        let _ = fs::remove_dir_all(&self.directory);
+        if let Err(error) = clear(&self.directory) {
+            tracing::warn!("{}: {error}: it is left", self.directory.display());
+        }
+    }
+}
+
+/// Removes a directory of devices that a server has left, and nothing else.
+fn clear(directory: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    let (mut devices, mut is_foreign) = (Vec::new(), false);
+    for entry in entries {
+        let path = entry?.path();
+        if path.join(CONTROL_FILE).exists() || path.join(TOKEN_FILE).exists() {
+            devices.push(path);
+        } else {
+            is_foreign |= path.file_name().is_none_or(|name| name != CONTROL_FILE);
+        }
+    }
+    if is_foreign {
+        let problem = "there are files in it that are not of devices: give another directory";
+        return Err(io::Error::other(problem));
+    }
+    for device in devices {
+        remove_device(&device)?;
+    }
+    remove_file(&directory.join(CONTROL_FILE))?;
+    fs::remove_dir(directory)
+}
+
+/// Removes the directory of a device.
+fn remove_device(path: &Path) -> io::Result<()> {
+    remove_file(&path.join(TOKEN_FILE))?;
+    remove_file(&path.join(CONTROL_FILE))?;
+    fs::remove_dir(path)
+}
+
+fn remove_file(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
     }
 }
 
@@ -257,10 +299,7 @@ fn listen_in(directory: &Path) -> Result<OwnedFd, ServerError> {
         path: directory.to_owned(),
         source,
     };
-    match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-        _ => {}
-    }
+    clear(directory).map_err(failed)?;
     fs::create_dir_all(directory).map_err(failed)?;
     set_mode(directory, 0o700).map_err(failed)?;
     let path = directory.join(CONTROL_FILE);

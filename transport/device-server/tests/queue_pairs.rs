@@ -6,8 +6,10 @@ use program::{Done, Pair, Program, success};
 use weft_device::completion::Status;
 use weft_device::control::{Answer, ErrorNumber, QueuePair, Request};
 use weft_device::doorbell::{DOORBELL_WORDS, DeviceState, Doorbells};
+use weft_device::event::{EVENT_BYTES, Event};
 use weft_device::state::QueuePairType;
 use weft_device::work_request::{Operation, Payload, RemoteAddress, WorkRequest};
+use weft_device_socket::packet;
 use weft_engine::Words;
 
 fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
@@ -293,6 +295,14 @@ fn a_completion_queue_that_overflows_fails_the_device_and_no_other() {
     }
     assert_eq!(state(&pair.b), DeviceState::Running);
     assert_eq!(pair.a.poll(), Some(success(0, 8)));
+    let mut buffer = [0; EVENT_BYTES];
+    for expected in [
+        Event::CompletionQueueError(pair.a.queue),
+        Event::DeviceFatal,
+    ] {
+        let (packet, _) = packet::receive(&pair.a.events, &mut buffer).expect("it is told");
+        assert_eq!(Event::from_bytes(packet), Some(expected));
+    }
 }
 
 #[test]

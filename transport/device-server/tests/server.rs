@@ -14,7 +14,7 @@ use weft_device::ring::{Consumer, Producer};
 use weft_device::state::{Attributes, QueuePairType, State};
 use weft_device::work_request::{Operation, Payload, ReceiveRequest, WorkRequest};
 use weft_device_server::{Device, Server, ServerError};
-use weft_device_socket::{Client, OpenError, devices_in};
+use weft_device_socket::{Client, OpenError, devices_in, packet};
 use weft_engine::{EngineConfig, EngineError, Nanos, PortRange, Secret, Words};
 
 /// Nothing here takes a tenth of this on an idle machine.
@@ -249,8 +249,31 @@ fn two_programs_play_ping_pong_and_one_that_ends_is_missed() {
     assert_eq!(devices_in(&directory), ["weft1"]);
     drop(server);
     assert!(!directory.exists());
+    let events = a.client.take_events().expect("nobody has taken it");
+    let mut buffer = [0; 8];
+    let (end, _) = packet::receive(&events, &mut buffer).expect("it ends");
+    assert!(end.is_empty());
     let gone = a.client.ask(&Request::CreateDomain);
     assert_eq!(gone, Err(ErrorNumber::EngineGone));
+}
+
+#[test]
+fn a_server_removes_what_servers_leave_and_no_other_file() {
+    let home = tempfile::tempdir().expect("a directory");
+    let directory = home.path().join("devices");
+    let server = start(&directory);
+    server.create("weft0", device(1)).expect("it is made");
+    // As a server that was killed leaves it.
+    std::mem::forget(server);
+    drop(start(&directory));
+    assert!(!directory.exists());
+    std::fs::create_dir(&directory).expect("it is ours");
+    std::fs::write(directory.join("thesis"), "years").expect("it is ours");
+    let ports = PortRange { first: 1, count: 1 };
+    let config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
+    let refused = Server::start(&directory, config).expect_err("it is not for devices");
+    assert!(refused.to_string().contains("not of devices"), "{refused}");
+    assert!(directory.join("thesis").exists());
 }
 
 #[test]
@@ -292,7 +315,9 @@ fn foreign_packets_end_their_connection_and_a_wrong_token_opens_nothing() {
     assert_eq!(error, ErrorNumber::AccessDenied);
     let again = server.create("weft0", device(2)).expect_err("there is one");
     assert!(matches!(again, ServerError::Exists { .. }), "{again}");
-    let same = server.create("weft1", device(1)).expect_err("the GID is taken");
+    let same = server
+        .create("weft1", device(1))
+        .expect_err("the GID is taken");
     assert!(matches!(same, ServerError::GidInUse { .. }), "{same}");
     for name in ["", "..", "a/b", "a-name-that-is-too-long"] {
         let refused = server.create(name, device(1)).expect_err("no name");

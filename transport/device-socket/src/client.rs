@@ -26,6 +26,7 @@ pub struct Client {
     gid: [u8; 16],
     shared: Arc<Region>,
     wake: File,
+    events: Option<OwnedFd>,
 }
 
 /// Why a device was not opened.
@@ -130,8 +131,8 @@ impl Client {
         else {
             return Err(OpenError::Answer);
         };
-        let descriptors = <[OwnedFd; 2]>::try_from(descriptors);
-        let [shared, wake] = descriptors.map_err(|_| OpenError::Answer)?;
+        let descriptors = <[OwnedFd; 3]>::try_from(descriptors);
+        let [shared, wake, events] = descriptors.map_err(|_| OpenError::Answer)?;
         let bytes = DOORBELL_BYTES + limits.ring_bytes;
         Ok(Self {
             socket,
@@ -139,6 +140,7 @@ impl Client {
             gid,
             shared: Arc::new(Region::from_memfd(shared, bytes)?),
             wake: wake.into(),
+            events: Some(events),
         })
     }
 
@@ -158,6 +160,11 @@ impl Client {
     #[must_use]
     pub fn socket(&self) -> &OwnedFd {
         &self.socket
+    }
+
+    /// The event socket, once: packets are [events](weft_device::event::Event), and it ends with the engine.
+    pub fn take_events(&mut self) -> Option<OwnedFd> {
+        self.events.take()
     }
 
     /// Makes a call, and waits for the answer. One thread at a time.

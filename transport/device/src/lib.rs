@@ -18,6 +18,7 @@ pub mod completion;
 pub mod control;
 pub mod doorbell;
 pub mod entry;
+pub mod event;
 pub mod objects;
 pub mod ring;
 pub mod space;

@@ -3,17 +3,18 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use weft_device::control::{ErrorNumber, Outcome, Request};
 use weft_device::doorbell::{DeviceState, Doorbells};
 use weft_device_socket::Client;
 use weft_memory::Words;
 
-use crate::abi::{AsyncEvent, Context, DeviceAttr, GidEntry, PortAttr, VerbsContext};
+use crate::abi::{Context, DeviceAttr, GidEntry, PortAttr, VerbsContext};
 use crate::devices::{ibv_get_device_guid, put_text};
+use crate::events::Events;
 
 /// `enum ibv_mtu`: 4,096 bytes.
 const MTU_4096: c_int = 5;
@@ -28,8 +29,8 @@ pub(crate) struct OwnContext {
     pub(crate) doorbells: Doorbells<Words>,
     /// Addresses of completion queues, by their handles.
     pub(crate) completion_queues: Mutex<HashMap<u32, usize>>,
-    /// Closed with the context: then a thread that waits for an event stops waiting.
-    pub(crate) events: OwnedFd,
+    /// Shared with threads that wait for an event.
+    pub(crate) events: Arc<Events>,
 }
 
 /// The block of a context.
@@ -108,8 +109,8 @@ impl OwnContext {
 unsafe extern "C" fn ibv_close_device(context: *mut Context) -> c_int {
     // SAFETY: it is open, and used no more from here on (invariant 1); the block came from a box.
     unsafe {
-        libc::close((*context).async_fd);
         let own = ptr::from_ref(own_context(context)).cast_mut();
+        (*own).events.close();
         drop(Box::from_raw(own));
     }
     0
@@ -332,18 +333,6 @@ extern "C" fn ibv_get_pkey_index(_: *mut Context, number: u8, pkey: u16) -> c_in
         false => -1,
     }
 }
-
-/// No events come yet: a thread that waits for one waits until the device is closed.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_get_async_event(context: *mut Context, _: *mut AsyncEvent) -> c_int {
-    let mut byte = 0u8;
-    // SAFETY: the context is open when the call begins (invariant 1); one byte of room.
-    unsafe { libc::read((*context).async_fd, (&raw mut byte).cast::<c_void>(), 1) };
-    -1
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ibv_ack_async_event(_: *mut AsyncEvent) {}
 
 /// Memory is not pinned, so a fork takes nothing away from a device.
 #[unsafe(no_mangle)]

@@ -24,6 +24,7 @@ mod completion_queue;
 mod contexts;
 mod data;
 mod devices;
+mod events;
 mod objects;
 mod open;
 mod pair;

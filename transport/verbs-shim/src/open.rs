@@ -1,15 +1,16 @@
 //! How a device is opened: the tables of functions that programs call without the library.
 
 use std::io::Write as _;
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use weft_device_socket::Client;
 
 use crate::abi::{Context, ContextOps, Device, VerbsContext};
 use crate::contexts::{OwnContext, query_port, set_errno};
 use crate::devices::own;
+use crate::events::Events;
 use crate::{data, queue_pairs};
 
 /// `ibv_open_device`.
@@ -17,7 +18,7 @@ use crate::{data, queue_pairs};
 unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut Context {
     // SAFETY: a device of the list (invariant 1).
     let path = &unsafe { own(device) }.path;
-    let client = match Client::open(path) {
+    let mut client = match Client::open(path) {
         Ok(client) => client,
         Err(error) => {
             // A library has no other way to say more than a number.
@@ -26,10 +27,11 @@ unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut Context {
             return ptr::null_mut();
         }
     };
-    let (Some(doorbells), Ok((reader, writer))) = (client.doorbells(), std::io::pipe()) else {
+    let (Some(doorbells), Some(events)) = (client.doorbells(), client.take_events()) else {
         set_errno(libc::EMFILE);
         return ptr::null_mut();
     };
+    let events = Arc::new(Events::new(events));
     let context = Context {
         device,
         ops: ContextOps {
@@ -41,7 +43,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut Context {
             ..ContextOps::default()
         },
         cmd_fd: client.socket().as_raw_fd(),
-        async_fd: OwnedFd::from(reader).into_raw_fd(),
+        async_fd: events.socket().as_raw_fd(),
         num_comp_vectors: 1,
         mutex: [0; 5],
         abi_compat: usize::MAX,
@@ -64,7 +66,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut Context {
         client: Mutex::new(client),
         doorbells,
         completion_queues: Mutex::default(),
-        events: writer.into(),
+        events,
     }));
     // SAFETY: it was just made.
     unsafe { &raw mut (*own).verbs.context }

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::fs::OpenOptions;
 use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -81,6 +82,8 @@ pub(crate) struct Program {
     pub(crate) gid: [u8; 16],
     pub(crate) context: ContextId,
     pub(crate) shared: Arc<Region>,
+    /// The program's end of the event socket.
+    pub(crate) events: OwnedFd,
     pub(crate) domain: u32,
     pub(crate) queue: u32,
     pub(crate) number: u32,
@@ -171,6 +174,7 @@ impl Program {
             send_ring,
             context: opened.context,
             shared: opened.shared,
+            events: opened.events,
             devices: Rc::clone(devices),
         }
     }

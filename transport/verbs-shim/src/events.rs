@@ -1,19 +1,10 @@
 //! Asynchronous events.
 
-use std::ffi::{c_int, c_void};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use weft_device::event::{EVENT_BYTES, Event};
-
-use crate::abi::{AsyncEvent, Context};
-use crate::contexts::{lock, own_context, set_errno};
-
-/// `enum ibv_event_type`.
-const CQ_ERROR: c_int = 0;
-const DEVICE_FATAL: c_int = 8;
 
 /// The event socket of an open device.
 pub(crate) struct Events {
@@ -43,8 +34,8 @@ impl Events {
         unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) };
     }
 
-    /// The next event. Without one `errno` says why.
-    fn next(&self) -> Option<Event> {
+    /// The next event.
+    pub(crate) fn next(&self) -> io::Result<Event> {
         loop {
             let mut packet = [0u8; EVENT_BYTES];
             // SAFETY: so many bytes of room.
@@ -58,52 +49,17 @@ impl Events {
                     if !self.is_closed.load(Ordering::Acquire)
                         && !self.is_end_said.swap(true, Ordering::Relaxed) =>
                 {
-                    return Some(Event::DeviceFatal);
+                    return Ok(Event::DeviceFatal);
                 }
-                Ok(0) => {
-                    set_errno(libc::EIO);
-                    return None;
-                }
+                Ok(0) => return Err(io::Error::from_raw_os_error(libc::EIO)),
                 // One of a later version is passed over.
                 Ok(read) => {
                     if let Some(event) = Event::from_bytes(&packet[..read]) {
-                        return Some(event);
+                        return Ok(event);
                     }
                 }
-                Err(_) => return None,
+                Err(_) => return Err(io::Error::last_os_error()),
             }
         }
     }
 }
-
-/// `ibv_get_async_event`: waits for an event, unless the program has made the descriptor non-blocking.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_get_async_event(context: *mut Context, out: *mut AsyncEvent) -> c_int {
-    // SAFETY: the context is open when the call begins (invariant 1). It may be closed while this waits.
-    let events = Arc::clone(unsafe { &own_context(context).events });
-    let Some(event) = events.next() else {
-        return -1;
-    };
-    let (event_type, element) = match event {
-        Event::CompletionQueueError(queue) => {
-            // SAFETY: an event comes of an open context only (invariant 1).
-            let known = lock(unsafe { &own_context(context).completion_queues });
-            let address = known.get(&queue).copied();
-            let element = address.map_or(ptr::null_mut(), ptr::with_exposed_provenance_mut);
-            (CQ_ERROR, element)
-        }
-        Event::DeviceFatal => (DEVICE_FATAL, ptr::null_mut::<c_void>()),
-    };
-    // SAFETY: the program passes room for an event (invariant 1).
-    unsafe {
-        out.write(AsyncEvent {
-            element,
-            event_type,
-        });
-    }
-    0
-}
-
-/// Events are not counted: an object may be destroyed while one of its events is being handled.
-#[unsafe(no_mangle)]
-extern "C" fn ibv_ack_async_event(_: *mut AsyncEvent) {}

@@ -1,4 +1,4 @@
-//! weft: play and plan, without a cluster. `kubectl weft` prints with the same tables and quantities.
+//! weft: play, plan and device, without a cluster. `kubectl weft` prints with the same tables and quantities.
 
 pub mod columns;
 pub mod device;

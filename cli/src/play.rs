@@ -19,6 +19,7 @@ mod progress;
 mod report;
 mod scratch;
 mod session;
+mod usage_error;
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -28,12 +29,11 @@ use std::{
 use tokio::signal::unix::{SignalKind, signal};
 use weft_fabric::isolation::{self, Entered};
 
-pub use arguments::{
-    Args, Data, Destinations, Fault, FaultKind, Moment, Settings, UsageError, Verification,
-};
+pub use arguments::{Args, Data, Destinations, Fault, FaultKind, Moment, Settings, Verification};
 pub use error::PlayError;
 pub use progress::{Rate, style as bar_style};
 pub use report::{Chunks, FaultReport, Happened, NodeReport, Report, Summary};
+pub use usage_error::UsageError;
 
 use crate::stage;
 

@@ -9,6 +9,7 @@ mod agent;
 pub mod devices;
 mod error;
 mod ground;
+mod process;
 mod program;
 
 use std::{
@@ -19,11 +20,13 @@ use std::{
     sync::Arc,
 };
 
-pub use agent::{Access, AgentConfig, CongestionControl, Encryption, PathPolicy, find};
-use agent::{DevicePeer, Processes};
+use agent::DevicePeer;
+pub use agent::{Access, AgentConfig, CongestionControl, Encryption, PathPolicy};
 pub use devices::Devices;
 pub use error::StageError;
 pub use ground::{Addresses, Ground};
+use process::Processes;
+pub use process::find;
 pub use program::Program;
 use weft_fabric::isolation;
 use weft_identity::authority::{Authority, IdentityFiles};
@@ -164,7 +167,7 @@ impl Stage {
     /// Waits until node `i`'s agent serves.
     pub async fn ready(&mut self, i: usize) -> Result<(), StageError> {
         let metrics = self.setup.ground.addresses(i).metrics;
-        let is_ready = async || agent::is_ready(metrics).await;
+        let is_ready = async || process::is_ready(metrics).await;
         self.agents.ready(i, is_ready).await
     }
 

@@ -2,7 +2,7 @@
 //! comes from outside is checked here, once; the error names the field.
 
 use weft_core::connection::Settings;
-use weft_engine::{LocalEnd, RemoteEnd};
+use weft_engine::RemoteEnd;
 use weft_proto::agent::v1 as proto;
 
 use crate::fault::Fault;
@@ -122,22 +122,5 @@ pub(crate) fn connection_end(
     if let Some(difference) = ours.difference(&end.settings) {
         return Err(Fault::SettingsDiffer { difference });
     }
-    let LocalEnd {
-        id,
-        settings,
-        address,
-        incarnation,
-        reset_key,
-        others,
-    } = end;
-    Ok(RemoteEnd {
-        owner: owner.into(),
-        id,
-        address,
-        send_secret,
-        settings,
-        incarnation,
-        reset_key,
-        others,
-    })
+    Ok(RemoteEnd::new(owner.into(), &end, send_secret))
 }

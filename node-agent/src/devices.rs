@@ -25,7 +25,7 @@ use crate::transfer::agent_client::{Client, PeerAgent};
 
 /// An engine that does not answer is called again after this.
 const RECONNECT: Duration = Duration::from_millis(500);
-/// Offers that are being passed on at a time. Of more, the engine repeats them.
+/// Offers that are being passed on at a time. More are dropped; the engine makes them again.
 const OFFERS_MAX: usize = 256;
 
 /// The devices of the fabric, and the engine of this node's.
@@ -74,7 +74,7 @@ impl Devices {
             if problem != said {
                 tracing::warn!(
                     problem,
-                    "the engine of virtual devices does not answer; trying on"
+                    "the engine of virtual devices does not answer; it is called again"
                 );
                 said = problem;
             }

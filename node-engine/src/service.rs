@@ -6,7 +6,6 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::Arc;
 
 use rustix::fs::Mode;
 use rustix::process::umask;
@@ -24,7 +23,7 @@ use weft_proto::engine::v1::engine_server::{Engine, EngineServer};
 
 use crate::offer;
 
-/// Offers that an agent may be behind. One that it misses comes again.
+/// Offers that wait until the agent takes them. Of more, the oldest are dropped; the engine makes them again.
 const OFFERS_BEHIND_MAX: usize = 4096;
 
 /// How much of everything a program may have of a device.
@@ -60,9 +59,6 @@ pub enum ServeError {
     /// The service.
     #[error("the socket cannot be served: {0}")]
     Service(#[from] tonic::transport::Error),
-    /// The thread that passes offers on.
-    #[error("a thread could not be started: {0}: raise the limit of threads")]
-    Thread(io::Error),
 }
 
 /// Serves devices, which are directories in `devices`, and the calls at `socket`, until `stopped` returns. Then the devices
@@ -80,21 +76,14 @@ pub async fn serve(
         path: socket.to_owned(),
         source,
     })?;
-    let server = Arc::new(Server::start(devices, config)?);
-    let (sender, _) = broadcast::channel(OFFERS_BEHIND_MAX);
-    let (made, offers) = (server.offers().clone(), sender.clone());
-    let pass_on = move || {
-        for offer in made {
-            // Without an agent nobody receives.
-            let _ = offers.send(offer::to_proto(&offer));
-        }
+    let (offers, _) = broadcast::channel(OFFERS_BEHIND_MAX);
+    let sender = offers.clone();
+    let send_offer = move |offer| {
+        // Without an agent nobody receives.
+        let _ = sender.send(offer::to_proto(&offer));
     };
-    let passing = std::thread::Builder::new().name("weft-offers".to_owned());
-    passing.spawn(pass_on).map_err(ServeError::Thread)?;
-    let service = EngineServer::new(Service {
-        server,
-        offers: sender,
-    });
+    let server = Server::start(devices, config, send_offer)?;
+    let service = EngineServer::new(Service { server, offers });
     let served = tonic::transport::Server::builder()
         .add_service(service)
         .serve_with_incoming(UnixListenerStream::new(listener));
@@ -127,7 +116,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 struct Service {
-    server: Arc<Server>,
+    server: Server,
     offers: broadcast::Sender<QueuePairOffer>,
 }
 

@@ -4,7 +4,10 @@ pub mod bench;
 pub mod bench_cluster;
 pub mod report;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    process::Output,
+};
 
 /// Finds a program beside the integration test that asks. Cargo builds a package's programs for its own tests only,
 /// so a program of another package has to be there before.
@@ -22,4 +25,18 @@ pub fn program(name: &str) -> PathBuf {
         program.display()
     );
     program
+}
+
+/// What a program has printed to standard output.
+///
+/// # Panics
+/// If it has failed, with all that it has printed. `line` is what was run.
+pub fn stdout_of(line: &str, output: &Output) -> String {
+    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(
+        output.status.success(),
+        "{line}: {}\n{out}\n{err}",
+        output.status
+    );
+    out.into_owned()
 }

@@ -1,13 +1,13 @@
 //! Virtual devices of two nodes of a small fabric, as a user makes and uses them: `weft play --device`, `weft device`, and
 //! verbs programs of Debian, unmodified.
 
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use weft_tests::program;
+use weft_tests::{program, stdout_of};
 
 /// A program that hangs is ended after so many seconds. Nothing here takes a tenth of it on an idle machine.
 const PATIENCE: &str = "60";
@@ -30,7 +30,9 @@ impl Fabric {
             .arg("play")
             .args(words(arguments))
             .output();
-        let said = text(arguments, &output.expect("weft starts"), true);
+        let output = output.expect("weft starts");
+        stdout_of(arguments, &output);
+        let said = String::from_utf8_lossy(&output.stderr);
         let line = |begin: &str| {
             let mut lines = said.lines().map(str::trim);
             lines
@@ -62,7 +64,7 @@ impl Fabric {
 
     /// What `weft device` prints.
     fn device(&self, line: &str) -> String {
-        text(line, &self.weft(line).output().expect("weft starts"), false)
+        stdout_of(line, &self.weft(line).output().expect("weft starts"))
     }
 
     /// A program at both nodes: that of node 0 waits, the other connects to it. What the latter prints.
@@ -81,8 +83,8 @@ impl Fabric {
         meanwhile();
         let client = client.wait_with_output().expect("it ends");
         let waited = waiting.wait_with_output().expect("it ends");
-        let told = text(line, &client, false);
-        text(line, &waited, false);
+        let told = stdout_of(line, &client);
+        stdout_of(line, &waited);
         told
     }
 
@@ -116,7 +118,7 @@ impl Fabric {
     fn at(&self, line: &str) -> String {
         let line = format!("{}{line}", self.enter);
         let output = Command::new("nsenter").args(words(&line)).output();
-        text(&line, &output.expect("nsenter starts"), false)
+        stdout_of(&line, &output.expect("nsenter starts"))
     }
 }
 
@@ -140,17 +142,6 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 
 fn words(line: &str) -> impl Iterator<Item = &str> {
     line.split_whitespace()
-}
-
-fn text(line: &str, output: &Output, stderr: bool) -> String {
-    let out = String::from_utf8_lossy(&output.stdout);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success(),
-        "{line}: {}\n{out}\n{said}",
-        output.status
-    );
-    if stderr { said } else { out }.into_owned()
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{
     net::Ipv4Addr,
     os::unix::fs::{PermissionsExt, symlink},
     path::Path,
-    process::{Command, Output, Stdio},
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -14,7 +14,7 @@ use std::{
 use weft_device::control::Limits;
 use weft_device_server::{Device, Server, ServerError};
 use weft_engine::{EngineConfig, EngineError, PortRange, Secret};
-use weft_tests::program;
+use weft_tests::{program, stdout_of};
 
 const LIMITS: Limits = Limits {
     domains: 64,
@@ -87,7 +87,7 @@ impl Node {
     }
 
     fn run(&self, line: &str) -> String {
-        text(line, &self.command(line).output().expect("it starts"))
+        stdout_of(line, &self.command(line).output().expect("it starts"))
     }
 
     /// A program at both devices: one waits, the other connects to it over 127.0.0.1. What both say.
@@ -99,19 +99,8 @@ impl Node {
         await_listener(port);
         let client = self.run(&format!("{line} -d weft1 -p {port} 127.0.0.1"));
         let waited = waiting.wait_with_output().expect("it ends");
-        [text(&server, &waited), client]
+        [stdout_of(&server, &waited), client]
     }
-}
-
-fn text(line: &str, output: &Output) -> String {
-    let out = String::from_utf8_lossy(&output.stdout);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success(),
-        "{line}: {}\n{out}\n{said}",
-        output.status
-    );
-    out.into_owned()
 }
 
 /// Waits until a TCP port is listened to, without connecting: these programs take one connection.
@@ -138,7 +127,7 @@ fn start(directory: &Path) -> Server {
         };
         let mut config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
         config.mtu = 9000;
-        match Server::start(directory, config) {
+        match Server::start(directory, config, drop) {
             Ok(server) => return server,
             Err(ServerError::Engine(EngineError::Link(error))) if error.reason() == "PortTaken" => {
             }

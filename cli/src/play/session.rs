@@ -24,8 +24,10 @@ use super::{
     scratch::{Origin, Scratch},
 };
 use crate::{
-    device::Record,
-    stage::{Access, Devices, Ground, Root, Setup, Stage, StageError, directory, node_name},
+    device::{NodeRecord, Record},
+    stage::{
+        Access, Devices, Ground, Root, Setup, Stage, StageError, devices, directory, node_name,
+    },
 };
 
 /// The fabric's name in certificates.
@@ -362,17 +364,25 @@ fn try_devices(stage: &Stage) -> Result<String, PlayError> {
     let Some(first) = nodes.first().copied() else {
         return Ok(String::new());
     };
-    let engine = |i: &usize| (node_name(*i), stage.socket(*i));
+    let node = |i: &usize| {
+        let record = NodeRecord {
+            socket: stage.socket(*i),
+            devices: devices::directory(*i),
+        };
+        (node_name(*i), record)
+    };
     let record = Record {
         pid: isolation::pid(),
         own_user_namespace: isolation::is_own_user_namespace(),
-        engines: nodes.iter().map(engine).collect(),
+        library: devices::library(),
+        nodes: nodes.iter().map(node).collect(),
     };
     record.write().map_err(|source| PlayError::Files {
         path: stage.socket(first),
         source,
     })?;
-    let address = stage.ground().addresses(first).data;
+    // On the management network: there a program's own connection depends on no spine.
+    let address = stage.ground().addresses(first).control.ip();
     let here = node_name(first);
     let peer = nodes
         .get(1)

@@ -12,7 +12,7 @@ use std::{
 use tokio::net::UnixStream;
 use weft_proto::engine::v1::CreateDeviceRequest;
 
-use super::{PathPolicy, Program, Setup, StageError, agent::find, node_name};
+use super::{Program, Setup, StageError, node_name, process::find};
 
 /// Where the devices of nodes and the library are. In the isolation `/run` is private, and any user may enter it.
 const DIRECTORY: &str = "/run/weft-devices";
@@ -71,7 +71,6 @@ pub(super) fn arguments(i: usize, socket: &Path, setup: &Setup) -> Vec<OsString>
     let address = setup.ground.addresses(i).data;
     // At most 240 nodes: the ports end below 15,900.
     let first_port = FIRST_PORT + PORTS_STEP * i as u16;
-    let policy: PathPolicy = setup.policy;
     let words = [
         ("--address", address.to_string()),
         ("--first-port", first_port.to_string()),
@@ -81,7 +80,7 @@ pub(super) fn arguments(i: usize, socket: &Path, setup: &Setup) -> Vec<OsString>
         ),
         ("--paths", setup.paths.to_string()),
         ("--mtu", setup.ground.mtu().to_string()),
-        ("--policy", policy.to_string()),
+        ("--policy", setup.policy.to_string()),
         ("--encryption", setup.encryption.to_string()),
     ];
     let words = words.map(|(flag, value)| [OsString::from(flag), value.into()]);

@@ -129,6 +129,49 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_end_is_read_as_it_was_written_and_a_wrong_field_is_named() {
+        let settings = Settings {
+            paths: 16,
+            packet_payload: 1408,
+            chunk_bytes: 62_776,
+            window_chunks: 64,
+            wire_version: 1,
+            integrity: Integrity::from_code(0).unwrap(),
+        };
+        let end = LocalEnd {
+            id: ConnectionId(7),
+            settings,
+            address: LinkAddress::Udp {
+                address: "192.0.2.1".parse().unwrap(),
+                ports: PortRange {
+                    first: 4791,
+                    count: 4,
+                },
+            },
+            incarnation: 8,
+            reset_key: 9,
+            others: Vec::new(),
+        };
+        let message = to_proto(&end, &Secret([5; 32]));
+        let (read, secret) = from_proto(Some(message.clone())).unwrap();
+        assert_eq!(format!("{read:?}"), format!("{end:?}"));
+        assert_eq!(secret.0, [5; 32]);
+        let wrong = |change: fn(&mut proto::ConnectionEnd)| {
+            let mut message = message.clone();
+            change(&mut message);
+            from_proto(Some(message)).unwrap_err().field
+        };
+        assert_eq!(wrong(|end| end.secret.truncate(31)), "endpoint.secret");
+        assert_eq!(wrong(|end| end.link = None), "endpoint.link");
+        assert_eq!(wrong(|end| end.settings = None), "endpoint.settings");
+        assert_eq!(
+            wrong(|end| end.settings_hash ^= 1),
+            "endpoint.settings_hash"
+        );
+        assert_eq!(from_proto(None).unwrap_err().field, "endpoint");
+    }
+
+    #[test]
     fn an_address_of_either_ip_version_is_told_and_understood() {
         for (address, bytes) in [("192.0.2.1", 4), ("2001:db8::1", 16)] {
             let address = LinkAddress::Udp {

@@ -1,8 +1,9 @@
 //! The control APIs of agents and operator; generated code, and how its messages are buffered (`codec`).
 //!
 //! The definitions are in `proto/`; every message and field is documented there. Callers: the agent
-//! serves its own, which the operator and `weft play` call, and agents each other's `Connect`; the
-//! operator serves its own, which the agents of a cluster call.
+//! serves its own, which the operator and `weft play` call, and agents each other's `Connect`,
+//! `FetchManifest` and `OfferQueuePair`; the operator serves its own, which the agents of a cluster call; the engine of
+//! virtual devices serves its own, which its node's agent and `weft device` call.
 #![allow(
     missing_docs,
     unreachable_pub,
@@ -35,10 +36,14 @@ pub mod agent {
 /// How a node's engine of virtual devices is managed, version 1.
 pub mod engine {
     use std::path::Path;
+    use std::time::Duration;
 
     use hyper_util::rt::TokioIo;
     use tokio::net::UnixStream;
     use tonic::transport::{Channel, Endpoint};
+
+    /// An engine that has not answered by then hangs: it answers in microseconds.
+    const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
     /// A client of the engine at this socket; each call connects where there is no connection. To be called within a
     /// runtime of tokio.
@@ -49,7 +54,7 @@ pub mod engine {
             async move { UnixStream::connect(socket).await.map(TokioIo::new) }
         });
         // Of a Unix socket the name means nothing.
-        let endpoint = Endpoint::from_static("http://engine");
+        let endpoint = Endpoint::from_static("http://engine").timeout(ANSWER_TIMEOUT);
         let channel = endpoint.connect_with_connector_lazy(connect);
         v1::engine_client::EngineClient::new(channel)
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
 use weft_engine::{
-    ConnectionId, DomainId, Encryption, Engine, EngineConfig, Event, Key, LocalEnd, Nanos,
-    PolicyKind, PortRange, Progress, Region, RemoteEnd, SIGNAL, Secret, WriteRequest,
+    ConnectionId, DomainId, Encryption, Engine, EngineConfig, Event, Key, Nanos, PolicyKind,
+    PortRange, Progress, Region, RemoteEnd, SIGNAL, Secret, WriteRequest,
 };
 
 use super::BenchError;
@@ -244,12 +244,16 @@ pub fn connect_many(
             let near = sender.engine.allocate(DOMAIN, secrets[0].clone());
             let far = receiver.engine.allocate(DOMAIN, secrets[1].clone());
             let (near_id, far_id) = (near.id, far.id);
-            receiver
-                .engine
-                .connect(far_id, remote(&near, &secrets[0]), to_far.clone())?;
-            sender
-                .engine
-                .connect(near_id, remote(&far, &secrets[1]), to_near.clone())?;
+            receiver.engine.connect(
+                far_id,
+                RemoteEnd::new("peer".into(), &near, secrets[0].clone()),
+                to_far.clone(),
+            )?;
+            sender.engine.connect(
+                near_id,
+                RemoteEnd::new("peer".into(), &far, secrets[1].clone()),
+                to_near.clone(),
+            )?;
             let end = |id, events: &Receiver<Event>| End {
                 id,
                 events: events.clone(),
@@ -257,19 +261,6 @@ pub fn connect_many(
             Ok((end(near_id, &near_events), end(far_id, &far_events)))
         })
         .collect()
-}
-
-fn remote(end: &LocalEnd, secret: &Secret) -> RemoteEnd {
-    RemoteEnd {
-        owner: "peer".into(),
-        id: end.id,
-        address: end.address,
-        send_secret: secret.clone(),
-        settings: end.settings,
-        incarnation: end.incarnation,
-        reset_key: end.reset_key,
-        others: end.others.clone(),
-    }
 }
 
 impl End {

@@ -27,8 +27,8 @@ const CONTEXT_SHIFT: u32 = 16;
 const EVENTS_PER_TURN: usize = 256;
 /// Turns of the engine that may go by before a queue pair ends: one that brings an event acknowledges nothing.
 const ACKNOWLEDGING_TURNS_MAX: usize = 8;
-/// A queue pair that has something to send and has waited so long for its peer's end has failed. As long as a
-/// connection may stall.
+/// A queue pair that has something to send fails when its peer's end has not come so long after it was made ready to
+/// receive. As long as a connection may stall.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One program's use of a device.
@@ -302,7 +302,7 @@ impl Devices {
                 let remote = offer.remote_end(owner);
                 let connected = self.engine.connect(own.end.id, remote, self.sender.clone());
                 if let Err(error) = connected {
-                    tracing::warn!(queue_pair = number, "not connected: {error}");
+                    tracing::debug!(queue_pair = number, "not connected: {error}");
                     return true;
                 }
             }

@@ -43,24 +43,7 @@ pub struct Offer {
 impl Offer {
     /// The other end of the connection, as the engine wants it. `owner` is the node from which the offer came.
     pub(crate) fn remote_end(&self, owner: Arc<str>) -> RemoteEnd {
-        let LocalEnd {
-            id,
-            settings,
-            address,
-            incarnation,
-            reset_key,
-            ref others,
-        } = self.end;
-        RemoteEnd {
-            owner,
-            id,
-            address,
-            send_secret: self.secret.clone(),
-            settings,
-            incarnation,
-            reset_key,
-            others: others.clone(),
-        }
+        RemoteEnd::new(owner, &self.end, self.secret.clone())
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use crossbeam_channel::{Sender, bounded, unbounded};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
@@ -20,6 +20,7 @@ use weft_engine::{EngineConfig, EngineError};
 use crate::context::Device;
 use crate::control::{Control, Tokens, lock};
 use crate::devices::{Devices, OpenError};
+use crate::offer::Offer;
 use crate::random;
 use crate::work::{Command, Worker, send};
 
@@ -99,15 +100,20 @@ pub struct Server {
     /// Dropped to end the control thread.
     stop: Option<OwnedFd>,
     threads: Vec<JoinHandle<()>>,
-    offers: Receiver<crate::Offer>,
 }
 
 impl Server {
-    /// Makes the directory, which only its owner may enter, and the control socket in it, and starts the engine.
+    /// Makes the directory, which only its owner may enter, and the control socket in it, and starts the engine. `send_offer`
+    /// is called with each offer to a device of another server. It must not wait: it is called by the thread that moves
+    /// the bytes.
     ///
     /// # Errors
     /// [`ServerError`].
-    pub fn start(directory: &Path, engine: EngineConfig) -> Result<Self, ServerError> {
+    pub fn start(
+        directory: &Path,
+        engine: EngineConfig,
+        send_offer: impl Fn(Offer) + Send + 'static,
+    ) -> Result<Self, ServerError> {
         let spin = Duration::from_nanos(engine.spin.get());
         let devices = Devices::start(engine)?;
         let wake = Arc::new(devices.waker()?);
@@ -116,12 +122,11 @@ impl Server {
             .map(|(reader, writer)| (OwnedFd::from(writer), OwnedFd::from(reader)))
             .map_err(ServerError::Thread)?;
         let (commands, received) = unbounded();
-        let (sent_offers, offers) = unbounded();
         let tokens = Arc::new(Mutex::new(Tokens::new()));
         let worker = Worker {
             devices,
             commands: received,
-            offers: sent_offers,
+            send_offer: Box::new(send_offer),
             begun: Instant::now(),
             spin,
         };
@@ -143,7 +148,6 @@ impl Server {
             wake,
             stop: Some(stop),
             threads,
-            offers,
         })
     }
 
@@ -165,22 +169,29 @@ impl Server {
             return Err(ServerError::GidInUse { name });
         }
         let path = self.directory.join(name);
-        let failed = |path: &Path| {
-            let path = path.to_owned();
-            move |source| ServerError::File { path, source }
+        let failed = |source| ServerError::File {
+            path: path.clone(),
+            source,
         };
         fs::create_dir(&path).map_err(|source| match source.kind() {
             io::ErrorKind::AlreadyExists => ServerError::Exists {
                 name: name.to_owned(),
             },
-            _ => failed(&path)(source),
+            _ => failed(source),
         })?;
         let token: [u8; 32] = random::draw();
-        let (control, secret) = (path.join(CONTROL_FILE), path.join(TOKEN_FILE));
-        fs::hard_link(self.directory.join(CONTROL_FILE), &control).map_err(failed(&control))?;
-        set_mode(&path, 0o755).map_err(failed(&path))?;
-        fs::write(&secret, token).map_err(failed(&secret))?;
-        set_mode(&secret, 0o444).map_err(failed(&secret))?;
+        let fill = || {
+            fs::hard_link(self.directory.join(CONTROL_FILE), path.join(CONTROL_FILE))?;
+            let secret = path.join(TOKEN_FILE);
+            fs::write(&secret, token)?;
+            set_mode(&secret, 0o444)?;
+            set_mode(&path, 0o755)
+        };
+        if let Err(source) = fill() {
+            // What is left of it would keep its name.
+            let _ = remove_device(&path);
+            return Err(failed(source));
+        }
         tokens.insert(token, (name.to_owned(), device));
         Ok(path)
     }
@@ -191,14 +202,14 @@ impl Server {
     /// There is no such device, or its directory could not be removed.
     pub fn destroy(&self, name: &str) -> Result<(), ServerError> {
         let mut tokens = lock(&self.tokens);
-        let before = tokens.len();
-        tokens.retain(|_, (other, _)| other != name);
-        if tokens.len() == before {
+        if !tokens.values().any(|(other, _)| other == name) {
             let name = name.to_owned();
             return Err(ServerError::NoDevice { name });
         }
         let path = self.directory.join(name);
-        remove_device(&path).map_err(|source| ServerError::File { path, source })
+        remove_device(&path).map_err(|source| ServerError::File { path, source })?;
+        tokens.retain(|_, (other, _)| other != name);
+        Ok(())
     }
 
     /// All devices, by name.
@@ -223,14 +234,8 @@ impl Server {
         all
     }
 
-    /// Offers to devices of other servers, to be sent to these.
-    #[must_use]
-    pub fn offers(&self) -> &Receiver<crate::Offer> {
-        &self.offers
-    }
-
     /// An offer has come from the node `owner`, as authenticated.
-    pub fn receive_offer(&self, owner: Arc<str>, offer: crate::Offer) {
+    pub fn receive_offer(&self, owner: Arc<str>, offer: Offer) {
         send(&self.commands, &self.wake, Command::Offer { owner, offer });
     }
 }

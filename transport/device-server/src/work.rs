@@ -53,7 +53,7 @@ pub(crate) struct Worker {
     pub(crate) devices: Devices,
     pub(crate) commands: Receiver<Command>,
     /// Where offers to other servers go.
-    pub(crate) offers: Sender<Offer>,
+    pub(crate) send_offer: Box<dyn Fn(Offer) + Send>,
     pub(crate) begun: Instant,
     /// How long it polls before it sleeps when there is nothing to do.
     pub(crate) spin: Duration,
@@ -83,10 +83,10 @@ impl Worker {
                 // Without readiness it can only hang in silence.
                 Err(error) => panic!("waiting for packets failed: {error}"),
             }
-            for offer in self.devices.take_offers() {
-                // Nobody takes them where there is one node only.
-                let _ = self.offers.send(offer);
-            }
+            self.devices
+                .take_offers()
+                .into_iter()
+                .for_each(&self.send_offer);
         }
     }
 

@@ -48,7 +48,7 @@ fn start(directory: &Path) -> Server {
         };
         let mut config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
         config.stall_timeout = Nanos::from_secs(2);
-        match Server::start(directory, config) {
+        match Server::start(directory, config, drop) {
             Ok(server) => return server,
             Err(ServerError::Engine(EngineError::Link(error))) if error.reason() == "PortTaken" => {
             }
@@ -271,7 +271,7 @@ fn a_server_removes_what_servers_leave_and_no_other_file() {
     std::fs::write(directory.join("thesis"), "years").expect("it is ours");
     let ports = PortRange { first: 1, count: 1 };
     let config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
-    let refused = Server::start(&directory, config).expect_err("it is not for devices");
+    let refused = Server::start(&directory, config, drop).expect_err("it is not for devices");
     assert!(refused.to_string().contains("not of devices"), "{refused}");
     assert!(directory.join("thesis").exists());
 }

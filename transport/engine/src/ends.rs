@@ -60,6 +60,21 @@ pub struct RemoteEnd {
 }
 
 impl RemoteEnd {
+    /// The end that the peer `owner`, as authenticated, describes, and which receives under `send_secret`.
+    #[must_use]
+    pub fn new(owner: Arc<str>, end: &LocalEnd, send_secret: Secret) -> Self {
+        Self {
+            owner,
+            id: end.id,
+            address: end.address,
+            send_secret,
+            settings: end.settings,
+            incarnation: end.incarnation,
+            reset_key: end.reset_key,
+            others: end.others.clone(),
+        }
+    }
+
     /// The other ends of this end's parts: `count` at most, each whole by itself.
     pub(crate) fn parts(mut self, count: usize) -> Vec<RemoteEnd> {
         let others = std::mem::take(&mut self.others);

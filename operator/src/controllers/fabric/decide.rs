@@ -426,8 +426,8 @@ fn agents_applied(fabric: &RdmaFabric, view: &View<'_>) -> ConditionUpdate {
     };
     if let Some(problem) = view.service_problem {
         let text = format!(
-            "{problem}: Kubernetes deletes DaemonSet {name} with it, and the operator makes no other; helm upgrade with \
-             the same values makes the Service again"
+            "{problem}: agents find the operator by it, and Kubernetes deletes DaemonSet {name} with a Service that is \
+             deleted; helm upgrade with the same values makes the Service again"
         );
         let text = condition::truncate(&text);
         return ConditionUpdate::new("AgentsApplied", false, "ServiceMissing", &text);

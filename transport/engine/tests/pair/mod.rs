@@ -57,16 +57,7 @@ pub(crate) fn start(adapt: impl Fn(&mut EngineConfig)) -> Engine {
 
 /// What `end` must tell its peer, whose packets it will open with `receive_secret`.
 pub(crate) fn remote(end: &LocalEnd, receive_secret: Secret) -> RemoteEnd {
-    RemoteEnd {
-        owner: "peer".into(),
-        id: end.id,
-        address: end.address,
-        send_secret: receive_secret,
-        settings: end.settings,
-        incarnation: end.incarnation,
-        reset_key: end.reset_key,
-        others: end.others.clone(),
-    }
+    RemoteEnd::new("peer".into(), end, receive_secret)
 }
 
 impl Pair {

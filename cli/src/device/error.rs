@@ -1,0 +1,49 @@
+//! Why a device could not be used.
+
+use std::io;
+
+/// Every text names the cause and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// Nothing runs.
+    #[error(
+        "no fabric with devices is running: start one with `weft play --device 0,1 --keep`, as the same user"
+    )]
+    NoFabric,
+    /// Which one is not said.
+    #[error("several fabrics are running: name one by --play, of {0}")]
+    Several(String),
+    /// The node has no device.
+    #[error("{node} has no engine of devices; those that have: {nodes}")]
+    NoNode {
+        /// The node.
+        node: String,
+        /// Those that have one.
+        nodes: String,
+    },
+    /// The device is not there.
+    #[error("there is no device {device} at {node}; see: weft device list")]
+    NoDevice {
+        /// The node.
+        node: String,
+        /// The device.
+        device: String,
+    },
+    /// The engine answers no.
+    #[error("the engine of {node}: {problem}")]
+    Engine {
+        /// The node.
+        node: String,
+        /// What it said.
+        problem: String,
+    },
+    /// The program was not started.
+    #[error("nsenter cannot be run: {0}; install util-linux and iproute2")]
+    NotRun(io::Error),
+    /// No runtime.
+    #[error("the runtime cannot start: {0}")]
+    Runtime(io::Error),
+    /// The result cannot be written.
+    #[error("the result cannot be written: {0}")]
+    Output(io::Error),
+}

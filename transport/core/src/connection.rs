@@ -10,13 +10,14 @@
 
 use crate::congestion::{Congestion, CongestionControl};
 use crate::drops::{DropReason, Drops};
-use crate::memory::{Memory, Ticket};
+use crate::memory::{Access, Memory, Ticket};
 use crate::path::{PathPolicy, PathSet, Policy};
 use crate::received::Offer;
 use crate::recovery::ReceiveBoard;
 use crate::units::{ChunkNumber, ConnectionId, Nanos, PathId, Rng, Time};
 use crate::wire::{self, Cipher, DataHeader, Integrity, Kind};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 mod ack;
 mod ack_request;
@@ -42,11 +43,12 @@ pub use chunk::{Chunk, ChunkSource};
 pub use config::{ConnectionConfig, Settings, SettingsError};
 pub use event::{Event, Failure};
 pub use grants::Claim;
+pub use receives::SharedReceives;
 pub use saved::RestoreError;
 pub use stats::Stats;
 pub use work::{
-    AtomicChange, Pages, PostError, REQUESTS_MAX, Read, ReceiveBuffer, SendMessage, WorkRequest,
-    Write, WritePages,
+    AtomicChange, Pages, PostError, REQUESTS_MAX, Read, ReceiveBuffer, ReportWrite, SendMessage,
+    WorkRequest, Write, WritePages,
 };
 
 use grants::Grants;
@@ -194,6 +196,24 @@ impl Connection {
             return Err(PostError::Closed);
         }
         self.receive.post(buffer);
+        Ok(())
+    }
+
+    /// From here on the peer may do no more than this to regions, whatever their own access says (verbs'
+    /// `qp_access_flags`). At first it may do everything.
+    pub fn set_access(&mut self, access: Access) {
+        self.receive.set_access(access);
+    }
+
+    /// Sends of the peer that find no buffer posted take one of these. For an in-order connection.
+    ///
+    /// # Errors
+    /// [`PostError::Closed`].
+    pub fn share_receives(&mut self, shared: Arc<dyn SharedReceives>) -> Result<(), PostError> {
+        if self.failed.is_some() {
+            return Err(PostError::Closed);
+        }
+        self.receive.share(shared);
         Ok(())
     }
 

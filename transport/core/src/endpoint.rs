@@ -20,11 +20,11 @@ mod timing_wheel;
 mod turn;
 
 use crate::connection::{
-    Connection, ConnectionConfig, Event, Failure, PostError, ReceiveBuffer, RestoreError, Stats,
-    WorkRequest,
+    Connection, ConnectionConfig, Event, Failure, PostError, ReceiveBuffer, RestoreError,
+    SharedReceives, Stats, WorkRequest,
 };
 use crate::drops::{DropReason, Drops};
-use crate::memory::{KeyHasher, Memory, Ticket};
+use crate::memory::{Access, KeyHasher, Memory, Ticket};
 use crate::path::{PathSet, PathSetConfig};
 use crate::units::{ConnectionId, Rng, Time};
 pub use config::{EndpointConfig, Local, Remote};
@@ -37,6 +37,7 @@ pub use resets::PendingReset;
 use resets::Resets;
 use schedule::Schedule;
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 use timing_wheel::TimingWheel;
 pub use turn::{Sending, Transmit};
 
@@ -316,6 +317,29 @@ impl<P: Eq> Endpoint<P> {
     ) -> Result<(), PostError> {
         let (_, open) = self.open_connection(id)?;
         open.connection.post_receive(buffer)
+    }
+
+    /// As [`Connection::set_access`].
+    ///
+    /// # Errors
+    /// [`PostError::Closed`] when there is no such open connection.
+    pub fn set_access(&mut self, id: ConnectionId, access: Access) -> Result<(), PostError> {
+        let (_, open) = self.open_connection(id)?;
+        open.connection.set_access(access);
+        Ok(())
+    }
+
+    /// Has a connection take buffers from there, as [`Connection::share_receives`].
+    ///
+    /// # Errors
+    /// [`PostError::Closed`] when there is no such open connection.
+    pub fn share_receives(
+        &mut self,
+        id: ConnectionId,
+        shared: Arc<dyn SharedReceives>,
+    ) -> Result<(), PostError> {
+        let (_, open) = self.open_connection(id)?;
+        open.connection.share_receives(shared)
     }
 
     fn open_connection(&mut self, id: ConnectionId) -> Result<(u32, &mut Open), PostError> {

@@ -64,7 +64,7 @@ pub struct Place {
 }
 
 /// What peers may do to a region.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Access(u8);
 
 impl Access {
@@ -74,6 +74,11 @@ impl Access {
     pub const READ: Access = Access(2);
     /// Change words of it.
     pub const ATOMIC: Access = Access(4);
+
+    /// Nothing.
+    pub const NONE: Access = Access(0);
+    /// All of it.
+    pub const ALL: Access = Access(7);
 
     /// Both.
     #[must_use]

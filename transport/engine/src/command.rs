@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
-use weft_core::connection::{ReceiveBuffer, WorkRequest};
+use weft_core::connection::{ReceiveBuffer, SharedReceives, WorkRequest};
 use weft_core::endpoint::Local;
+use weft_core::memory::Access;
 use weft_core::units::ConnectionId;
 
 use crate::doze::Doze;
@@ -29,6 +30,13 @@ pub(crate) enum Command {
     Receive {
         id: ConnectionId,
         buffer: ReceiveBuffer,
+    },
+    /// Let the peer do no more than this to regions.
+    SetAccess { id: ConnectionId, access: Access },
+    /// Take buffers for sends of the peer from there.
+    ShareReceives {
+        id: ConnectionId,
+        shared: Arc<dyn SharedReceives>,
     },
     /// Another part of this connection has failed: end this one too.
     End { id: ConnectionId },

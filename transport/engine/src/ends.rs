@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use weft_core::connection::Settings;
+use weft_core::memory::Access;
 use weft_core::units::ConnectionId;
 use weft_core::wire::Secret;
 use weft_crypto::part_secret;
@@ -57,10 +58,13 @@ pub struct RemoteEnd {
     pub reset_key: u64,
     /// The peer's parts after the first, in order.
     pub others: Vec<EndPart>,
+    /// What the peer may do to regions here, whatever their own access says.
+    pub access: Access,
 }
 
 impl RemoteEnd {
-    /// The end that the peer `owner`, as authenticated, describes, and which receives under `send_secret`.
+    /// The end that the peer `owner`, as authenticated, describes, and which receives under `send_secret`. The peer may
+    /// do everything.
     #[must_use]
     pub fn new(owner: Arc<str>, end: &LocalEnd, send_secret: Secret) -> Self {
         Self {
@@ -72,6 +76,7 @@ impl RemoteEnd {
             incarnation: end.incarnation,
             reset_key: end.reset_key,
             others: end.others.clone(),
+            access: Access::ALL,
         }
     }
 

@@ -22,6 +22,7 @@ use crate::event::Event;
 use crate::identity::{Names, ResetKeys, worker_of_connection};
 use crate::parts::{Choice, Parts};
 use crate::post::{Piece, Pieces, Post};
+use crate::shared_receives::SharedReceiveQueue;
 use crate::snapshot::Snapshot;
 use crate::worker::{SENT_BY_CALLER_BYTES_MAX, Worker};
 use weft_core::memory::{Access, DomainId};
@@ -364,7 +365,7 @@ impl Engine {
         let bytes = request.load();
         let choice = match &request {
             WorkRequest::Write(_) | WorkRequest::WritePages(_) => Choice::Least,
-            WorkRequest::Send(_) => Choice::First,
+            WorkRequest::Send(_) | WorkRequest::ReportWrite(_) => Choice::First,
             WorkRequest::Read(_) | WorkRequest::Atomic(_) => Choice::Request,
         };
         let part = self.connected(id, |parts| parts.choose(choice, bytes))?;
@@ -405,6 +406,29 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let id = self.connected(connection, Parts::name)?;
         self.command(worker_of_connection(id), Command::Receive { id, buffer });
+        Ok(())
+    }
+
+    /// Changes what the peer may do to regions, which [`RemoteEnd::access`] said at first. For a connection of
+    /// [`Engine::allocate_in_order`].
+    pub fn set_access(&self, connection: ConnectionId, access: Access) -> Result<(), EngineError> {
+        let id = self.connected(connection, Parts::name)?;
+        self.command(worker_of_connection(id), Command::SetAccess { id, access });
+        Ok(())
+    }
+
+    /// Sends of the peer of a connection of [`Engine::allocate_in_order`] that find no buffer posted take one of these.
+    /// Buffers that it has taken and not filled go back when the connection is closed.
+    pub fn share_receives(
+        &self,
+        connection: ConnectionId,
+        shared: Arc<SharedReceiveQueue>,
+    ) -> Result<(), EngineError> {
+        let id = self.connected(connection, Parts::name)?;
+        self.command(
+            worker_of_connection(id),
+            Command::ShareReceives { id, shared },
+        );
         Ok(())
     }
 
@@ -629,16 +653,7 @@ mod tests {
         });
         let engine = engine.unwrap();
         let end = engine.allocate(DomainId(1), node_key.clone());
-        let remote = RemoteEnd {
-            owner: "peer".into(),
-            id: end.id,
-            address: end.address,
-            send_secret: node_key,
-            settings: end.settings,
-            incarnation: end.incarnation,
-            reset_key: end.reset_key,
-            others: end.others,
-        };
+        let remote = RemoteEnd::new("peer".into(), &end, node_key);
         let (events, told) = unbounded();
         engine.connect(end.id, remote, events).unwrap();
         // More than its source has, which `write` would refuse: the worker relies on that.

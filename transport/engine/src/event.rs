@@ -29,7 +29,8 @@ pub enum Event {
         /// What was sent; the engine holds no other reference to it.
         pieces: Vec<Piece>,
     },
-    /// A send of the peer is in its receive whole.
+    /// A send of the peer is in its receive whole, or a write of which it has told by [`weft_core::connection::ReportWrite`]
+    /// is in its region.
     Received {
         /// The connection.
         connection: ConnectionId,
@@ -39,6 +40,8 @@ pub enum Event {
         bytes: u64,
         /// Its immediate.
         immediate: Option<u32>,
+        /// It was a write: the receive has none of its bytes.
+        is_write: bool,
     },
     /// A message with an immediate is in its region whole. The region still receives; an owner that wants
     /// the memory for itself calls [`crate::Engine::take`].

@@ -33,6 +33,7 @@ mod identity;
 mod parts;
 mod peer;
 mod post;
+mod shared_receives;
 mod snapshot;
 mod users;
 mod worker;
@@ -43,13 +44,14 @@ pub use engine::{Engine, WriteRequest};
 pub use error::EngineError;
 pub use event::Event;
 pub use post::{Piece, Post};
+pub use shared_receives::SharedReceiveQueue;
 pub use snapshot::{ConnectionSnapshot, PeerSnapshot, Snapshot};
 
 // What the engine's own types are made of, so that its user needs no other transport crate.
 pub use weft_core::congestion::CongestionKind;
 pub use weft_core::connection::{
-    AtomicChange, Failure, Pages, PostError, REQUESTS_MAX, Read, ReceiveBuffer, SendMessage,
-    Settings, Stats, WorkRequest, Write, WritePages,
+    AtomicChange, Failure, Pages, PostError, REQUESTS_MAX, Read, ReceiveBuffer, ReportWrite,
+    SendMessage, Settings, Stats, WorkRequest, Write, WritePages,
 };
 pub use weft_core::drops::{DropReason, Drops};
 pub use weft_core::memory::{Access, DomainId};
@@ -58,7 +60,8 @@ pub use weft_core::units::{ConnectionId, Key, Nanos};
 pub use weft_core::wire::{Atomic, Integrity, Secret};
 pub use weft_link::{Counters as LinkCounters, LinkAddress, LinkError, PortRange, SocketBuffers};
 pub use weft_memory::{
-    AddressSpace, AddressSpaceError, Counts as RegionCounts, MemfdError, Region, Source, Words,
+    AddressSpace, AddressSpaceError, Counts as RegionCounts, MemfdError, Part, Region, Source,
+    Words,
 };
 
 /// The key of a write that has no bytes and goes to no region: its immediate arrives as

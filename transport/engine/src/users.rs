@@ -193,11 +193,13 @@ impl Users {
                 token,
                 bytes,
                 immediate,
+                is_write,
             } => Event::Received {
                 connection,
                 context: token,
                 bytes,
                 immediate,
+                is_write,
             },
             connection::Event::Immediate { value, key } if key == crate::SIGNAL => Event::Signal {
                 connection,

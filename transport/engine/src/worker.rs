@@ -310,6 +310,14 @@ impl Worker {
                     // A connection that failed meanwhile has told its user.
                     let _ = self.endpoint.post_receive(id, buffer);
                 }
+                Command::SetAccess { id, access } => {
+                    // As before.
+                    let _ = self.endpoint.set_access(id, access);
+                }
+                Command::ShareReceives { id, shared } => {
+                    // As before.
+                    let _ = self.endpoint.share_receives(id, shared);
+                }
                 Command::End { id } => {
                     let landing = self.endpoint.close(id);
                     self.users.landing(id, landing);
@@ -342,6 +350,7 @@ impl Worker {
             return;
         };
         let here = self.link.address().host();
+        let access = remote.access;
         let remote = Remote {
             generation: remote.incarnation,
             id: remote.id,
@@ -354,6 +363,8 @@ impl Worker {
             },
         };
         self.endpoint.connect(self.clock.now(), id, remote);
+        // It is open now.
+        let _ = self.endpoint.set_access(id, access);
     }
 
     /// Takes in what has arrived. Answers whether anything has.

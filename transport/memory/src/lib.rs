@@ -70,5 +70,5 @@ mod sync {
 mod model;
 
 pub use address_space::{AddressSpace, AddressSpaceError, Range};
-pub use region::{MemfdError, Region, Source, Words};
+pub use region::{MemfdError, Part, Region, Source, Words};
 pub use table::{Backing, Counts, Placing, RegionTable, TableReader};

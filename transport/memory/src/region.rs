@@ -29,8 +29,27 @@ pub struct Region(Memory);
 #[derive(Debug)]
 enum Memory {
     Private(Box<[AtomicU8]>),
-    Memfd { map: MmapRaw, file: OwnedFd },
+    Memfd {
+        map: MmapRaw,
+        file: OwnedFd,
+    },
     OfProcess(Range),
+    Joined {
+        parts: Vec<Part>,
+        /// Where each part ends.
+        ends: Vec<u64>,
+    },
+}
+
+/// A part of a region that is joined of several.
+#[derive(Debug)]
+pub struct Part {
+    /// Of what it is a part.
+    pub region: Arc<Region>,
+    /// Where in that it begins.
+    pub offset: u64,
+    /// How long it is.
+    pub bytes: u64,
 }
 
 /// Why a file was not taken as a region.
@@ -114,10 +133,45 @@ impl Region {
         Arc::new(Region(Memory::OfProcess(range)))
     }
 
+    /// Parts of regions, one behind the other. It has no words for atomics.
+    pub fn joined(parts: Vec<Part>) -> Arc<Region> {
+        let mut end = 0u64;
+        let ends = parts.iter().map(|part| {
+            end = end.saturating_add(part.bytes);
+            end
+        });
+        let ends = ends.collect();
+        Arc::new(Region(Memory::Joined { parts, ends }))
+    }
+
+    /// Does something with each part that `length` bytes at `offset` of a joined region lie in: which bytes of them, and
+    /// where they lie in the part's region.
+    fn for_each_part(
+        (parts, ends): (&[Part], &[u64]),
+        offset: u64,
+        length: usize,
+        mut act: impl FnMut(&Region, std::ops::Range<usize>, u64) -> Result<(), DropReason>,
+    ) -> Result<(), DropReason> {
+        check_bounds(ends.last().copied().unwrap_or(0), offset, length as u64)?;
+        let first = ends.partition_point(|end| *end <= offset);
+        let mut done = 0;
+        for (part, end) in parts.iter().zip(ends).skip(first) {
+            if done == length {
+                break;
+            }
+            let at = offset + done as u64;
+            let take = (length - done).min((end - at) as usize);
+            let within = part.offset + (at - (end - part.bytes));
+            act(&part.region, done..done + take, within)?;
+            done += take;
+        }
+        Ok(())
+    }
+
     /// The file to pass to another process, where there is one.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.0 {
-            Memory::Private(_) | Memory::OfProcess(_) => None,
+            Memory::Private(_) | Memory::OfProcess(_) | Memory::Joined { .. } => None,
             Memory::Memfd { file, .. } => Some(file.as_fd()),
         }
     }
@@ -126,6 +180,7 @@ impl Region {
     pub fn len(&self) -> u64 {
         match &self.0 {
             Memory::OfProcess(range) => range.offsets().end,
+            Memory::Joined { ends, .. } => ends.last().copied().unwrap_or(0),
             _ => self.bytes().len() as u64,
         }
     }
@@ -140,7 +195,11 @@ impl Region {
 
     /// Whether its bytes lie in another process: then reading them may fail, and costs a system call.
     pub fn is_of_process(&self) -> bool {
-        matches!(self.0, Memory::OfProcess(_))
+        match &self.0 {
+            Memory::OfProcess(_) => true,
+            Memory::Joined { parts, .. } => parts.iter().any(|part| part.region.is_of_process()),
+            Memory::Private(_) | Memory::Memfd { .. } => false,
+        }
     }
 
     /// Whether it has no bytes.
@@ -152,10 +211,15 @@ impl Region {
     /// seen in part.
     ///
     /// # Errors
-    /// [`DropReason::Bounds`]; nothing was copied.
+    /// [`DropReason::Bounds`]; nothing was copied, but parts of a joined region may have been.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DropReason> {
         match &self.0 {
             Memory::OfProcess(range) => range.read(offset, out),
+            Memory::Joined { parts, ends } => {
+                Self::for_each_part((parts, ends), offset, out.len(), |region, bytes, at| {
+                    region.read(at, &mut out[bytes])
+                })
+            }
             _ => {
                 copy_out(self.range(offset, out.len())?, out);
                 Ok(())
@@ -166,10 +230,15 @@ impl Region {
     /// Copies `bytes` to `offset` of the region.
     ///
     /// # Errors
-    /// [`DropReason::Bounds`]; nothing was copied.
+    /// As [`Region::read`].
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), DropReason> {
         match &self.0 {
             Memory::OfProcess(range) => range.write(offset, bytes),
+            Memory::Joined { parts, ends } => {
+                Self::for_each_part((parts, ends), offset, bytes.len(), |region, part, at| {
+                    region.write(at, &bytes[part])
+                })
+            }
             _ => {
                 copy_in(self.range(offset, bytes.len())?, bytes);
                 Ok(())
@@ -227,7 +296,7 @@ impl Region {
     fn bytes(&self) -> &[AtomicU8] {
         match &self.0 {
             Memory::Private(bytes) => bytes,
-            Memory::OfProcess(_) => &[],
+            Memory::OfProcess(_) | Memory::Joined { .. } => &[],
             Memory::Memfd { map, .. } => {
                 let start = map.as_mut_ptr().cast::<AtomicU8>();
                 // SAFETY: the mapping is readable and writable, lives as long as `self` and cannot

@@ -228,6 +228,7 @@ impl Simulation {
                 token,
                 bytes,
                 immediate,
+                is_write: _,
             } => {
                 let what = Observation::Delivered {
                     reader: end,

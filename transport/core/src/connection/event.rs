@@ -91,7 +91,7 @@ pub enum Event {
         /// The work request's.
         token: u64,
     },
-    /// A send of the peer is here whole.
+    /// A send of the peer is here whole, or a write that it reports.
     Received {
         /// As in [`ReceiveBuffer::token`](super::ReceiveBuffer::token).
         token: u64,
@@ -99,6 +99,8 @@ pub enum Event {
         bytes: u64,
         /// Its immediate.
         immediate: Option<u32>,
+        /// It was a write: the receive has none of its bytes.
+        is_write: bool,
     },
     /// A message of the peer with an immediate is here whole.
     Immediate {

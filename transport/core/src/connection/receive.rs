@@ -10,17 +10,18 @@ use self::feedback::PathMap;
 use self::order::InOrder;
 pub(super) use self::placement::Pending;
 use super::pending_ack::PendingAck;
-use super::receives::{PostedReceives, Requests};
+use super::receives::{PostedReceives, Requests, SharedReceives};
 use super::transmit::Response;
 use super::work::ReceiveBuffer;
 use super::{Arrival, Event, Stats};
 use crate::drops::DropReason;
-use crate::memory::{DomainId, Memory, Place, Placed, Ticket};
+use crate::memory::{Access, DomainId, Memory, Place, Placed, Ticket};
 use crate::recovery::{Marked, MessageEnd, Packet, ReceiveBoard};
 use crate::units::{Key, PathId, Time};
 use crate::wire::{DataHeader, Echo, Flags, FollowingHeader, HEADER_BYTES, Opcode, Refusal, Seal};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// A duplicate this many packet numbers behind the newest is no answer to anything: it may be a
 /// replay, whose age would be taken for a round-trip time.
@@ -77,6 +78,8 @@ pub(super) struct ReceiveHalf {
     lacks_place: bool,
     /// What waits for its turn, where messages are placed in order.
     in_order: InOrder,
+    /// What the peer may do to regions.
+    access: Access,
 }
 
 /// Whether a packet ends a message whose end is reported.
@@ -98,6 +101,7 @@ fn end_of(header: &DataHeader, bytes: u64) -> MessageEnd {
             number: header.key.0,
             bytes,
             immediate: header.flags.contains(Flags::IMMEDIATE).then_some(value),
+            is_write: header.flags.contains(Flags::WRITTEN),
         },
         Opcode::Response => MessageEnd::Response {
             request: header.key.0,
@@ -188,12 +192,23 @@ impl ReceiveHalf {
             unacked_responses: 0,
             lacks_place: false,
             in_order: InOrder::default(),
+            access: Access::ALL,
         }
     }
 
     /// Posts a buffer for a send of the peer.
     pub(super) fn post(&mut self, buffer: ReceiveBuffer) {
         self.receives.post(buffer);
+    }
+
+    /// Takes buffers for sends of the peer from there.
+    pub(super) fn share(&mut self, shared: Arc<dyn SharedReceives>) {
+        self.receives.share(shared);
+    }
+
+    /// From here on the peer may do no more than this to regions.
+    pub(super) fn set_access(&mut self, access: Access) {
+        self.access = access;
     }
 
     /// The requests of this end.
@@ -285,14 +300,19 @@ impl ReceiveHalf {
         let (header, payload) = (DataHeader::read(opened.header)?, opened.payload);
         self.check_wanted(now, arrival, &header, bytes, events, stats)?;
         opened.check_payload()?;
-        if self.board.is_in_order() && header.flags.contains(Flags::LAST) {
-            // It reads the header again, so that this function need not store it.
-            let (wire, out) = (opened.header, &mut *events);
-            let kept = self.keep_if_early(
-                now, arrival, wire, payload, bytes, domain, memory, out, stats,
-            );
-            if let Some(result) = kept {
-                return result;
+        if self.board.is_in_order() {
+            if header.opcode == Opcode::Send {
+                self.receives.take_shared(header.key.0);
+            }
+            if header.flags.contains(Flags::LAST) {
+                // It reads the header again, so that this function need not store it.
+                let (wire, out) = (opened.header, &mut *events);
+                let kept = self.keep_if_early(
+                    now, arrival, wire, payload, bytes, domain, memory, out, stats,
+                );
+                if let Some(result) = kept {
+                    return result;
+                }
             }
         }
         let placed = match header.opcode {
@@ -606,12 +626,14 @@ fn report(
             number,
             bytes,
             immediate,
+            is_write,
         } if !is_written(Opcode::Send, number) => {
             let token = receives.complete(number);
             events.extend(token.map(|token| Event::Received {
                 token,
                 bytes,
                 immediate,
+                is_write,
             }));
         }
         MessageEnd::Response { request } if !is_written(Opcode::Response, request) => {

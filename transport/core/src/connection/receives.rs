@@ -7,9 +7,27 @@ use crate::memory::check_bounds;
 use crate::units::Key;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// Buffers that several connections take from: verbs' shared receive queue (InfiniBand Architecture Specification,
+/// volume 1, section 10.2.9). A connection takes one when the first packet of a send arrives for which it has none.
+pub trait SharedReceives: std::fmt::Debug + Send + Sync {
+    /// The oldest one, which is another's no more.
+    fn take(&self) -> Option<ReceiveBuffer>;
+
+    /// Takes buffers back that were not filled, and gives them before the others.
+    fn give_back(&self, buffers: Vec<ReceiveBuffer>);
+}
+
+/// A connection takes this many sends further than its oldest one that is not here: more than there are chunks in a
+/// window.
+const AHEAD_MAX: u64 = 1 << 16;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct PostedReceives {
+    /// Where more come from. Not saved: whoever restores the connection shares them again.
+    #[serde(skip)]
+    shared: Option<Arc<dyn SharedReceives>>,
     /// The number of the first one of the queue.
     first: u64,
     /// `None` where the send is here whole.
@@ -19,6 +37,26 @@ pub(super) struct PostedReceives {
 impl PostedReceives {
     pub(super) fn post(&mut self, buffer: ReceiveBuffer) {
         self.posted.push_back(Some(buffer));
+    }
+
+    /// From here on, buffers come from there.
+    pub(super) fn share(&mut self, shared: Arc<dyn SharedReceives>) {
+        self.shared = Some(shared);
+    }
+
+    /// Takes buffers for the sends up to this one, as far as there are shared ones.
+    #[inline(never)]
+    pub(super) fn take_shared(&mut self, number: u64) {
+        let Some(shared) = &self.shared else {
+            return;
+        };
+        let ahead = number.saturating_sub(self.first);
+        let missing = (ahead + 1).saturating_sub(self.posted.len() as u64);
+        if missing == 0 || ahead >= AHEAD_MAX {
+            return;
+        }
+        let taken = std::iter::from_fn(|| shared.take());
+        self.posted.extend(taken.take(missing as usize).map(Some));
     }
 
     /// The key and the offset of the place of `bytes` bytes at `offset` of a send.
@@ -59,6 +97,15 @@ impl PostedReceives {
 
     pub(super) fn heap_bytes(&self) -> usize {
         self.posted.capacity() * size_of::<Option<ReceiveBuffer>>()
+    }
+}
+
+impl Drop for PostedReceives {
+    /// Gives buffers back that were taken for sends which did not come.
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.take() {
+            shared.give_back(self.posted.drain(..).flatten().collect());
+        }
     }
 }
 
@@ -161,6 +208,59 @@ mod tests {
             requests.place_of(number, 40, 60, true),
             Err(DropReason::Duplicate)
         );
+    }
+
+    fn buffer(token: u64) -> ReceiveBuffer {
+        ReceiveBuffer {
+            token,
+            key: Key(token),
+            offset: 0,
+            bytes: 50,
+        }
+    }
+
+    #[expect(clippy::disallowed_types, reason = "the other side of the interface")]
+    #[derive(Debug, Default)]
+    struct Shared(std::sync::Mutex<VecDeque<ReceiveBuffer>>);
+
+    impl SharedReceives for Shared {
+        fn take(&self) -> Option<ReceiveBuffer> {
+            self.0.lock().unwrap().pop_front()
+        }
+
+        fn give_back(&self, buffers: Vec<ReceiveBuffer>) {
+            let mut all = self.0.lock().unwrap();
+            buffers.into_iter().rev().for_each(|it| all.push_front(it));
+        }
+    }
+
+    #[test]
+    fn connections_take_shared_buffers_as_sends_come_and_give_back_what_was_not_filled() {
+        let shared = Arc::new(Shared::default());
+        shared.give_back((1..=4).map(buffer).collect());
+        let sharing = || {
+            let mut receives = PostedReceives::default();
+            receives.share(shared.clone());
+            receives
+        };
+        let (mut one, mut other) = (sharing(), sharing());
+        one.take_shared(1);
+        one.take_shared(0);
+        other.take_shared(0);
+        assert_eq!(one.place_of(0, 0, 50), Ok((Key(1), 0)));
+        assert_eq!(one.place_of(1, 0, 50), Ok((Key(2), 0)));
+        assert_eq!(other.place_of(0, 0, 50), Ok((Key(3), 0)));
+        assert_eq!(one.complete(1), Some(2));
+        // There is one more only, and no send is so far ahead.
+        other.take_shared(AHEAD_MAX);
+        other.take_shared(3);
+        assert_eq!(other.place_of(1, 0, 50), Ok((Key(4), 0)));
+        assert_eq!(other.place_of(2, 0, 50), Err(DropReason::NotArmed));
+        drop(one);
+        drop(other);
+        let left = std::iter::from_fn(|| shared.take());
+        let left: Vec<u64> = left.map(|buffer| buffer.token).collect();
+        assert_eq!(left, [3, 4, 1]);
     }
 
     #[test]

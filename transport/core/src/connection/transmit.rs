@@ -510,9 +510,8 @@ impl SendHalf {
         let posted = posted.expect("a message is kept until its chunks are acknowledged");
         let mut immediate = 0;
         if sent.start + u64::from(sent.length) == posted.bytes {
-            let (end, value) = posted.end();
-            flags = flags.with(end);
-            immediate = value;
+            flags = flags.with(posted.end);
+            immediate = posted.immediate;
         }
         let first = DataHeader {
             opcode: posted.opcode,

@@ -18,6 +18,8 @@ pub enum WorkRequest {
     WritePages(WritePages),
     /// Send to where the peer chooses.
     Send(SendMessage),
+    /// Report a write.
+    ReportWrite(ReportWrite),
     /// Read from the peer.
     Read(Read),
     /// Change a word at the peer.
@@ -79,6 +81,18 @@ pub struct SendMessage {
     pub bytes: u64,
     /// Comes with the message.
     pub immediate: Option<u32>,
+}
+
+/// Takes the peer's next receive to tell of the write that was posted before it, and places nothing there. On an in-order
+/// connection the write is placed by then: both are verbs' RDMA WRITE with immediate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReportWrite {
+    /// As in [`Write::token`].
+    pub token: u64,
+    /// How many bytes were written.
+    pub written: u64,
+    /// Comes with the report.
+    pub immediate: u32,
 }
 
 /// A read of a region of the peer, which must be open to reads. It ends when the bytes are here.
@@ -174,6 +188,7 @@ impl WorkRequest {
                 (packets, ends.all(|end| end.is_some()))
             }
             WorkRequest::Send(send) => (packets(send.bytes), true),
+            WorkRequest::ReportWrite(_) => (1, true),
             WorkRequest::Read(read) => {
                 let [there, here] =
                     [read.offset, read.to_offset].map(|at| at.checked_add(read.bytes));
@@ -197,7 +212,7 @@ impl WorkRequest {
             WorkRequest::Write(write) => write.bytes,
             WorkRequest::WritePages(write) => write.pages.total(),
             WorkRequest::Send(send) => send.bytes,
-            WorkRequest::Read(_) | WorkRequest::Atomic(_) => 0,
+            WorkRequest::ReportWrite(_) | WorkRequest::Read(_) | WorkRequest::Atomic(_) => 0,
         }
     }
 
@@ -216,6 +231,7 @@ impl WorkRequest {
             WorkRequest::Write(Write { token, .. })
             | WorkRequest::WritePages(WritePages { token, .. })
             | WorkRequest::Send(SendMessage { token, .. })
+            | WorkRequest::ReportWrite(ReportWrite { token, .. })
             | WorkRequest::Read(Read { token, .. })
             | WorkRequest::Atomic(AtomicChange { token, .. }) => *token,
         }
@@ -228,6 +244,7 @@ impl WorkRequest {
             WorkRequest::Write(Write { token, .. })
             | WorkRequest::WritePages(WritePages { token, .. })
             | WorkRequest::Send(SendMessage { token, .. })
+            | WorkRequest::ReportWrite(ReportWrite { token, .. })
             | WorkRequest::Read(Read { token, .. })
             | WorkRequest::Atomic(AtomicChange { token, .. }) => *token = name,
         }
@@ -266,6 +283,7 @@ work_requests! {
     Write(Write),
     WritePages(WritePages),
     Send(SendMessage),
+    ReportWrite(ReportWrite),
     Read(Read),
     Atomic(AtomicChange),
 }

@@ -24,6 +24,8 @@ pub enum MessageEnd {
         bytes: u64,
         /// Its immediate.
         immediate: Option<u32>,
+        /// It reports a write of so many bytes.
+        is_write: bool,
     },
     /// The response to a request.
     Response {

@@ -8,7 +8,7 @@ use super::{
 use serde::{Deserialize, Serialize};
 
 /// The flag bits of a data packet. Bits that have no name are sent as 0 and refused when set.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Flags(u8);
 
 impl Flags {
@@ -23,7 +23,9 @@ impl Flags {
     /// The sender waits for the acknowledgement of the chunk; set on each packet of a chunk, and it counts
     /// when the chunk is whole.
     pub const ACK_NOW: Flags = Flags(8);
-    const KNOWN: u8 = 15;
+    /// Of a send without bytes: it takes its receive for a write before it, whose length stands in place of the offset.
+    pub const WRITTEN: Flags = Flags(16);
+    const KNOWN: u8 = 31;
 
     /// Whether every bit of `other` is set here.
     pub const fn contains(self, other: Flags) -> bool {

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use weft_core::connection::{
-    AtomicChange, Event, Failure, Pages, PostError, REQUESTS_MAX, Read, ReceiveBuffer, SendMessage,
-    WritePages,
+    AtomicChange, Event, Failure, Pages, PostError, REQUESTS_MAX, Read, ReceiveBuffer, ReportWrite,
+    SendMessage, WritePages,
 };
 use weft_core::drops::DropReason;
+use weft_core::memory::Access;
 use weft_core::units::{ChunkNumber, Key, Nanos, PathId, Source};
 use weft_core::wire::{Atomic, DataHeader, Flags, Integrity, Kind, Opcode};
 use weft_sim::pattern;
@@ -28,6 +29,15 @@ fn send(pair: &mut Pair, token: u64, bytes: u64, immediate: Option<u32>) {
         immediate,
     };
     pair.post(0, 0, send).expect("the connection is open");
+}
+
+fn report(pair: &mut Pair, token: u64, written: u64, immediate: u32) {
+    let report = ReportWrite {
+        token,
+        written,
+        immediate,
+    };
+    pair.post(0, 0, report).expect("the connection is open");
 }
 
 fn receive(pair: &mut Pair, token: u64, offset: u64, bytes: u64) {
@@ -89,6 +99,7 @@ fn sends_fill_the_receives_in_the_order_of_both_whatever_arrives_first() {
         token,
         bytes,
         immediate,
+        is_write: false,
     };
     let expected = [
         received(71, 100, None),
@@ -102,6 +113,47 @@ fn sends_fill_the_receives_in_the_order_of_both_whatever_arrives_first() {
     let mut completed = pair.events(Side::A);
     completed.sort_by_key(|event| format!("{event:?}"));
     assert_eq!(completed, [1, 2, 3].map(|token| Event::Completed { token }));
+}
+
+#[test]
+fn a_report_of_a_write_takes_a_receive_of_any_size_and_none_of_its_bytes() {
+    let mut pair = Pair::new();
+    receive(&mut pair, 70, 10_000, 0);
+    receive(&mut pair, 71, 20_000, 100);
+    report(&mut pair, 1, 1 << 40, 7);
+    report(&mut pair, 2, 0, 8);
+    pair.run();
+    let received = |token, bytes, immediate| Event::Received {
+        token,
+        bytes,
+        immediate: Some(immediate),
+        is_write: true,
+    };
+    let expected = [received(70, 1 << 40, 7), received(71, 0, 8)];
+    assert_eq!(pair.events(Side::B), expected);
+    let completed = [1, 2].map(|token| Event::Completed { token });
+    assert_eq!(pair.events(Side::A), completed);
+    assert_eq!(pair.memory(Side::B).bytes[20_000..20_100], [0; 100]);
+}
+
+#[test]
+fn a_peer_does_no_more_to_regions_than_the_connection_allows() {
+    for in_order in [false, true] {
+        for (allowed, asked) in [(Access::READ, 0), (Access::WRITE, 1), (Access::WRITE, 2)] {
+            let mut pair = Pair::with(|setup| setup.in_order = in_order);
+            pair.expect_drop(DropReason::Key);
+            pair.set_access(Side::B, allowed);
+            match asked {
+                0 => drop(pair.write(100)),
+                1 => read(&mut pair, 1, 100, 0, 1_000),
+                _ => change(&mut pair, 1, Atomic::FetchAdd { add: 1 }, 0, 8),
+            }
+            pair.run();
+            let failed = Event::Failed(Failure::KeyRefused);
+            assert_eq!(pair.events(Side::A), [failed], "{asked}, {in_order}");
+            assert_eq!(pair.memory(Side::B).bytes[..100], [0; 100]);
+        }
+    }
 }
 
 #[test]
@@ -558,6 +610,7 @@ enum Asked {
     Read(u64),
     Add(u64),
     Pages(u32),
+    Report(u64),
 }
 
 fn asked() -> impl Strategy<Value = Asked> {
@@ -573,6 +626,7 @@ fn asked() -> impl Strategy<Value = Asked> {
             Just(4_000)
         ]
         .prop_map(Asked::Pages),
+        any::<u64>().prop_map(Asked::Report),
     ]
 }
 
@@ -614,6 +668,10 @@ proptest! {
                     send(&mut pair, token, bytes, Some(at as u32));
                     sends += 1;
                 }
+                Asked::Report(written) => {
+                    receive(&mut pair, at, SENDS, 0);
+                    report(&mut pair, token, written, at as u32);
+                }
                 Asked::Read(bytes) => read(&mut pair, token, bytes, 1_000 + at, READS + 20_000 * at),
                 Asked::Add(add) => {
                     sum += add;
@@ -649,11 +707,15 @@ proptest! {
             match asked {
                 Asked::Send(bytes) => {
                     let (token, immediate) = (at as u64, Some(at as u32));
-                    received.push(Event::Received { token, bytes, immediate });
+                    received.push(Event::Received { token, bytes, immediate, is_write: false });
                     let place = SENDS as usize + 20_000 * sends;
                     let wanted = content(at as u64, bytes as usize);
                     prop_assert_eq!(&there[place..place + bytes as usize], &wanted[..]);
                     sends += 1;
+                }
+                Asked::Report(bytes) => {
+                    let (token, immediate) = (at as u64, Some(at as u32));
+                    received.push(Event::Received { token, bytes, immediate, is_write: true });
                 }
                 Asked::Read(bytes) => {
                     let (bytes, place) = (bytes as usize, READS as usize + 20_000 * at);

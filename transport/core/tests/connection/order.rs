@@ -1,6 +1,8 @@
 //! In-order connections: what a program sees in memory, and in which order it is told.
 
-use weft_core::connection::{AtomicChange, Event, Failure, Read, Write};
+use weft_core::connection::{
+    AtomicChange, Event, Failure, Read, ReceiveBuffer, ReportWrite, Write,
+};
 use weft_core::drops::DropReason;
 use weft_core::units::{Key, Nanos};
 use weft_core::wire::Atomic;
@@ -56,6 +58,38 @@ fn the_last_bytes_of_a_message_come_last() {
     assert_eq!(bytes[7_900..8_000], [0; 100]);
     pair.run();
     assert_eq!(pair.memory(Side::B).bytes[..8_000], source[..]);
+}
+
+#[test]
+fn a_write_is_reported_when_it_is_there() {
+    let mut pair = in_order();
+    let buffer = ReceiveBuffer {
+        token: 70,
+        key: KEY,
+        offset: FLAG as u64,
+        bytes: 0,
+    };
+    pair.post_receive(1, 0, buffer).expect("it is open");
+    pair.drop_all(|p| p.is_chunk(0));
+    let written = pair.write_to(Side::A, 4_000, 0, None);
+    let report = ReportWrite {
+        token: 900,
+        written: 4_000,
+        immediate: 9,
+    };
+    pair.post(0, 0, report).expect("the connection is open");
+    pair.run_for(micros(200));
+    assert_eq!(pair.events(Side::B), []);
+    pair.heal();
+    pair.run();
+    let received = Event::Received {
+        token: 70,
+        bytes: 4_000,
+        immediate: Some(9),
+        is_write: true,
+    };
+    assert_eq!(pair.events(Side::B), [received]);
+    assert_eq!(completed(&mut pair), [written, 900]);
 }
 
 #[test]

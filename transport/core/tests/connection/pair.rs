@@ -8,7 +8,7 @@ use weft_core::congestion::CongestionKind;
 use weft_core::connection::{Connection, Event, Failure, Settings, Stats, Write};
 use weft_core::drops::DropReason;
 use weft_core::endpoint::Endpoint;
-use weft_core::memory::DomainId;
+use weft_core::memory::{Access, DomainId};
 use weft_core::path::{PathReport, PathSet, PathState, PolicyKind};
 use weft_core::units::{ChunkNumber, ConnectionId, Key, Nanos, PathId, Time};
 use weft_core::wire::{
@@ -515,6 +515,12 @@ impl Pair {
         let endpoint = &self.ends[side as usize].host.endpoint;
         let connection = endpoint.connection(id(side));
         connection.expect("the connection is open")
+    }
+
+    /// What the peer of a side may do to regions.
+    pub(crate) fn set_access(&mut self, side: Side, access: Access) {
+        let endpoint = &mut self.ends[side as usize].host.endpoint;
+        endpoint.set_access(id(side), access).expect("it is open");
     }
 
     /// What an end names of its connection, which has failed.

@@ -201,6 +201,7 @@ impl ReceiveHalf {
                     }
                     Request::Atomic(_) => Access::ATOMIC,
                 };
+                self.check_access(access)?;
                 let bytes = request.response_bytes();
                 memory.check(&place(header.key, header.offset, bytes), access)?;
             }
@@ -317,6 +318,8 @@ impl ReceiveHalf {
                 return self.carry_out(waiting.immediate, place, payload, memory);
             }
             Opcode::Write => (*key, *offset),
+            // It may report a write: then the offset is that one's length.
+            Opcode::Send if bytes == 0 => self.receives.place_of(key.0, 0, 0)?,
             Opcode::Send | Opcode::Response => {
                 self.chosen_place(*opcode, *key, *offset, bytes, true)?
             }

@@ -62,7 +62,15 @@ impl ReceiveHalf {
             return Err(DropReason::PlacementsFull);
         }
         match header.opcode {
-            Opcode::Write => Ok((header.key, header.offset)),
+            Opcode::Write if self.access.allows(Access::WRITE) => Ok((header.key, header.offset)),
+            Opcode::Write => Err(DropReason::Key),
+            Opcode::Send if header.flags.contains(Flags::WRITTEN) => {
+                let is_whole = header.packets == 1 && header.flags.contains(Flags::LAST);
+                match bytes == 0 && is_whole {
+                    true => self.receives.place_of(header.key.0, 0, 0),
+                    false => Err(DropReason::Malformed),
+                }
+            }
             opcode => {
                 let last = header.flags.contains(Flags::LAST);
                 self.chosen_place(opcode, header.key, header.offset, bytes, last)
@@ -101,6 +109,14 @@ impl ReceiveHalf {
         self.carry_out(number, place, payload, memory)
     }
 
+    /// Refuses what the peer may not do on this connection, as if the key opened nothing.
+    pub(super) fn check_access(&self, access: Access) -> Result<(), DropReason> {
+        match self.access.allows(access) {
+            true => Ok(()),
+            false => Err(DropReason::Key),
+        }
+    }
+
     /// Refuses a request while the peer has not acknowledged enough responses.
     pub(super) fn check_responses(&self) -> Result<(), DropReason> {
         let under_way = self.unacked_responses + self.responses.len() + self.in_order.requests();
@@ -122,10 +138,12 @@ impl ReceiveHalf {
         let place = Place { bytes, ..place };
         let source = match request {
             Request::Read { .. } => {
+                self.check_access(Access::READ)?;
                 memory.check(&place, Access::READ)?;
                 ChunkSource::Region(place)
             }
             Request::Atomic(atomic) => {
+                self.check_access(Access::ATOMIC)?;
                 let before = memory.atomic(place.domain, place.key, place.offset, atomic)?;
                 ChunkSource::Inline(before.to_le_bytes().into())
             }
@@ -156,6 +174,9 @@ impl ReceiveHalf {
     ) -> Result<Offer, DropReason> {
         let wire_bytes = wire_bytes(bytes as usize);
         self.check_wanted(now, arrival, header, wire_bytes, events, stats)?;
+        if self.board.is_in_order() && header.opcode == Opcode::Send {
+            self.receives.take_shared(header.key.0);
+        }
         let has_to_wait = self.has_to_wait(header);
         if header.opcode == Opcode::Request || bytes == 0 || has_to_wait {
             // It has no place, or not yet: a link hands it over as a packet.

@@ -6,6 +6,7 @@ use super::super::receives::Requests;
 use super::super::{Event, Failure};
 use super::SendHalf;
 use crate::units::ChunkNumber;
+use crate::wire::Opcode;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
@@ -75,9 +76,11 @@ impl SendHalf {
         requests: &Requests,
     ) -> Option<Failure> {
         let message = self.posted[self.board.get(chunk).write as usize].as_ref();
-        let token = message.and_then(|message| match (&message.source, message.immediate) {
-            (ChunkSource::Posted { token }, _) => Some(*token),
-            (ChunkSource::Inline(_), Some(number)) => requests.token(number.into()),
+        let token = message.and_then(|message| match &message.source {
+            ChunkSource::Posted { token } => Some(*token),
+            ChunkSource::Inline(_) if message.opcode == Opcode::Request => {
+                requests.token(message.immediate.into())
+            }
             _ => None,
         });
         let Some(token) = token.filter(|_| self.in_order) else {

@@ -21,7 +21,9 @@ pub(super) struct Posted {
     pub(super) key: Key,
     pub(super) offset: u64,
     pub(super) pages: Option<Pages>,
-    pub(super) immediate: Option<u32>,
+    /// What the packet that ends it says: flags and immediate.
+    pub(super) end: Flags,
+    pub(super) immediate: u32,
     /// Bytes cut into chunks so far.
     pub(super) cut: u64,
     /// Chunks cut so far.
@@ -41,7 +43,8 @@ impl Posted {
             key,
             offset,
             pages: None,
-            immediate: None,
+            end: Flags::LAST,
+            immediate: 0,
             cut: 0,
             chunks: 0,
             outstanding: 0,
@@ -49,12 +52,13 @@ impl Posted {
         }
     }
 
-    /// What the packet that ends it says: flags and immediate.
-    pub(super) fn end(&self) -> (Flags, u32) {
-        match self.immediate {
-            Some(value) => (Flags::LAST.with(Flags::IMMEDIATE), value),
-            None => (Flags::LAST, 0),
+    /// The packet that ends it has this immediate, if any.
+    fn with_immediate(mut self, immediate: Option<u32>) -> Posted {
+        if let Some(immediate) = immediate {
+            self.end = self.end.with(Flags::IMMEDIATE);
+            self.immediate = immediate;
         }
+        self
     }
 
     /// The next chunk: its length and the payload of each of its packets but the last. `packets` is how many it may
@@ -151,26 +155,32 @@ impl SendHalf {
         let posted = match request {
             WorkRequest::Write(write) => {
                 let source = posted(write.token);
-                Posted {
-                    immediate: write.immediate,
-                    ..Posted::new(Opcode::Write, source, write.bytes, write.key, write.offset)
-                }
+                Posted::new(Opcode::Write, source, write.bytes, write.key, write.offset)
+                    .with_immediate(write.immediate)
             }
             WorkRequest::WritePages(write) => {
                 let (source, bytes) = (posted(write.token), write.pages.total());
-                Posted {
-                    immediate: write.immediate,
+                let posted = Posted {
                     pages: Some(write.pages),
                     ..Posted::new(Opcode::Write, source, bytes, write.key, 0)
-                }
+                };
+                posted.with_immediate(write.immediate)
             }
             WorkRequest::Send(send) => {
                 let number = self.sends;
                 self.sends += 1;
-                Posted {
-                    immediate: send.immediate,
-                    ..Posted::new(Opcode::Send, posted(send.token), send.bytes, Key(number), 0)
-                }
+                Posted::new(Opcode::Send, posted(send.token), send.bytes, Key(number), 0)
+                    .with_immediate(send.immediate)
+            }
+            WorkRequest::ReportWrite(report) => {
+                let (number, source) = (self.sends, posted(report.token));
+                self.sends += 1;
+                // The length of the write stands in place of an offset.
+                let posted = Posted {
+                    end: Flags::LAST.with(Flags::WRITTEN),
+                    ..Posted::new(Opcode::Send, source, 0, Key(number), report.written)
+                };
+                posted.with_immediate(Some(report.immediate))
             }
             WorkRequest::Read(read) => {
                 let number = requests.add(read.token, read.to_key, read.to_offset, read.bytes);
@@ -339,11 +349,9 @@ impl SendHalf {
 fn request_message(number: u32, request: Request, key: Key, offset: u64) -> Posted {
     let body = request.emit();
     let source = ChunkSource::Inline(body.into());
-    Posted {
-        // The payload does not say the number: the immediate does.
-        immediate: Some(number),
-        ..Posted::new(Opcode::Request, source, body.len() as u64, key, offset)
-    }
+    // The payload does not say the number: the immediate does.
+    Posted::new(Opcode::Request, source, body.len() as u64, key, offset)
+        .with_immediate(Some(number))
 }
 
 #[cfg(test)]

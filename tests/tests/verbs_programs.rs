@@ -165,7 +165,15 @@ fn programs_of_rdma_core_and_perftest_run_as_they_are() {
     for told in node.pair("ibv_rc_pingpong -g 0 -c -e -n 500", 18_600) {
         assert!(told.contains("500 iters in "), "{told}");
     }
+    // 16 queue pairs take their receives from one queue.
+    for told in node.pair("ibv_srq_pingpong -g 0 -c -n 500", 18_601) {
+        assert!(told.contains("500 iters in "), "{told}");
+    }
+    for told in node.pair("ibv_srq_pingpong -g 0 -c -e -n 500", 18_602) {
+        assert!(told.contains("500 iters in "), "{told}");
+    }
     let programs = [
+        "ib_send_bw --use-srq -q 4 -s 4096",
         "ib_send_bw -e -s 4096",
         "ib_write_bw -s 65536",
         "ib_write_bw -q 4 -s 4096",

@@ -18,7 +18,8 @@ use weft_engine::{AddressSpace, ConnectionId, DomainId, Engine, Region, Words};
 use crate::channel::{Channel, CompletionQueue};
 use crate::queue_pair::{Joining, QueuePair, Surroundings};
 use crate::random;
-use crate::regions::Regions;
+use crate::receive_queue::{ReceiveQueue, SharedReceiveQueue};
+use crate::regions::{Regions, remote_access};
 
 /// A device, as it is given to a program.
 #[derive(Debug, Clone, Copy)]
@@ -52,9 +53,24 @@ pub(crate) struct Context {
     /// The program's end of a channel that was just made.
     passed: Option<OwnedFd>,
     queue_pairs: BTreeMap<u32, QueuePair>,
-    by_doorbell: HashMap<u32, Vec<u32>>,
+    shared_receive_queues: BTreeMap<u32, SharedReceiveQueue>,
+    by_doorbell: HashMap<u32, Vec<Queue>>,
     regions: Regions,
     has_failed: bool,
+}
+
+/// What has a doorbell; several share one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Queue {
+    Pair(u32),
+    SharedReceives(u32),
+}
+
+impl Queue {
+    fn doorbell(self) -> u32 {
+        let (Queue::Pair(number) | Queue::SharedReceives(number)) = self;
+        number % DOORBELLS
+    }
 }
 
 /// What a change of a queue pair's state asks of the server.
@@ -87,6 +103,7 @@ impl Context {
             channels: BTreeMap::new(),
             passed: None,
             queue_pairs: BTreeMap::new(),
+            shared_receive_queues: BTreeMap::new(),
             by_doorbell: HashMap::new(),
             regions: Regions::default(),
             has_failed: false,
@@ -101,15 +118,8 @@ impl Context {
         engine: &Engine,
         domain: DomainId,
     ) -> Outcome {
-        if let Request::CreateSharedReceiveQueue { .. } = request {
-            return Err(ErrorNumber::NotSupported);
-        }
-        if let Request::CreateQueuePair(Made {
-            kind,
-            shared_receive_queue,
-            ..
-        }) = request
-            && (*kind != QueuePairType::ReliableConnected || shared_receive_queue.is_some())
+        if let Request::CreateQueuePair(made) = request
+            && made.kind != QueuePairType::ReliableConnected
         {
             return Err(ErrorNumber::NotSupported);
         }
@@ -168,6 +178,26 @@ impl Context {
                 self.completion_queues.remove(queue);
             }
             (
+                Request::CreateSharedReceiveQueue { domain, .. },
+                Answer::CreatedQueue {
+                    queue,
+                    entries,
+                    ring,
+                },
+            ) => {
+                let ring = Consumer::new(self.ring(*ring)?, 0);
+                let made = ReceiveQueue::new(ring, *domain, *entries);
+                let made = SharedReceiveQueue::new(made);
+                self.shared_receive_queues.insert(*queue, made);
+                self.add_doorbell(Queue::SharedReceives(*queue));
+            }
+            (Request::DestroySharedReceiveQueue(queue), _) => {
+                if let Some(mut shared) = self.shared_receive_queues.remove(queue) {
+                    shared.queue.flush(&mut self.regions, engine);
+                }
+                self.remove_doorbell(Queue::SharedReceives(*queue));
+            }
+            (
                 Request::CreateQueuePair(made),
                 Answer::CreatedQueuePair {
                     queue_pair,
@@ -178,27 +208,38 @@ impl Context {
             ) => {
                 let sends = Consumer::new(self.ring(*send_ring)?, 0);
                 let receives = receive_ring.map(|place| self.ring(place));
-                let receives = receives.transpose()?.map(|ring| Consumer::new(ring, 0));
+                let receives = receives.transpose()?.map(|ring| {
+                    let ring = Consumer::new(ring, 0);
+                    ReceiveQueue::new(ring, made.domain, sizes.receives)
+                });
                 let made = Made {
                     sizes: *sizes,
                     ..*made
                 };
                 let pair = QueuePair::new(*queue_pair, made, sends, receives);
                 self.queue_pairs.insert(*queue_pair, pair);
-                let sharing = self.by_doorbell.entry(queue_pair % DOORBELLS);
-                sharing.or_default().push(*queue_pair);
+                self.add_doorbell(Queue::Pair(*queue_pair));
             }
             (Request::DestroyQueuePair(number), _) => {
                 if let Some(mut pair) = self.queue_pairs.remove(number) {
                     pair.disconnect(engine);
                 }
-                if let Some(sharing) = self.by_doorbell.get_mut(&(number % DOORBELLS)) {
-                    sharing.retain(|other| other != number);
-                }
+                self.remove_doorbell(Queue::Pair(*number));
             }
             _ => {}
         }
         Ok(())
+    }
+
+    fn add_doorbell(&mut self, queue: Queue) {
+        let sharing = self.by_doorbell.entry(queue.doorbell());
+        sharing.or_default().push(queue);
+    }
+
+    fn remove_doorbell(&mut self, queue: Queue) {
+        if let Some(sharing) = self.by_doorbell.get_mut(&queue.doorbell()) {
+            sharing.retain(|other| *other != queue);
+        }
     }
 
     /// Takes back what the table has made.
@@ -206,6 +247,9 @@ impl Context {
         let request = match (request, *answer) {
             (Request::CreateChannel, Answer::Created(handle)) => Request::DestroyChannel(handle),
             (Request::RegisterRegion(_), Answer::Created(key)) => Request::DeregisterRegion(key),
+            (Request::CreateSharedReceiveQueue { .. }, Answer::CreatedQueue { queue, .. }) => {
+                Request::DestroySharedReceiveQueue(queue)
+            }
             (_, Answer::CreatedQueue { queue, .. }) => Request::DestroyCompletionQueue(queue),
             (_, Answer::CreatedQueuePair { queue_pair, .. }) => {
                 Request::DestroyQueuePair(queue_pair)
@@ -253,8 +297,13 @@ impl Context {
             return Change::None;
         };
         pair.requests_max = found.attributes.requests_from_here.into();
+        if let Joining::Joined { offer, .. } = &pair.joining {
+            let access = remote_access(found.attributes.access);
+            // A connection that has failed meanwhile says so by an event.
+            let _ = engine.set_access(offer.end.id, access);
+        }
         match found.state {
-            State::Reset => pair.reset(engine),
+            State::Reset => pair.reset(&mut self.regions, engine),
             State::Error => {
                 pair.disconnect(engine);
                 self.take(number, engine);
@@ -272,12 +321,22 @@ impl Context {
         }
         let rung: Vec<u32> = self.doorbells.take().collect();
         for doorbell in &rung {
-            let numbers = self.by_doorbell.get(doorbell).cloned().unwrap_or_default();
-            for number in numbers {
-                self.take(number, engine);
+            let queues = self.by_doorbell.get(doorbell).cloned().unwrap_or_default();
+            for queue in queues {
+                match queue {
+                    Queue::Pair(number) => self.take(number, engine),
+                    Queue::SharedReceives(queue) => self.take_shared(queue, engine),
+                }
             }
         }
         !rung.is_empty()
+    }
+
+    /// Looks at the ring of a shared receive queue.
+    fn take_shared(&mut self, queue: u32, engine: &Engine) {
+        if let Some(shared) = self.shared_receive_queues.get_mut(&queue) {
+            shared.take(&mut self.regions, engine);
+        }
     }
 
     /// Looks at the rings of a queue pair, and reports what is finished.
@@ -302,7 +361,8 @@ impl Context {
         };
         let mut around = Surroundings {
             engine,
-            regions: &self.regions,
+            regions: &mut self.regions,
+            shared_receive_queues: &mut self.shared_receive_queues,
             completion_queues: &mut self.completion_queues,
             overflowed: None,
         };

@@ -11,8 +11,8 @@ use weft_device::completion::Status;
 use weft_device::control::{ErrorNumber, Outcome, Request};
 use weft_device::space::DOORBELL_BYTES;
 use weft_engine::{
-    AddressSpace, ConnectionId, DomainId, Engine, EngineConfig, EngineError, Event, MemfdError,
-    Progress, Region, Secret,
+    Access, AddressSpace, ConnectionId, DomainId, Engine, EngineConfig, EngineError, Event,
+    MemfdError, Progress, Region, Secret,
 };
 
 use crate::channel::event_socket;
@@ -20,6 +20,7 @@ use crate::context::{Change, Context, Device};
 use crate::offer::{OFFER_INTERVAL, Offer, QueuePairName, WaitingOffers};
 use crate::queue_pair::Joining;
 use crate::random;
+use crate::regions::remote_access;
 
 /// Bits of a queue pair's number that tell the contexts of a device apart; the others count within one.
 const CONTEXT_SHIFT: u32 = 16;
@@ -290,6 +291,8 @@ impl Devices {
             return true;
         };
         let number = offer.to.number;
+        let found = context.objects().queue_pair(number);
+        let access = found.map_or(Access::NONE, |found| remote_access(found.attributes.access));
         let Some(pair) = context.queue_pair_mut(number) else {
             return true;
         };
@@ -299,7 +302,7 @@ impl Devices {
                     // It answers an offer that is no more.
                     return true;
                 }
-                let remote = offer.remote_end(owner);
+                let remote = offer.remote_end(owner, access);
                 let connected = self.engine.connect(own.end.id, remote, self.sender.clone());
                 if let Err(error) = connected {
                     tracing::debug!(queue_pair = number, "not connected: {error}");
@@ -433,8 +436,9 @@ impl Devices {
                     context,
                     bytes,
                     immediate,
+                    is_write,
                     ..
-                } => pair.received(context, bytes, immediate, around),
+                } => pair.received(context, (bytes, immediate, is_write), around),
                 _ => {}
             }
             pair.settle(around) || pair.take(state, around)

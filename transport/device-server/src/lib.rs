@@ -23,6 +23,7 @@ mod devices;
 mod offer;
 mod queue_pair;
 mod random;
+mod receive_queue;
 mod regions;
 mod server;
 mod work;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use weft_engine::{ConnectionId, LocalEnd, RemoteEnd, Secret};
+use weft_engine::{Access, ConnectionId, LocalEnd, RemoteEnd, Secret};
 
 /// Offers that wait for the queue pair here, of all nodes.
 const WAITING_MAX: usize = 65_536;
@@ -41,9 +41,13 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// The other end of the connection, as the engine wants it. `owner` is the node from which the offer came.
-    pub(crate) fn remote_end(&self, owner: Arc<str>) -> RemoteEnd {
-        RemoteEnd::new(owner, &self.end, self.secret.clone())
+    /// The other end of the connection, as the engine wants it. `owner` is the node from which the offer came, and may do
+    /// this to regions.
+    pub(crate) fn remote_end(&self, owner: Arc<str>, access: Access) -> RemoteEnd {
+        RemoteEnd {
+            access,
+            ..RemoteEnd::new(owner, &self.end, self.secret.clone())
+        }
     }
 }
 

@@ -1,22 +1,24 @@
-//! One queue pair: its two rings, what of them is outstanding, and its connection.
+//! One queue pair: its send queue, what of that is outstanding, and its connection.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use weft_device::completion::{Completion, Opcode, Outcome, Status};
 use weft_device::control::QueuePair as Made;
 use weft_device::entry::Entry;
-use weft_device::ring::Consumer;
+use weft_device::ring::{Consumer, RING_SLOTS_MAX};
 use weft_device::state::State;
-use weft_device::work_request::{Operation, Payload, WorkRequest as Posted};
+use weft_device::work_request::{Operation, Payload, RemoteAddress, WorkRequest as Posted};
 use weft_engine::{
-    Atomic, AtomicChange, ConnectionId, Engine, EngineError, Failure, Piece, Post, PostError, Read,
-    ReceiveBuffer, SendMessage, Source, Words, WorkRequest, Write,
+    Atomic, AtomicChange, ConnectionId, Engine, EngineError, Failure, Key, Piece, Post, PostError,
+    Read, ReportWrite, SendMessage, Source, Words, WorkRequest, Write,
 };
 
 use crate::channel::CompletionQueue;
 use crate::offer::Offer;
-use crate::regions::{Regions, remote_key};
+use crate::receive_queue::{BadReceive, ReceiveQueue, SharedReceiveQueue};
+use crate::regions::{Regions, Target, remote_key};
 
 /// The longest message of an RC queue pair (InfiniBand Architecture Specification, volume 1, section 9.7.6).
 const MESSAGE_BYTES_MAX: u64 = 1 << 31;
@@ -24,7 +26,8 @@ const MESSAGE_BYTES_MAX: u64 = 1 << 31;
 /// What a queue pair needs of its context while it moves work requests.
 pub(crate) struct Surroundings<'c> {
     pub(crate) engine: &'c Engine,
-    pub(crate) regions: &'c Regions,
+    pub(crate) regions: &'c mut Regions,
+    pub(crate) shared_receive_queues: &'c mut BTreeMap<u32, SharedReceiveQueue>,
     pub(crate) completion_queues: &'c mut BTreeMap<u32, CompletionQueue>,
     /// This completion queue was full, or its ring is broken: the whole context fails.
     pub(crate) overflowed: Option<u32>,
@@ -44,8 +47,14 @@ pub(crate) enum Joining {
 /// A work request of the send queue that is not complete.
 struct Outstanding {
     token: u64,
+    /// Of a write with an immediate: the write's own name. The other one is that of its report.
+    write_token: Option<u64>,
     wr_id: u64,
     opcode: Opcode,
+    /// It takes a receive of the peer.
+    takes_receive: bool,
+    /// Where the bytes of a read go, if it is more than one entry.
+    target: Option<Key>,
     bytes: u32,
     is_signaled: bool,
     /// Slots produced by the end of its entry.
@@ -64,15 +73,6 @@ impl Outstanding {
     }
 }
 
-/// A receive that no send of the peer has filled.
-struct Receive {
-    token: u64,
-    wr_id: u64,
-    produced: u32,
-    /// Where the bytes go; not yet given to the engine before the queue pair is connected.
-    buffer: ReceiveBuffer,
-}
-
 pub(crate) struct QueuePair {
     pub(crate) number: u32,
     pub(crate) made: Made,
@@ -80,10 +80,9 @@ pub(crate) struct QueuePair {
     /// Reads and atomics that may be under way (`max_rd_atomic`).
     pub(crate) requests_max: usize,
     sends: Consumer<Words>,
-    /// None once the ring is broken.
-    receives: Option<Consumer<Words>>,
+    /// None where it takes receives from a shared one.
+    receives: Option<ReceiveQueue>,
     outstanding: VecDeque<Outstanding>,
-    receive_queue: VecDeque<Receive>,
     /// An entry that is taken and waits for reads before it.
     waiting: Option<Box<Entry>>,
     next_token: u64,
@@ -104,7 +103,7 @@ impl QueuePair {
         number: u32,
         made: Made,
         sends: Consumer<Words>,
-        receives: Option<Consumer<Words>>,
+        receives: Option<ReceiveQueue>,
     ) -> Self {
         Self {
             number,
@@ -114,7 +113,6 @@ impl QueuePair {
             sends,
             receives,
             outstanding: VecDeque::new(),
-            receive_queue: VecDeque::new(),
             waiting: None,
             next_token: 0,
             is_broken: false,
@@ -135,9 +133,14 @@ impl QueuePair {
         if let Joining::Offered { mut offer, .. } | Joining::Joined { mut offer, .. } = joining {
             offer.answers = Some(peer.end.id);
             let peer_prefix = peer.key_prefix;
-            for receive in &self.receive_queue {
-                // A connection that failed meanwhile says so by an event.
-                let _ = around.engine.post_receive(offer.end.id, receive.buffer);
+            // A connection that failed meanwhile says so by an event.
+            for buffer in self.receives.iter().flat_map(ReceiveQueue::buffers) {
+                let _ = around.engine.post_receive(offer.end.id, buffer);
+            }
+            let shared = self.made.shared_receive_queue;
+            if let Some(shared) = shared.and_then(|it| around.shared_receive_queues.get(&it)) {
+                let buffers = Arc::clone(&shared.buffers);
+                let _ = around.engine.share_receives(offer.end.id, buffers);
             }
             self.joining = Joining::Joined { offer, peer_prefix };
         }
@@ -156,69 +159,30 @@ impl QueuePair {
     }
 
     fn take_receives(&mut self, around: &mut Surroundings<'_>) -> bool {
-        let mut entry = Entry::new();
-        while self.receive_queue.len() < self.made.sizes.receives as usize {
-            let Some(ring) = &mut self.receives else {
-                return false;
-            };
-            match entry.take(ring) {
-                Ok(true) => {}
-                Ok(false) => return false,
-                Err(error) => {
-                    tracing::debug!(
-                        queue_pair = self.number,
-                        "a receive ring is broken: {error}"
-                    );
-                    self.receives = None;
-                    return true;
+        let Some(receives) = &mut self.receives else {
+            return false;
+        };
+        loop {
+            match receives.take(around.regions, around.engine) {
+                Ok(Some(buffer)) => {
+                    if let Joining::Joined { offer, .. } = &self.joining {
+                        // A connection that failed meanwhile says so by an event.
+                        let _ = around.engine.post_receive(offer.end.id, buffer);
+                    }
                 }
-            }
-            let produced = ring.consumed();
-            let token = self.next_token;
-            let (wr_id, buffer) = match entry.receive() {
-                Ok(receive) => {
-                    let filled = receive.sges.iter().filter(|sge| sge.bytes > 0);
-                    let sges: Vec<_> = filled.collect();
-                    let domain = self.made.domain;
-                    let target = match sges.as_slice() {
-                        [] => Ok((weft_engine::SIGNAL, 0, 0)),
-                        [sge] => {
-                            let target = around.regions.target(domain, sge);
-                            target.map(|(key, offset)| (key, offset, sge.bytes.into()))
-                        }
-                        _ => Err(Status::LocalQueuePairOperation),
-                    };
-                    (receive.wr_id, target)
-                }
-                Err(_) => (0, Err(Status::LocalQueuePairOperation)),
-            };
-            let (key, offset, bytes) = match buffer {
-                Ok(buffer) => buffer,
-                Err(status) => {
+                Ok(None) => return false,
+                Err(BadReceive::Ring) => return true,
+                Err(BadReceive::Entry {
+                    wr_id,
+                    produced,
+                    status,
+                }) => {
                     let completion = self.of_receive(wr_id, produced, status);
                     put(around, self.made.receive_completions, &completion);
                     return true;
                 }
-            };
-            let buffer = ReceiveBuffer {
-                token,
-                key,
-                offset,
-                bytes,
-            };
-            self.next_token += 1;
-            if let Joining::Joined { offer, .. } = &self.joining {
-                // A connection that failed meanwhile says so by an event.
-                let _ = around.engine.post_receive(offer.end.id, buffer);
             }
-            self.receive_queue.push_back(Receive {
-                token,
-                wr_id,
-                produced,
-                buffer,
-            });
         }
-        false
     }
 
     fn take_sends(&mut self, around: &mut Surroundings<'_>) -> bool {
@@ -253,22 +217,11 @@ impl QueuePair {
         entry: &Entry,
         connection: ConnectionId,
         prefix: u32,
-        around: &Surroundings<'_>,
+        around: &mut Surroundings<'_>,
     ) -> Taken {
-        let mut outstanding = Outstanding {
-            token: self.next_token,
-            wr_id: 0,
-            opcode: Opcode::Send,
-            bytes: 0,
-            is_signaled: true,
-            produced: self.sends.consumed(),
-            status: None,
-        };
+        let mut outstanding = self.unposted(entry);
         match entry.work_request() {
             Ok(posted) => {
-                outstanding.wr_id = posted.wr_id;
-                outstanding.opcode = opcode(&posted.operation);
-                outstanding.is_signaled = posted.signaled;
                 let under_way = self.outstanding.iter().filter(|it| it.awaits_response());
                 let under_way = under_way.count();
                 let is_full = outstanding.awaits_response() && under_way >= self.requests_max;
@@ -277,19 +230,48 @@ impl QueuePair {
                 }
                 match self.work_request(&posted, prefix, around) {
                     Ok((request, pieces)) => {
+                        outstanding.target = match &request {
+                            WorkRequest::Read(read) => Some(read.to_key),
+                            _ => None,
+                        };
                         outstanding.bytes = match &request {
                             WorkRequest::Read(read) => read.bytes as u32,
                             WorkRequest::Atomic(_) => Atomic::BYTES as u32,
                             other => other.bytes() as u32,
                         };
-                        let post = Post {
-                            connection,
-                            request,
-                            pieces,
+                        let written = request.bytes();
+                        let report = match (&request, posted.immediate) {
+                            (WorkRequest::Write(_), Some(immediate)) => {
+                                self.next_token += 1;
+                                outstanding.write_token = Some(outstanding.token);
+                                outstanding.token = self.next_token;
+                                Some(ReportWrite {
+                                    token: outstanding.token,
+                                    written,
+                                    immediate,
+                                })
+                            }
+                            _ => None,
                         };
-                        match around.engine.post(post) {
+                        let post = |request: WorkRequest, pieces| {
+                            around.engine.post(Post {
+                                connection,
+                                request,
+                                pieces,
+                            })
+                        };
+                        let mut result = post(request, pieces);
+                        if let (Some(report), Ok(()) | Err(EngineError::EmptyWrite)) =
+                            (report, &result)
+                        {
+                            result = post(report.into(), Vec::new());
+                        }
+                        match result {
                             Ok(()) => {}
                             Err(EngineError::Post(PostError::TooManyRequests)) => {
+                                if let Some(target) = outstanding.target {
+                                    around.regions.forget(around.engine, target);
+                                }
                                 return Taken::Waits;
                             }
                             // Nothing is to be done.
@@ -318,70 +300,48 @@ impl QueuePair {
         Taken::Yes
     }
 
-    /// What the engine is to do, and the bytes that it sends.
+    /// An entry of the send ring that was just taken, of which nothing is posted yet.
+    fn unposted(&self, entry: &Entry) -> Outstanding {
+        let posted = entry.work_request().ok();
+        let opcode = posted.map_or(Opcode::Send, |posted| opcode(&posted.operation));
+        Outstanding {
+            token: self.next_token,
+            write_token: None,
+            wr_id: posted.map_or(0, |posted| posted.wr_id),
+            opcode,
+            takes_receive: opcode == Opcode::Send
+                || posted.is_some_and(|posted| posted.immediate.is_some()),
+            target: None,
+            bytes: 0,
+            is_signaled: posted.is_none_or(|posted| posted.signaled),
+            produced: self.sends.consumed(),
+            status: None,
+        }
+    }
+
+    /// What the engine is to do, and the bytes that it sends. Of a write with an immediate this is the write.
     fn work_request(
         &self,
         posted: &Posted<'_>,
         prefix: u32,
-        around: &Surroundings<'_>,
+        around: &mut Surroundings<'_>,
     ) -> Result<(WorkRequest, Vec<Piece>), Status> {
         let token = self.next_token;
-        let domain = self.made.domain;
-        let pieces = || match posted.payload {
-            Payload::Sges(sges) => around.regions.pieces(domain, sges),
-            Payload::Inline(bytes) if bytes.len() > self.made.sizes.inline_bytes as usize => {
-                Err(Status::LocalQueuePairOperation)
-            }
-            Payload::Inline(bytes) => Ok(vec![Piece {
-                source: Source::Bytes(std::sync::Arc::new(bytes.into())),
-                offset: 0,
-                bytes: bytes.len() as u64,
-            }]),
-        };
-        let length = |pieces: &[Piece]| {
-            let bytes: u64 = pieces.iter().map(|piece| piece.bytes).sum();
-            match bytes <= MESSAGE_BYTES_MAX {
-                true => Ok(bytes),
-                false => Err(Status::LocalLength),
-            }
-        };
-        let target = || match posted.payload {
-            Payload::Sges([sge]) => {
-                let (key, offset) = around.regions.target(domain, sge)?;
-                Ok((key, offset, sge.bytes))
-            }
-            _ => Err(Status::LocalQueuePairOperation),
-        };
-        let atomic = |remote: weft_device::work_request::RemoteAddress, atomic| {
-            let (to_key, to_offset, bytes) = target()?;
-            if u64::from(bytes) != Atomic::BYTES {
-                return Err(Status::LocalLength);
-            }
-            let change = AtomicChange {
-                token,
-                atomic,
-                key: remote_key(prefix, remote.key),
-                offset: remote.address,
-                to_key,
-                to_offset,
-            };
-            Ok((change.into(), Vec::new()))
-        };
         match posted.operation {
             Operation::Send => {
-                let pieces = pieces()?;
+                let (pieces, bytes) = self.pieces(posted, around)?;
                 let send = SendMessage {
                     token,
-                    bytes: length(&pieces)?,
+                    bytes,
                     immediate: posted.immediate,
                 };
                 Ok((send.into(), pieces))
             }
-            Operation::Write(remote) if posted.immediate.is_none() => {
-                let pieces = pieces()?;
+            Operation::Write(remote) => {
+                let (pieces, bytes) = self.pieces(posted, around)?;
                 let write = Write {
                     token,
-                    bytes: length(&pieces)?,
+                    bytes,
                     key: remote_key(prefix, remote.key),
                     offset: remote.address,
                     immediate: None,
@@ -389,36 +349,101 @@ impl QueuePair {
                 Ok((write.into(), pieces))
             }
             Operation::Read(remote) => {
-                let (to_key, to_offset, bytes) = target()?;
+                let target = self.target(posted, around)?;
                 let read = Read {
                     token,
-                    bytes: bytes.into(),
+                    bytes: target.bytes,
                     key: remote_key(prefix, remote.key),
                     offset: remote.address,
-                    to_key,
-                    to_offset,
+                    to_key: target.key,
+                    to_offset: target.offset,
                 };
                 Ok((read.into(), Vec::new()))
             }
-            Operation::FetchAdd { remote, add } => atomic(remote, Atomic::FetchAdd { add }),
+            Operation::FetchAdd { remote, add } => {
+                self.atomic(posted, remote, Atomic::FetchAdd { add }, prefix, around)
+            }
             Operation::CompareSwap {
                 remote,
                 compare,
                 swap,
-            } => atomic(remote, Atomic::CompareSwap { compare, swap }),
-            Operation::Write(_) | Operation::SendDatagram(_) => {
-                Err(Status::LocalQueuePairOperation)
+            } => {
+                let change = Atomic::CompareSwap { compare, swap };
+                self.atomic(posted, remote, change, prefix, around)
             }
+            Operation::SendDatagram(_) => Err(Status::LocalQueuePairOperation),
+        }
+    }
+
+    fn atomic(
+        &self,
+        posted: &Posted<'_>,
+        remote: RemoteAddress,
+        atomic: Atomic,
+        prefix: u32,
+        around: &mut Surroundings<'_>,
+    ) -> Result<(WorkRequest, Vec<Piece>), Status> {
+        let Payload::Sges([_]) = posted.payload else {
+            return Err(Status::LocalQueuePairOperation);
+        };
+        let target = self.target(posted, around)?;
+        if target.bytes != Atomic::BYTES {
+            return Err(Status::LocalLength);
+        }
+        let change = AtomicChange {
+            token: self.next_token,
+            atomic,
+            key: remote_key(prefix, remote.key),
+            offset: remote.address,
+            to_key: target.key,
+            to_offset: target.offset,
+        };
+        Ok((change.into(), Vec::new()))
+    }
+
+    /// The bytes of a send or write, and how many they are.
+    fn pieces(
+        &self,
+        posted: &Posted<'_>,
+        around: &Surroundings<'_>,
+    ) -> Result<(Vec<Piece>, u64), Status> {
+        let pieces = match posted.payload {
+            Payload::Sges(sges) => around.regions.pieces(self.made.domain, sges)?,
+            Payload::Inline(bytes) if bytes.len() > self.made.sizes.inline_bytes as usize => {
+                return Err(Status::LocalQueuePairOperation);
+            }
+            Payload::Inline(bytes) => vec![Piece {
+                source: Source::Bytes(Arc::new(bytes.into())),
+                offset: 0,
+                bytes: bytes.len() as u64,
+            }],
+        };
+        let bytes: u64 = pieces.iter().map(|piece| piece.bytes).sum();
+        match bytes <= MESSAGE_BYTES_MAX {
+            true => Ok((pieces, bytes)),
+            false => Err(Status::LocalLength),
+        }
+    }
+
+    /// Where the bytes of a read or an atomic go.
+    fn target(&self, posted: &Posted<'_>, around: &mut Surroundings<'_>) -> Result<Target, Status> {
+        match posted.payload {
+            Payload::Sges(sges) => around.regions.target(around.engine, self.made.domain, sges),
+            Payload::Inline(_) => Err(Status::LocalQueuePairOperation),
         }
     }
 
     /// The engine has finished a work request, or the connection has failed at it.
     pub(crate) fn finish(&mut self, token: u64, status: Status) {
-        let mut outstanding = self.outstanding.iter_mut();
-        if let Some(found) = outstanding.find(|found| found.token == token) {
+        let has_failed = status != Status::Success;
+        let is_named = |it: &&mut Outstanding| {
+            // A write that succeeds is not done before its report is.
+            it.token == token || has_failed && it.write_token == Some(token)
+        };
+        if let Some(found) = self.outstanding.iter_mut().find(is_named) {
             found.status = Some(status);
         }
-        self.is_broken |= status != Status::Success;
+        self.is_broken |= has_failed;
     }
 
     /// The connection has failed. Where no work request is the cause, the oldest bears it.
@@ -431,22 +456,38 @@ impl QueuePair {
             None => self.outstanding.iter_mut().find(|it| it.status.is_none()),
         };
         if let Some(cause) = cause {
-            cause.status = Some(status_of(failure, cause.opcode));
+            cause.status = Some(status_of(failure, cause));
         }
     }
 
-    /// A send of the peer has filled a receive.
+    /// A message of the peer has taken a receive.
     pub(crate) fn received(
         &mut self,
         token: u64,
-        bytes: u64,
-        immediate: Option<u32>,
+        (bytes, immediate, is_write): (u64, Option<u32>, bool),
         around: &mut Surroundings<'_>,
     ) {
-        let at = self.receive_queue.iter().position(|it| it.token == token);
-        if let Some(receive) = at.and_then(|at| self.receive_queue.remove(at)) {
+        let (regions, engine) = (&mut *around.regions, around.engine);
+        let shared = self.made.shared_receive_queue;
+        let shared = shared.and_then(|it| around.shared_receive_queues.get_mut(&it));
+        let filled = match (shared, &mut self.receives) {
+            (Some(shared), _) => {
+                let filled = shared.queue.filled(token, regions, engine);
+                // There is room for another one.
+                shared.take(regions, engine);
+                filled
+            }
+            (None, Some(own)) => own.filled(token, regions, engine),
+            (None, None) => None,
+        };
+        if let Some(receive) = filled {
+            let opcode = match is_write {
+                true => Opcode::ReceiveWithImmediate,
+                false => Opcode::Receive,
+            };
             let completion = Completion {
                 bytes: bytes as u32,
+                opcode,
                 outcome: Outcome::Success { immediate },
                 ..self.of_receive(receive.wr_id, receive.produced, Status::Success)
             };
@@ -463,6 +504,9 @@ impl QueuePair {
             if first.is_signaled || has_failed {
                 let completion = self.of_send(first, status);
                 put(around, self.made.send_completions, &completion);
+            }
+            if let Some(target) = first.target {
+                around.regions.forget(around.engine, target);
             }
             self.outstanding.pop_front();
             if has_failed {
@@ -483,11 +527,16 @@ impl QueuePair {
     /// In error: everything outstanding, and everything in the rings, completes as flushed.
     pub(crate) fn flush(&mut self, around: &mut Surroundings<'_>) {
         for outstanding in std::mem::take(&mut self.outstanding) {
+            if let Some(target) = outstanding.target {
+                around.regions.forget(around.engine, target);
+            }
             let completion = self.of_send(&outstanding, Status::Flushed);
             put(around, self.made.send_completions, &completion);
         }
-        for receive in std::mem::take(&mut self.receive_queue) {
-            let completion = self.of_receive(receive.wr_id, receive.produced, Status::Flushed);
+        let receives = self.receives.as_mut();
+        let flushed = receives.map(|it| it.flush(around.regions, around.engine));
+        for (wr_id, produced) in flushed.unwrap_or_default() {
+            let completion = self.of_receive(wr_id, produced, Status::Flushed);
             put(around, self.made.receive_completions, &completion);
         }
         let mut entry = self.waiting.take().unwrap_or_default();
@@ -496,46 +545,29 @@ impl QueuePair {
             if entry.slots().is_empty() && !matches!(entry.take(&mut self.sends), Ok(true)) {
                 break;
             }
-            let posted = entry.work_request().ok();
-            let flushed = Outstanding {
-                token: 0,
-                wr_id: posted.map_or(0, |posted| posted.wr_id),
-                opcode: posted.map_or(Opcode::Send, |posted| opcode(&posted.operation)),
-                bytes: 0,
-                is_signaled: true,
-                produced: self.sends.consumed(),
-                status: None,
-            };
-            let completion = self.of_send(&flushed, Status::Flushed);
+            let completion = self.of_send(&self.unposted(&entry), Status::Flushed);
             put(around, self.made.send_completions, &completion);
             *entry = Entry::new();
-        }
-        for _ in 0..self.made.sizes.receives {
-            let ring = self.receives.as_mut();
-            let Some((ring, Ok(true))) = ring.map(|ring| {
-                let taken = entry.take(ring);
-                (ring, taken)
-            }) else {
-                break;
-            };
-            let produced = ring.consumed();
-            let wr_id = entry.receive().map_or(0, |receive| receive.wr_id);
-            let completion = self.of_receive(wr_id, produced, Status::Flushed);
-            put(around, self.made.receive_completions, &completion);
         }
     }
 
     /// Back to the beginning: everything is forgotten, and completes never.
-    pub(crate) fn reset(&mut self, engine: &Engine) {
+    pub(crate) fn reset(&mut self, regions: &mut Regions, engine: &Engine) {
         self.disconnect(engine);
-        self.outstanding.clear();
-        self.receive_queue.clear();
+        for target in self.outstanding.drain(..).filter_map(|it| it.target) {
+            regions.forget(engine, target);
+        }
         self.waiting = None;
         self.is_broken = false;
         let mut entry = Entry::new();
-        while let Ok(true) = entry.take(&mut self.sends) {}
-        if let Some(ring) = &mut self.receives {
-            while let Ok(true) = entry.take(ring) {}
+        // A program that goes on writing meanwhile may have posted more than the ring holds.
+        for _ in 0..RING_SLOTS_MAX {
+            if !matches!(entry.take(&mut self.sends), Ok(true)) {
+                break;
+            }
+        }
+        if let Some(receives) = &mut self.receives {
+            receives.forget(regions, engine);
         }
     }
 
@@ -543,16 +575,11 @@ impl QueuePair {
     pub(crate) fn give_up(&mut self) {
         let mut entry = Entry::new();
         if let Ok(true) = entry.take(&mut self.sends) {
-            let posted = entry.work_request().ok();
-            self.outstanding.push_back(Outstanding {
-                token: self.next_token,
-                wr_id: posted.map_or(0, |posted| posted.wr_id),
-                opcode: posted.map_or(Opcode::Send, |posted| opcode(&posted.operation)),
-                bytes: 0,
-                is_signaled: true,
-                produced: self.sends.consumed(),
+            let outstanding = Outstanding {
                 status: Some(Status::RetryExceeded),
-            });
+                ..self.unposted(&entry)
+            };
+            self.outstanding.push_back(outstanding);
             self.next_token += 1;
         }
     }
@@ -617,14 +644,14 @@ fn opcode(operation: &Operation) -> Opcode {
 }
 
 /// What verbs calls the end of a connection, at the work request that it met.
-fn status_of(failure: Failure, opcode: Opcode) -> Status {
-    let is_send = opcode == Opcode::Send;
+fn status_of(failure: Failure, cause: &Outstanding) -> Status {
+    let is_send = cause.opcode == Opcode::Send;
     match failure {
         Failure::Stalled | Failure::PeerRestarted => Status::RetryExceeded,
         Failure::KeyRefused => Status::RemoteAccess,
         Failure::BoundsRefused if is_send => Status::RemoteInvalidRequest,
         Failure::BoundsRefused => Status::RemoteAccess,
-        Failure::NotArmed if is_send => Status::ReceiverNotReadyRetryExceeded,
+        Failure::NotArmed if cause.takes_receive => Status::ReceiverNotReadyRetryExceeded,
         Failure::NotArmed => Status::RemoteOperation,
         Failure::NoPlace | Failure::SourceUnreadable => Status::LocalProtection,
         Failure::AckOfUnsent => Status::BadResponse,

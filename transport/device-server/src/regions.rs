@@ -6,7 +6,7 @@ use std::sync::Arc;
 use weft_device::completion::Status;
 use weft_device::control::{self, ErrorNumber};
 use weft_device::work_request::Sge;
-use weft_engine::{Access, AddressSpace, DomainId, Engine, Key, Piece, Region};
+use weft_engine::{Access, AddressSpace, DomainId, Engine, Key, Part, Piece, Region, SIGNAL};
 
 /// `enum ibv_access_flags`.
 mod flag {
@@ -20,6 +20,8 @@ mod flag {
 struct Registered {
     /// As the program asked for it.
     asked: control::Region,
+    /// Its protection domain, as the engine knows it.
+    domain: DomainId,
     memory: Arc<Region>,
     /// What the engine writes by that arrives for this program's own receives, reads and atomics. No peer knows it.
     local: Option<Key>,
@@ -27,13 +29,39 @@ struct Registered {
     remote: Option<Key>,
 }
 
-/// The regions of a context, by the program's key.
+/// The regions of a context.
 #[derive(Default)]
-pub(crate) struct Regions(BTreeMap<u32, Registered>);
+pub(crate) struct Regions {
+    /// By the program's key.
+    registered: BTreeMap<u32, Registered>,
+    /// Regions of several entries of one work request, and the program's keys of these.
+    joined: BTreeMap<Key, Vec<u32>>,
+}
+
+/// Where bytes that arrive for a work request go.
+pub(crate) struct Target {
+    /// What opens it.
+    pub(crate) key: Key,
+    /// Where in it they begin.
+    pub(crate) offset: u64,
+    /// How many it has room for.
+    pub(crate) bytes: u64,
+}
 
 /// The key by which a peer reaches a region.
 pub(crate) fn remote_key(prefix: u32, key: u32) -> Key {
     Key(u64::from(prefix) << 32 | u64::from(key))
+}
+
+/// What peers may do, of the bits of `enum ibv_access_flags`.
+pub(crate) fn remote_access(flags: u32) -> Access {
+    let allowed = [
+        (flag::REMOTE_WRITE, Access::WRITE),
+        (flag::REMOTE_READ, Access::READ),
+        (flag::REMOTE_ATOMIC, Access::ATOMIC),
+    ];
+    let allowed = allowed.into_iter().filter(|(bit, _)| flags & bit != 0);
+    allowed.fold(Access::NONE, |all, (_, one)| all.with(one))
 }
 
 impl Regions {
@@ -53,45 +81,46 @@ impl Regions {
         let has = |bit| asked.access & bit != 0;
         let local = has(flag::LOCAL_WRITE)
             .then(|| engine.register_for(domain, Access::WRITE, Arc::clone(&memory)));
-        let allowed = [
-            (flag::REMOTE_WRITE, Access::WRITE),
-            (flag::REMOTE_READ, Access::READ),
-            (flag::REMOTE_ATOMIC, Access::ATOMIC),
-        ];
-        let allowed = allowed.into_iter().filter(|(bit, _)| has(*bit));
-        let remote = allowed.map(|(_, access)| access).reduce(Access::with);
-        let remote = remote.map(|access| {
+        let access = remote_access(asked.access);
+        let remote = (access != Access::NONE).then(|| {
             let key = remote_key(prefix, key);
             engine.register_as(key, domain, access, Arc::clone(&memory));
             key
         });
         let registered = Registered {
             asked,
+            domain,
             memory,
             local,
             remote,
         };
-        self.0.insert(key, registered);
+        self.registered.insert(key, registered);
         Ok(())
     }
 
     /// Closes a region: when this returns, no peer reaches it.
     pub(crate) fn remove(&mut self, engine: &Engine, key: u32) {
-        if let Some(region) = self.0.remove(&key) {
-            for key in [region.local, region.remote].into_iter().flatten() {
-                engine.deregister(key);
-            }
+        let Some(region) = self.registered.remove(&key) else {
+            return;
+        };
+        for key in [region.local, region.remote].into_iter().flatten() {
+            engine.deregister(key);
         }
+        let joined = self.joined.extract_if(.., |_, of| of.contains(&key));
+        joined.for_each(|(joined, _)| drop(engine.deregister(joined)));
     }
 
     pub(crate) fn remove_all(&mut self, engine: &Engine) {
-        let keys: Vec<u32> = self.0.keys().copied().collect();
+        let keys: Vec<u32> = self.registered.keys().copied().collect();
         keys.into_iter().for_each(|key| self.remove(engine, key));
     }
 
     /// The region that holds the bytes of an entry, if it is of this protection domain.
     fn find(&self, domain: u32, sge: &Sge) -> Result<&Registered, Status> {
-        let region = self.0.get(&sge.local_key).ok_or(Status::LocalProtection)?;
+        let region = self
+            .registered
+            .get(&sge.local_key)
+            .ok_or(Status::LocalProtection)?;
         let begin = sge.address.checked_sub(region.asked.io_address);
         let end = begin.and_then(|begin| begin.checked_add(sge.bytes.into()));
         let is_within = end.is_some_and(|end| end <= region.asked.bytes);
@@ -115,10 +144,59 @@ impl Regions {
         sges.map(piece).collect()
     }
 
-    /// Where bytes that arrive go: the engine's key and the offset.
-    pub(crate) fn target(&self, domain: u32, sge: &Sge) -> Result<(Key, u64), Status> {
-        let region = self.find(domain, sge)?;
+    /// Where bytes that arrive for these entries go, one behind the other. What it gives is to be forgotten
+    /// ([`Regions::forget`]) when they are there.
+    pub(crate) fn target(
+        &mut self,
+        engine: &Engine,
+        domain: u32,
+        sges: &[Sge],
+    ) -> Result<Target, Status> {
+        let mut filled = sges.iter().filter(|sge| sge.bytes > 0);
+        let (first, second) = (filled.next(), filled.next());
+        let Some(first) = first else {
+            return Ok(Target {
+                key: SIGNAL,
+                offset: 0,
+                bytes: 0,
+            });
+        };
+        let region = self.find(domain, first)?;
         let key = region.local.ok_or(Status::LocalProtection)?;
-        Ok((key, sge.address))
+        if second.is_none() {
+            return Ok(Target {
+                key,
+                offset: first.address,
+                bytes: first.bytes.into(),
+            });
+        }
+        let of = region.domain;
+        let (mut parts, mut keys) = (Vec::new(), Vec::new());
+        for sge in sges.iter().filter(|sge| sge.bytes > 0) {
+            let region = self.find(domain, sge)?;
+            region.local.ok_or(Status::LocalProtection)?;
+            parts.push(Part {
+                region: Arc::clone(&region.memory),
+                offset: sge.address,
+                bytes: sge.bytes.into(),
+            });
+            keys.push(sge.local_key);
+        }
+        let joined = Region::joined(parts);
+        let bytes = joined.len();
+        let key = engine.register_for(of, Access::WRITE, joined);
+        self.joined.insert(key, keys);
+        Ok(Target {
+            key,
+            offset: 0,
+            bytes,
+        })
+    }
+
+    /// A work request whose bytes went to this key's region is done.
+    pub(crate) fn forget(&mut self, engine: &Engine, key: Key) {
+        if self.joined.remove(&key).is_some() {
+            engine.deregister(key);
+        }
     }
 }

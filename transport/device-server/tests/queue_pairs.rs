@@ -178,6 +178,27 @@ fn a_wrong_remote_key_is_remote_access() {
 }
 
 #[test]
+fn a_queue_pair_allows_its_peer_no_more_than_it_says() {
+    use program::access;
+
+    for allowed in [access::REMOTE_WRITE, access::REMOTE_READ] {
+        let mut pair = Pair::apart(256);
+        pair.b.access = allowed;
+        let mut pair = pair.connect();
+        let (here, there) = (pair.a.sge(0, 8), pair.b.remote(0));
+        let (write, read) = (Operation::Write(there), Operation::Read(there));
+        let (may, may_not) = match allowed {
+            access::REMOTE_WRITE => (write, read),
+            _ => (read, write),
+        };
+        pair.a.post(1, may, Payload::Sges(&[here]));
+        pair.a.post(2, may_not, Payload::Sges(&[here]));
+        assert_eq!(pair.next_a(), success(1, 8));
+        assert_eq!(pair.next_a(), failed(2, Status::RemoteAccess));
+    }
+}
+
+#[test]
 fn a_place_beyond_the_peer_s_region_is_remote_access() {
     let mut pair = Pair::new();
     let sge = pair.a.sge(0, 100);
@@ -243,20 +264,136 @@ fn a_send_that_is_longer_than_the_receive_is_a_remote_invalid_request() {
     );
 }
 
-#[test]
-fn a_write_with_an_immediate_is_refused_until_it_takes_a_receive() {
-    let mut pair = Pair::new();
-    let to = pair.b.remote(0);
+fn write_with_immediate(pair: &mut Pair, wr_id: u64, to: RemoteAddress, payload: Payload<'_>) {
     pair.a.post_request(&WorkRequest {
-        wr_id: 1,
+        wr_id,
         operation: Operation::Write(to),
-        immediate: Some(1),
-        signaled: false,
+        immediate: Some(7),
+        signaled: true,
         fence: false,
         solicited: false,
-        payload: Payload::Sges(&[]),
+        payload,
     });
-    assert_eq!(pair.next_a(), failed(1, Status::LocalQueuePairOperation));
+}
+
+fn written(wr_id: u64, bytes: u32) -> Done {
+    Done {
+        immediate: Some(7),
+        is_written: true,
+        ..success(wr_id, bytes)
+    }
+}
+
+#[test]
+fn a_write_with_an_immediate_takes_a_receive_in_its_turn() {
+    let mut pair = Pair::new();
+    let bytes = pattern(100_000, 4);
+    pair.a.fill(0, &bytes);
+    let (sge, to) = (pair.a.sge(0, bytes.len()), pair.b.remote(0));
+    let receive = pair.b.sge(500_000, 100);
+    (10..13).for_each(|wr_id| pair.b.receive(wr_id, &[receive]));
+    write_with_immediate(&mut pair, 1, to, Payload::Sges(&[sge]));
+    write_with_immediate(&mut pair, 2, to, Payload::Sges(&[]));
+    pair.a.post(3, Operation::Send, Payload::Inline(b"after"));
+    assert_eq!(pair.next_b(), written(10, 100_000));
+    assert!(pair.b.look(0, bytes.len()) == bytes);
+    assert_eq!(pair.next_b(), written(11, 0));
+    assert_eq!(pair.next_b(), success(12, 5));
+    assert_eq!(pair.next_a(), success(1, 100_000));
+    assert_eq!(pair.next_a(), success(2, 0));
+    assert_eq!(pair.next_a(), success(3, 5));
+    assert_eq!(pair.b.look(500_000, 6), b"after\0");
+}
+
+#[test]
+fn a_write_with_an_immediate_whose_place_is_refused_fails_once() {
+    let mut pair = Pair::new();
+    pair.b.receive(10, &[]);
+    let (sge, nowhere) = (pair.a.sge(0, 8), RemoteAddress::default());
+    write_with_immediate(&mut pair, 1, nowhere, Payload::Sges(&[sge]));
+    pair.a.post(2, Operation::Send, Payload::Sges(&[]));
+    assert_eq!(pair.next_a(), failed(1, Status::RemoteAccess));
+    assert_eq!(pair.next_a(), failed(2, Status::Flushed));
+}
+
+#[test]
+fn receives_and_reads_of_several_entries_fill_one_after_the_other() {
+    let mut pair = Pair::new();
+    let bytes = pattern(10_000, 6);
+    pair.a.fill(0, &bytes);
+    let parts = |of: &Program, at: usize| {
+        [
+            of.sge(at, 100),
+            of.sge(at + 50_000, 0),
+            of.sge(at + 100_000, 8_000),
+            of.sge(at + 200_000, 4_000),
+        ]
+    };
+    let receive = parts(&pair.b, 0);
+    pair.b.receive(9, &receive);
+    let all = pair.a.sge(0, bytes.len());
+    pair.a.post(1, Operation::Send, Payload::Sges(&[all]));
+    assert_eq!(pair.next_b(), success(9, 10_000));
+    assert_eq!(pair.next_a(), success(1, 10_000));
+    let look = |of: &Program, at: usize| {
+        let parts = [(0, 100), (100_000, 8_000), (200_000, 1_900)];
+        parts
+            .map(|(from, length)| of.look(at + from, length))
+            .concat()
+    };
+    assert!(look(&pair.b, 0) == bytes);
+
+    pair.b.fill(300_000, &pattern(12_100, 8));
+    let from = pair.b.remote(300_000);
+    let into = parts(&pair.a, 400_000);
+    pair.a.post(2, Operation::Read(from), Payload::Sges(&into));
+    assert_eq!(pair.next_a(), success(2, 12_100));
+    assert!(look(&pair.a, 400_000) == pattern(12_100, 8)[..10_000]);
+}
+
+#[test]
+fn several_entries_are_reached_no_more_when_the_region_of_one_is_deregistered() {
+    let mut pair = Pair::new();
+    let receive = [pair.b.sge(0, 10), pair.b.sge(100, 10)];
+    pair.b.receive(9, &receive);
+    (0..100).for_each(|_| pair.turn());
+    let key = pair.b.key;
+    let gone = pair.b.ask(Request::DeregisterRegion(key));
+    assert_eq!(gone, Ok(Answer::Done));
+    pair.a.post(1, Operation::Send, Payload::Inline(&[5; 20]));
+    assert_eq!(pair.next_a(), failed(1, Status::RemoteAccess));
+    assert_eq!(pair.b.look(0, 110), [0; 110]);
+}
+
+#[test]
+fn shared_receives_are_taken_as_messages_come_and_outlive_a_queue_pair() {
+    let mut pair = Pair::sharing();
+    // More than may be outstanding: they are taken as others are filled.
+    for wr_id in 0..32 {
+        let receive = pair.b.sge(100 * wr_id as usize, 100);
+        pair.b.receive(wr_id, &[receive]);
+    }
+    for wr_id in 0..30 {
+        pair.a
+            .post(wr_id, Operation::Send, Payload::Inline(&[wr_id as u8; 9]));
+    }
+    for wr_id in 0..30 {
+        assert_eq!(pair.next_b(), success(wr_id, 9));
+        assert_eq!(pair.next_a(), success(wr_id, 9));
+        assert_eq!(pair.b.look(100 * wr_id as usize, 9), [wr_id as u8; 9]);
+    }
+    let (a, b) = (pair.a.name(), pair.b.name());
+    for (program, peer) in [(&mut pair.a, b), (&mut pair.b, a)] {
+        program.reset();
+        program.init();
+        program.ready(peer);
+    }
+    let to = pair.b.remote(0);
+    write_with_immediate(&mut pair, 1, to, Payload::Inline(&[1; 5]));
+    assert_eq!(pair.next_b(), written(30, 5));
+    let queue = pair.b.receive_queue;
+    let busy = pair.b.ask(Request::DestroySharedReceiveQueue(queue));
+    assert_eq!(busy, Err(ErrorNumber::Busy));
 }
 
 #[test]
@@ -388,12 +525,6 @@ fn kinds_that_do_not_work_yet_are_refused_when_they_are_made() {
         let refused = a.ask(Request::CreateQueuePair(wanted));
         assert_eq!(refused, Err(ErrorNumber::NotSupported));
     }
-    let shared = a.ask(Request::CreateSharedReceiveQueue {
-        domain,
-        entries: 1,
-        sges: 1,
-    });
-    assert_eq!(shared, Err(ErrorNumber::NotSupported));
 }
 
 #[test]

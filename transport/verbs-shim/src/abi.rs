@@ -31,7 +31,7 @@ pub(crate) struct ContextOps {
     pub(crate) req_notify_cq: Option<unsafe extern "C" fn(*mut CompletionQueue, c_int) -> c_int>,
     pub(crate) between: [Function; 7],
     pub(crate) post_srq_recv:
-        Option<unsafe extern "C" fn(*mut c_void, *mut RecvWr, *mut *mut RecvWr) -> c_int>,
+        Option<unsafe extern "C" fn(*mut SharedReceives, *mut RecvWr, *mut *mut RecvWr) -> c_int>,
     pub(crate) of_queue_pairs: [Function; 4],
     pub(crate) post_send:
         Option<unsafe extern "C" fn(*mut QueuePair, *mut SendWr, *mut *mut SendWr) -> c_int>,
@@ -59,7 +59,9 @@ pub(crate) struct VerbsContext {
         Option<unsafe extern "C" fn(*mut Context, u8, *mut PortAttr, usize) -> c_int>,
     pub(crate) unsupported: [Function; 25],
     pub(crate) private: *mut c_void,
-    pub(crate) query_device_ex: Function,
+    pub(crate) query_device_ex: Option<
+        unsafe extern "C" fn(*mut Context, *const c_void, *mut DeviceAttrEx, usize) -> c_int,
+    >,
     pub(crate) flows: [Function; 4],
     pub(crate) open_qp: Function,
     pub(crate) create_qp_ex:
@@ -68,6 +70,14 @@ pub(crate) struct VerbsContext {
     pub(crate) reserved: u64,
     pub(crate) size: usize,
     pub(crate) context: Context,
+}
+
+/// `struct ibv_device_attr_ex`: what the device has none of is 0.
+#[repr(C)]
+pub(crate) struct DeviceAttrEx {
+    pub(crate) attr: DeviceAttr,
+    pub(crate) absent: [u32; 41],
+    pub(crate) phys_port_cnt_ex: u32,
 }
 
 #[repr(C)]
@@ -229,7 +239,7 @@ pub(crate) struct QpInitAttr {
     pub(crate) qp_context: *mut c_void,
     pub(crate) send_cq: *mut CompletionQueue,
     pub(crate) recv_cq: *mut CompletionQueue,
-    pub(crate) srq: *mut c_void,
+    pub(crate) srq: *mut SharedReceives,
     pub(crate) cap: QpCap,
     pub(crate) qp_type: c_int,
     pub(crate) sq_sig_all: c_int,
@@ -288,7 +298,7 @@ pub(crate) struct QueuePair {
     pub(crate) pd: *mut ProtectionDomain,
     pub(crate) send_cq: *mut CompletionQueue,
     pub(crate) recv_cq: *mut CompletionQueue,
-    pub(crate) srq: *mut c_void,
+    pub(crate) srq: *mut SharedReceives,
     pub(crate) handle: u32,
     pub(crate) qp_num: u32,
     pub(crate) state: c_int,
@@ -296,6 +306,34 @@ pub(crate) struct QueuePair {
     pub(crate) mutex: Mutex,
     pub(crate) cond: Condition,
     pub(crate) events_completed: u32,
+}
+
+/// `struct ibv_srq`.
+#[repr(C)]
+pub(crate) struct SharedReceives {
+    pub(crate) context: *mut Context,
+    pub(crate) srq_context: *mut c_void,
+    pub(crate) pd: *mut ProtectionDomain,
+    pub(crate) handle: u32,
+    pub(crate) mutex: Mutex,
+    pub(crate) cond: Condition,
+    pub(crate) events_completed: u32,
+}
+
+/// `struct ibv_srq_attr`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct SrqAttr {
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) srq_limit: u32,
+}
+
+/// `struct ibv_srq_init_attr`.
+#[repr(C)]
+pub(crate) struct SrqInitAttr {
+    pub(crate) srq_context: *mut c_void,
+    pub(crate) attr: SrqAttr,
 }
 
 /// `struct ibv_qp_ex`. What is absent is what `create_qp_ex` refuses to make.
@@ -400,7 +438,9 @@ const _: () = {
     assert!(size_of::<MemoryRegion>() == 48 && size_of::<AsyncEvent>() == 16);
     assert!(size_of::<Wc>() == 48 && offset_of!(Wc, wc_flags) == 36);
     assert!(size_of::<SendWr>() == 128 && offset_of!(SendWr, imm_data) == 36);
-    assert!(size_of::<RecvWr>() == 32);
+    assert!(size_of::<DeviceAttrEx>() == 400 && offset_of!(DeviceAttrEx, phys_port_cnt_ex) == 396);
+    assert!(size_of::<RecvWr>() == 32 && size_of::<SharedReceives>() == 128);
+    assert!(size_of::<SrqInitAttr>() == 24);
     assert!(size_of::<AhAttr>() == 32 && offset_of!(AhAttr, port_num) == 30);
     assert!(size_of::<QpAttr>() == 144 && offset_of!(QpAttr, ah_attr) == 56);
     assert!(offset_of!(QpAttr, pkey_index) == 120 && offset_of!(QpAttr, rate_limit) == 136);

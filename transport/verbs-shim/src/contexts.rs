@@ -13,7 +13,7 @@ use weft_device::event::Event;
 use weft_device_socket::Client;
 use weft_memory::Words;
 
-use crate::abi::{AsyncEvent, Context, DeviceAttr, GidEntry, PortAttr, VerbsContext};
+use crate::abi::{AsyncEvent, Context, DeviceAttr, DeviceAttrEx, GidEntry, PortAttr, VerbsContext};
 use crate::devices::{ibv_get_device_guid, put_text};
 use crate::events::Events;
 
@@ -133,15 +133,15 @@ unsafe extern "C" fn ibv_query_device(context: *mut Context, out: *mut DeviceAtt
         sys_image_guid: guid,
         max_mr_size: u64::MAX,
         page_size_cap: 0xffff_f000,
-        vendor_id: 0,
+        // As Linux' own software device: of no vendor.
+        vendor_id: 0xff_ffff,
         vendor_part_id: 0,
         hw_ver: 0,
         max_qp: number(limits.queue_pairs),
         max_qp_wr: number(limits.work_requests),
         device_cap_flags: 0,
         max_sge: number(limits.sges),
-        // A read has one place here.
-        max_sge_rd: 1,
+        max_sge_rd: number(limits.sges),
         max_cq: number(limits.completion_queues),
         max_cqe: number(limits.completions),
         max_mr: number(limits.regions),
@@ -156,9 +156,9 @@ unsafe extern "C" fn ibv_query_device(context: *mut Context, out: *mut DeviceAtt
         unsupported: [0; 8],
         max_ah: 0,
         fast: [0; 2],
-        max_srq: 0,
-        max_srq_wr: 0,
-        max_srq_sge: 0,
+        max_srq: number(limits.queue_pairs),
+        max_srq_wr: number(limits.work_requests),
+        max_srq_sge: number(limits.sges),
         max_pkeys: 1,
         local_ca_ack_delay: 0,
         phys_port_cnt: 1,
@@ -166,6 +166,27 @@ unsafe extern "C" fn ibv_query_device(context: *mut Context, out: *mut DeviceAtt
     put_text(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
     // SAFETY: the program passes room for it (invariant 1).
     unsafe { out.write(attr) };
+    0
+}
+
+/// `ibv_query_device_ex`: a program may know a shorter structure than this library, or a longer one.
+pub(crate) unsafe extern "C" fn query_device_ex(
+    context: *mut Context,
+    _: *const c_void,
+    out: *mut DeviceAttrEx,
+    bytes: usize,
+) -> c_int {
+    if bytes < size_of::<DeviceAttr>() {
+        return libc::EINVAL;
+    }
+    // SAFETY: the program passes room for so many bytes (invariant 1), which any values may have.
+    unsafe {
+        out.cast::<u8>().write_bytes(0, bytes);
+        ibv_query_device(context, out.cast());
+        if bytes >= size_of::<DeviceAttrEx>() {
+            (&raw mut (*out).phys_port_cnt_ex).write(1);
+        }
+    }
     0
 }
 

@@ -1,7 +1,8 @@
 //! The data path: what is posted and polled. It makes no system call but to wake an engine that sleeps.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::slice;
+use std::sync::Mutex;
 
 use weft_device::completion::Outcome;
 use weft_device::doorbell::DeviceState;
@@ -13,7 +14,7 @@ use weft_device::work_request::{
 use crate::abi::{CompletionQueue, QueuePair, RecvWr, SendWr, Sge, Wc};
 use crate::completion_queue::own_queue;
 use crate::contexts::{lock, own_context};
-use crate::pair::{flag, own_pair};
+use crate::pair::{Receives, flag, own_pair};
 
 /// After so many polls without a completion it is looked whether the engine is still there.
 const EMPTY_POLLS_MAX: u32 = 1 << 20;
@@ -162,26 +163,49 @@ pub(crate) unsafe extern "C" fn post_send(
 
 pub(crate) unsafe extern "C" fn post_recv(
     pair: *mut QueuePair,
-    mut wr: *mut RecvWr,
+    wr: *mut RecvWr,
     bad: *mut *mut RecvWr,
 ) -> c_int {
     // SAFETY: it is one of ours, and its context is open (invariant 1).
     let (own, context) = unsafe { (own_pair(pair), own_context((*pair).context)) };
-    let mut error = if own.takes_receives() {
-        0
-    } else {
-        libc::EINVAL
+    let receives = own.receives.as_ref().filter(|_| own.takes_receives());
+    let Some(receives) = receives else {
+        if !bad.is_null() {
+            // SAFETY: the program passes room for a pointer (invariant 1).
+            unsafe { *bad = wr };
+        }
+        return libc::EINVAL;
     };
-    let mut receives = lock(&own.receives);
+    // SAFETY: as the program says (invariant 1).
+    let (error, is_new) = unsafe { post_receives(receives, own.sizes.receive_sges, wr, bad) };
+    if is_new {
+        // SAFETY: it is one of ours.
+        context.ring(unsafe { (*pair).qp_num });
+    }
+    error
+}
+
+/// Posts receives. The number of the error, or 0, and whether the ring has new ones.
+///
+/// # Safety
+/// It is a list of work requests, and there is room for a pointer (invariant 1).
+pub(crate) unsafe fn post_receives(
+    receives: &Mutex<Receives>,
+    sges_max: u32,
+    mut wr: *mut RecvWr,
+    bad: *mut *mut RecvWr,
+) -> (c_int, bool) {
+    let mut error = 0;
+    let mut receives = lock(receives);
     let receives = &mut *receives;
     let mut batch = receives.ring.begin();
     let before = batch.produced();
     while error == 0 && !wr.is_null() {
-        // SAFETY: a list of work requests (invariant 1).
+        // SAFETY: as the caller says.
         let (request, next) = unsafe { (&*wr, (*wr).next) };
         // SAFETY: as before.
         let list = unsafe { sges(request.sg_list, request.num_sge) };
-        let list = list.filter(|list| list.len() <= own.sizes.receive_sges as usize);
+        let list = list.filter(|list| list.len() <= sges_max as usize);
         let posted = list.map(|sges| ReceiveRequest {
             wr_id: request.wr_id,
             sges,
@@ -197,23 +221,11 @@ pub(crate) unsafe extern "C" fn post_recv(
     }
     let is_new = batch.produced() != before;
     batch.commit();
-    if is_new {
-        // SAFETY: it is one of ours.
-        context.ring(unsafe { (*pair).qp_num });
-    }
     if error != 0 && !bad.is_null() {
-        // SAFETY: the program passes room for a pointer (invariant 1).
+        // SAFETY: as the caller says.
         unsafe { *bad = wr };
     }
-    error
-}
-
-pub(crate) extern "C" fn post_srq_recv(
-    _: *mut c_void,
-    _: *mut RecvWr,
-    _: *mut *mut RecvWr,
-) -> c_int {
-    libc::EOPNOTSUPP
+    (error, is_new)
 }
 
 pub(crate) unsafe extern "C" fn req_notify_cq(

@@ -30,6 +30,7 @@ mod open;
 mod pair;
 mod private;
 mod queue_pairs;
+mod shared_receives;
 mod symbols;
 mod text;
 mod work_requests;

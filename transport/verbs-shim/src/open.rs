@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use weft_device_socket::Client;
 
 use crate::abi::{Context, ContextOps, Device, VerbsContext};
-use crate::contexts::{OwnContext, query_port, set_errno};
+use crate::contexts::{OwnContext, query_device_ex, query_port, set_errno};
 use crate::devices::own;
 use crate::events::Events;
-use crate::{data, queue_pairs};
+use crate::{data, queue_pairs, shared_receives};
 
 /// `ibv_open_device`.
 #[unsafe(no_mangle)]
@@ -39,7 +39,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut Context {
             req_notify_cq: Some(data::req_notify_cq),
             post_send: Some(data::post_send),
             post_recv: Some(data::post_recv),
-            post_srq_recv: Some(data::post_srq_recv),
+            post_srq_recv: Some(shared_receives::post_srq_recv),
             ..ContextOps::default()
         },
         cmd_fd: client.socket().as_raw_fd(),
@@ -52,7 +52,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut Context {
         query_port: Some(query_port),
         unsupported: [None; 25],
         private: ptr::null_mut(),
-        query_device_ex: None,
+        query_device_ex: Some(query_device_ex),
         flows: [None; 4],
         open_qp: None,
         create_qp_ex: Some(queue_pairs::create_qp_ex),

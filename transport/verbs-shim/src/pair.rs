@@ -28,7 +28,8 @@ pub(crate) struct OwnPair {
     pub(crate) comp_mask: u32,
     pub(crate) xrcd: usize,
     pub(crate) sends: Mutex<Sends>,
-    pub(crate) receives: Mutex<Receives>,
+    /// None where they come from a shared receive queue.
+    pub(crate) receives: Option<Mutex<Receives>>,
     pub(crate) is_all_signaled: bool,
     pub(crate) sizes: QueueSizes,
 }

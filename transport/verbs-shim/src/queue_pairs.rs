@@ -39,9 +39,6 @@ unsafe fn create(
     if pd.is_null() || attr.send_cq.is_null() || attr.recv_cq.is_null() {
         return not_made(ErrorNumber::InvalidArgument);
     }
-    if !attr.srq.is_null() {
-        return not_made(ErrorNumber::NotSupported);
-    }
     // SAFETY: all of them are ours (invariant 1).
     let (own, wanted) = unsafe {
         let wanted = Wanted {
@@ -49,7 +46,7 @@ unsafe fn create(
             kind,
             send_completions: (*attr.send_cq).handle,
             receive_completions: (*attr.recv_cq).handle,
-            shared_receive_queue: None,
+            shared_receive_queue: attr.srq.as_ref().map(|shared| shared.handle),
             sizes: QueueSizes {
                 sends: attr.cap.max_send_wr,
                 receives: attr.cap.max_recv_wr,
@@ -66,14 +63,18 @@ unsafe fn create(
                 queue_pair,
                 sizes,
                 send_ring,
-                receive_ring: Some(receive_ring),
+                receive_ring,
             }) => (queue_pair, sizes, send_ring, receive_ring),
             Ok(_) => return not_made(ErrorNumber::EngineGone),
             Err(error) => return not_made(error),
         };
     let rings = {
         let client = own.client();
-        client.ring(send_place).zip(client.ring(receive_place))
+        let receives = match receive_place {
+            Some(place) => client.ring(place).map(Some),
+            None => Some(None),
+        };
+        client.ring(send_place).zip(receives)
     };
     let Some((sends, receives)) = rings else {
         return not_made(ErrorNumber::EngineGone);
@@ -87,7 +88,7 @@ unsafe fn create(
                 pd,
                 send_cq: attr.send_cq,
                 recv_cq: attr.recv_cq,
-                srq: ptr::null_mut(),
+                srq: attr.srq,
                 handle: number,
                 qp_num: number,
                 state: State::Reset as c_int,
@@ -108,9 +109,11 @@ unsafe fn create(
             entry: Entry::new(),
             builder: Builder::default(),
         }),
-        receives: Mutex::new(Receives {
-            ring: Producer::new(receives, 0),
-            entry: Entry::new(),
+        receives: receives.map(|ring| {
+            Mutex::new(Receives {
+                ring: Producer::new(ring, 0),
+                entry: Entry::new(),
+            })
         }),
         is_all_signaled: attr.sq_sig_all != 0,
         sizes,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-use weft_device::completion::{Completion, Outcome, Status};
+use weft_device::completion::{Completion, Opcode, Outcome, Status};
 use weft_device::control::{
     Address, Answer, Limits, QueuePair, QueuePairAttributes, QueueSizes, Region as Asked, Request,
 };
@@ -44,6 +44,12 @@ const LIMITS: Limits = Limits {
     ring_bytes: 4 << 20,
 };
 
+/// `enum ibv_access_flags`.
+pub(crate) mod access {
+    pub(crate) const REMOTE_WRITE: u32 = 2;
+    pub(crate) const REMOTE_READ: u32 = 4;
+}
+
 /// All rights of `enum ibv_access_flags` that this device has.
 pub(crate) const ALL: u32 = 0b1111;
 
@@ -74,6 +80,8 @@ pub(crate) struct Done {
     pub(crate) status: Status,
     pub(crate) bytes: u32,
     pub(crate) immediate: Option<u32>,
+    /// A receive that was taken by a write.
+    pub(crate) is_written: bool,
 }
 
 /// One open device with a domain, a completion queue, a queue pair and a region, which is all of `memory`.
@@ -93,6 +101,10 @@ pub(crate) struct Program {
     completions: Consumer<Words>,
     sends: Producer<Words>,
     receives: Producer<Words>,
+    /// The queue that they are of: the queue pair, or a shared receive queue.
+    pub(crate) receive_queue: u32,
+    /// What the peer may do (`qp_access_flags`).
+    pub(crate) access: u32,
 }
 
 fn own_memory() -> AddressSpace {
@@ -102,7 +114,7 @@ fn own_memory() -> AddressSpace {
 }
 
 impl Program {
-    fn new(devices: &Rc<RefCell<Devices>>, last: u8, completions: u32) -> Self {
+    fn new(devices: &Rc<RefCell<Devices>>, last: u8, completions: u32, is_shared: bool) -> Self {
         let mut server = devices.borrow_mut();
         let mut gid = [0; 16];
         gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, last]);
@@ -139,23 +151,39 @@ impl Program {
         else {
             panic!("a completion queue: {asked:?}");
         };
+        let shared = is_shared.then(|| {
+            let asked = ask(Request::CreateSharedReceiveQueue {
+                domain,
+                entries: 16,
+                sges: 4,
+            });
+            match asked {
+                Ok(Answer::CreatedQueue { queue, ring, .. }) => (queue, ring),
+                other => panic!("a shared receive queue: {other:?}"),
+            }
+        });
         let wanted = QueuePair {
             domain,
             kind: QueuePairType::ReliableConnected,
             send_completions: queue,
             receive_completions: queue,
-            shared_receive_queue: None,
+            shared_receive_queue: shared.map(|(queue, _)| queue),
             sizes: SIZES,
         };
         let asked = ask(Request::CreateQueuePair(wanted));
         let Ok(Answer::CreatedQueuePair {
             queue_pair,
             send_ring,
-            receive_ring: Some(receive_ring),
+            receive_ring,
             ..
         }) = asked
         else {
             panic!("a queue pair: {asked:?}");
+        };
+        let (receive_queue, receive_ring) = match (shared, receive_ring) {
+            (Some(shared), None) => shared,
+            (None, Some(own)) => (queue_pair, own),
+            other => panic!("one receive queue: {other:?}"),
         };
         let ring = |place: RingPlace| {
             let words = Words::new(&opened.shared, place.offset, place.words());
@@ -171,6 +199,8 @@ impl Program {
             completions: Consumer::new(ring(completion_ring), 0),
             sends: Producer::new(ring(send_ring), 0),
             receives: Producer::new(ring(receive_ring), 0),
+            receive_queue,
+            access: ALL,
             send_ring,
             context: opened.context,
             shared: opened.shared,
@@ -201,7 +231,7 @@ impl Program {
         use Attributes as A;
         let attributes = QueuePairAttributes {
             state: State::Init as u32,
-            access: ALL,
+            access: self.access,
             port: 1,
             ..QueuePairAttributes::default()
         };
@@ -292,9 +322,9 @@ impl Program {
         out
     }
 
-    fn ring_doorbell(&self) {
+    fn ring_doorbell(&self, queue: u32) {
         let page = Words::new(&self.shared, 0, DOORBELL_WORDS).expect("the page is there");
-        Doorbells::new(page).expect("a page").ring(self.number);
+        Doorbells::new(page).expect("a page").ring(queue);
     }
 
     pub(crate) fn post(&mut self, wr_id: u64, operation: Operation, payload: Payload<'_>) {
@@ -313,7 +343,7 @@ impl Program {
         let mut entry = Entry::new();
         entry.set_work_request(request).expect("it is small");
         self.sends.push(entry.slots()).expect("the ring has room");
-        self.ring_doorbell();
+        self.ring_doorbell(self.number);
     }
 
     pub(crate) fn receive(&mut self, wr_id: u64, sges: &[Sge]) {
@@ -324,7 +354,7 @@ impl Program {
         self.receives
             .push(entry.slots())
             .expect("the ring has room");
-        self.ring_doorbell();
+        self.ring_doorbell(self.receive_queue);
     }
 
     pub(crate) fn poll(&mut self) -> Option<Done> {
@@ -347,6 +377,7 @@ fn done(completion: &Completion<'_>, number: u32) -> Done {
         status,
         bytes: completion.bytes,
         immediate,
+        is_written: completion.opcode == Opcode::ReceiveWithImmediate,
     }
 }
 
@@ -371,19 +402,24 @@ impl Pair {
     /// Not yet connected.
     pub(crate) fn apart(completions: u32) -> Self {
         let [a, b] = [(); 2].map(|()| Rc::new(RefCell::new(start())));
-        Self::on(&a, &b, completions)
+        Self::on(&a, &b, completions, false)
     }
 
-    fn on(a: &Rc<RefCell<Devices>>, b: &Rc<RefCell<Devices>>, completions: u32) -> Self {
+    fn on(
+        a: &Rc<RefCell<Devices>>,
+        b: &Rc<RefCell<Devices>>,
+        completions: u32,
+        is_shared: bool,
+    ) -> Self {
         Self {
-            a: Program::new(a, 1, completions),
-            b: Program::new(b, 2, completions),
+            a: Program::new(a, 1, completions, is_shared),
+            b: Program::new(b, 2, completions, is_shared),
             later: Duration::ZERO,
             begun: Instant::now(),
         }
     }
 
-    fn connect(mut self) -> Self {
+    pub(crate) fn connect(mut self) -> Self {
         let (a, b) = (self.a.name(), self.b.name());
         self.a.init();
         self.b.init();
@@ -397,10 +433,16 @@ impl Pair {
         Self::apart(256).connect()
     }
 
+    /// Connected, and both take their receives from a shared queue.
+    pub(crate) fn sharing() -> Self {
+        let [a, b] = [(); 2].map(|()| Rc::new(RefCell::new(start())));
+        Self::on(&a, &b, 256, true).connect()
+    }
+
     /// Connected, and on one node.
     pub(crate) fn on_one_node() -> Self {
         let server = Rc::new(RefCell::new(start()));
-        Self::on(&server, &server, 256).connect()
+        Self::on(&server, &server, 256, false).connect()
     }
 
     /// Both servers do what there is to do, and their offers are exchanged.
@@ -446,5 +488,6 @@ pub(crate) fn success(wr_id: u64, bytes: u32) -> Done {
         status: Status::Success,
         bytes,
         immediate: None,
+        is_written: false,
     }
 }

@@ -648,6 +648,8 @@ fn status_of(failure: Failure, cause: &Outstanding) -> Status {
     let is_send = cause.opcode == Opcode::Send;
     match failure {
         Failure::Stalled | Failure::PeerRestarted => Status::RetryExceeded,
+        // It met a receive of the peer whose region is gone.
+        Failure::KeyRefused if is_send => Status::RemoteOperation,
         Failure::KeyRefused => Status::RemoteAccess,
         Failure::BoundsRefused if is_send => Status::RemoteInvalidRequest,
         Failure::BoundsRefused => Status::RemoteAccess,

@@ -361,7 +361,7 @@ fn several_entries_are_reached_no_more_when_the_region_of_one_is_deregistered() 
     let gone = pair.b.ask(Request::DeregisterRegion(key));
     assert_eq!(gone, Ok(Answer::Done));
     pair.a.post(1, Operation::Send, Payload::Inline(&[5; 20]));
-    assert_eq!(pair.next_a(), failed(1, Status::RemoteAccess));
+    assert_eq!(pair.next_a(), failed(1, Status::RemoteOperation));
     assert_eq!(pair.b.look(0, 110), [0; 110]);
 }
 

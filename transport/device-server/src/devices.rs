@@ -17,7 +17,7 @@ use weft_engine::{
 
 use crate::channel::event_socket;
 use crate::context::{Change, Context, Device};
-use crate::offer::{OFFER_INTERVAL, Offer, QueuePairName, WaitingOffers};
+use crate::offer::{OFFER_INTERVAL_MIN, Offer, OfferBackoff, QueuePairName};
 use crate::queue_pair::Joining;
 use crate::random;
 
@@ -95,11 +95,10 @@ pub struct Devices {
     contexts: BTreeMap<ContextId, Context>,
     /// Queue pairs by the ends of their connections, until the engine says that these are closed.
     by_connection: HashMap<ConnectionId, (ContextId, u32)>,
-    waiting: WaitingOffers,
     /// Offers that are to be sent.
     offers: Vec<Offer>,
     next_domain: u32,
-    /// When offers are sent again.
+    /// When it is looked which offers are to be sent again.
     repeat_at: Duration,
 }
 
@@ -120,7 +119,6 @@ impl Devices {
             events,
             contexts: BTreeMap::new(),
             by_connection: HashMap::new(),
-            waiting: WaitingOffers::default(),
             offers: Vec::new(),
             next_domain: 0,
             repeat_at: Duration::ZERO,
@@ -170,8 +168,6 @@ impl Devices {
         if let Some(context) = self.contexts.remove(&id) {
             context.close(&self.engine);
         }
-        self.waiting
-            .drop_for(|name| ContextId::of(name) == Some(id));
     }
 
     /// How many contexts and queue pairs each GID has.
@@ -258,13 +254,10 @@ impl Devices {
             pair.joining = Joining::Offered {
                 offer: Box::new(offer.clone()),
                 since: now,
+                backoff: OfferBackoff::new(now),
             };
         }
-        let (here, peer) = (offer.from, offer.to);
         self.offers.push(offer);
-        if let Some((owner, offer)) = self.waiting.take(here, peer) {
-            self.join(owner, &offer);
-        }
     }
 
     /// The offers that are to be sent, each to the server of the device that [`Offer::to`] names. One that is lost is sent
@@ -273,55 +266,49 @@ impl Devices {
         std::mem::take(&mut self.offers)
     }
 
-    /// An offer has come from the node `owner`, as authenticated, which has the device that [`Offer::from`] names.
-    pub fn receive_offer(&mut self, owner: Arc<str>, offer: Offer, now: Duration) {
-        if !self.join(Arc::clone(&owner), &offer) {
-            self.waiting.keep(owner, offer, now);
-        }
-    }
-
-    /// Connects the queue pair that an offer is for. Answers whether the offer is of no more use.
-    fn join(&mut self, owner: Arc<str>, offer: &Offer) -> bool {
+    /// An offer has come from the node `owner`, as authenticated, which has the device that [`Offer::from`] names. Connects
+    /// the queue pair that it is for, if that one has offered too, and answers at once. Nothing is kept of an offer that
+    /// comes earlier: the queue pair's own offer, once it is ready, is answered in the same way.
+    pub fn receive_offer(&mut self, owner: Arc<str>, offer: &Offer) {
         let Some(id) = ContextId::of(offer.to) else {
-            return true;
+            return;
         };
         let Some(context) = self.contexts.get_mut(&id) else {
             // The device is not open, or is another node's.
-            return true;
+            return;
         };
         let number = offer.to.number;
         let Some(pair) = context.queue_pair_mut(number) else {
-            return true;
+            return;
         };
         match &pair.joining {
             Joining::Offered { offer: own, .. } if own.to == offer.from => {
                 if offer.answers.is_some_and(|end| end != own.end.id) {
                     // It answers an offer that is no more.
-                    return true;
+                    return;
                 }
                 let remote = offer.remote_end(owner);
                 let connected = self.engine.connect(own.end.id, remote, self.sender.clone());
                 if let Err(error) = connected {
                     tracing::debug!(queue_pair = number, "not connected: {error}");
-                    return true;
+                    return;
                 }
+                context.with(number, &self.engine, |pair, state, around| {
+                    pair.join(offer, around);
+                    pair.take(state, around)
+                });
             }
             Joining::Joined { offer: own, .. }
-                if own.to == offer.from && own.answers == Some(offer.end.id) =>
-            {
-                if offer.answers.is_none() {
-                    // The peer does not have this end's offer.
-                    self.offers.push(own.as_ref().clone());
-                }
-                return true;
-            }
-            _ => return offer.answers.is_some(),
+                if own.to == offer.from && own.answers == Some(offer.end.id) => {}
+            _ => return,
         }
-        context.with(number, &self.engine, |pair, state, around| {
-            pair.join(offer, around);
-            pair.take(state, around)
-        });
-        true
+        if offer.answers.is_none()
+            && let Some(pair) = context.queue_pair_mut(number)
+            && let Joining::Joined { offer: own, .. } = &pair.joining
+        {
+            // The peer may not have this end's offer.
+            self.offers.push(own.as_ref().clone());
+        }
     }
 
     /// One turn: moves packets, takes work requests out of rings, completes them. Waits for at most `wait` when there is
@@ -354,7 +341,7 @@ impl Devices {
             context.tell_again();
         }
         self.repeat_offers(now);
-        self.deliver_local_offers(now);
+        self.deliver_local_offers();
         Ok(is_busy)
     }
 
@@ -378,18 +365,20 @@ impl Devices {
         Ok(wake)
     }
 
-    /// Offers to devices of this server need no other one.
-    fn deliver_local_offers(&mut self, now: Duration) {
-        if self.offers.is_empty() {
-            return;
-        }
-        let is_local = |offer: &mut Offer| {
-            let id = ContextId::of(offer.to);
-            id.is_some_and(|id| self.contexts.contains_key(&id))
-        };
-        let local: Vec<Offer> = self.offers.extract_if(.., is_local).collect();
-        for offer in local {
-            self.receive_offer(Arc::from("this node"), offer, now);
+    /// Offers to devices of this server need no other one. Their answers are delivered too; an answer has no answer.
+    fn deliver_local_offers(&mut self) {
+        loop {
+            let is_local = |offer: &mut Offer| {
+                let id = ContextId::of(offer.to);
+                id.is_some_and(|id| self.contexts.contains_key(&id))
+            };
+            let local: Vec<Offer> = self.offers.extract_if(.., is_local).collect();
+            if local.is_empty() {
+                return;
+            }
+            for offer in local {
+                self.receive_offer(Arc::from("this node"), &offer);
+            }
         }
     }
 
@@ -446,37 +435,37 @@ impl Devices {
         if now < self.repeat_at {
             return;
         }
-        self.repeat_at = now + OFFER_INTERVAL;
+        self.repeat_at = now + OFFER_INTERVAL_MIN;
         // Of an end that is closed before it was connected no event says so.
         self.by_connection.retain(|connection, (id, number)| {
             let context = self.contexts.get(id);
             context.is_some_and(|context| context.is_of(*number, *connection))
         });
-        self.waiting.expire(now);
         for context in self.contexts.values_mut() {
-            let waiting = context
-                .queue_pairs()
-                .filter_map(|pair| match &pair.joining {
-                    Joining::Offered { since, .. } => {
-                        Some((pair.number, now.saturating_sub(*since) >= OFFER_TIMEOUT))
-                    }
-                    _ => None,
-                });
-            let waiting: Vec<(u32, bool)> = waiting.collect();
-            for (number, is_over) in waiting {
-                if let Some(pair) = context.queue_pair_mut(number)
-                    && let Joining::Offered { offer, .. } = &pair.joining
-                {
+            let mut overdue = Vec::new();
+            for pair in context.queue_pairs_mut() {
+                let Joining::Offered {
+                    offer,
+                    since,
+                    backoff,
+                } = &mut pair.joining
+                else {
+                    continue;
+                };
+                if backoff.is_due(now) {
                     self.offers.push(offer.as_ref().clone());
                 }
-                if is_over {
-                    context.with(number, &self.engine, |pair, state, around| {
-                        if state == weft_device::state::State::ReadyToSend {
-                            pair.give_up();
-                        }
-                        pair.settle(around)
-                    });
+                if now.saturating_sub(*since) >= OFFER_TIMEOUT {
+                    overdue.push(pair.number);
                 }
+            }
+            for number in overdue {
+                context.with(number, &self.engine, |pair, state, around| {
+                    if state == weft_device::state::State::ReadyToSend {
+                        pair.give_up();
+                    }
+                    pair.settle(around)
+                });
             }
         }
     }

@@ -7,7 +7,7 @@
 //!
 //! Two queue pairs that are to be connected are often on two nodes. Each of the two servers sends the other an
 //! [`Offer`] over a channel that somebody else provides, which must say truly from whom an offer comes. The programs
-//! may connect their ends in any order: an offer that comes early waits.
+//! may connect their ends in any order: the offer of the later one is answered with that of the earlier one.
 //!
 //! Whoever holds [`Devices`] runs it: nothing happens but in [`Devices::poll`], and time is an argument. [`Server`] does so
 //! in a thread, and serves the control socket in another.

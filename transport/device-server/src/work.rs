@@ -117,7 +117,7 @@ impl Worker {
                 let _ = answer.send(self.devices.count());
             }
             Command::Close(context) => self.devices.close(context),
-            Command::Offer { owner, offer } => self.devices.receive_offer(owner, offer, now),
+            Command::Offer { owner, offer } => self.devices.receive_offer(owner, &offer),
             Command::Stop => return false,
         }
         true

@@ -2,6 +2,9 @@
 
 mod program;
 
+use std::rc::Rc;
+use std::time::Duration;
+
 use program::{Done, Pair, Program, success};
 use weft_device::completion::Status;
 use weft_device::control::{Answer, ErrorNumber, QueuePair, Request};
@@ -268,8 +271,63 @@ fn a_peer_that_never_answers_is_retry_exceeded() {
     pair.a.post(1, Operation::Send, Payload::Inline(&[1]));
     (0..10).for_each(|_| pair.turn());
     assert_eq!(pair.a.poll(), None);
-    pair.later = std::time::Duration::from_secs(11);
+    pair.later = Duration::from_secs(11);
     assert_eq!(pair.next_a(), failed(1, Status::RetryExceeded));
+}
+
+#[test]
+fn a_peer_that_does_not_exist_gets_an_offer_in_five_seconds_and_one_that_comes_late_is_connected_at_once()
+ {
+    let mut pair = Pair::apart(256);
+    let (a, b) = (pair.a.name(), pair.b.name());
+    pair.a.init();
+    pair.a.ready(b);
+    let [of_a, of_b] = [&pair.a, &pair.b].map(|program| Rc::clone(&program.devices));
+    let mut sent = Vec::new();
+    for tenth in 0..600 {
+        let now = Duration::from_millis(100 * tenth);
+        let polled = of_a.borrow_mut().poll(now, Duration::ZERO);
+        polled.expect("the engine runs");
+        for offer in of_a.borrow_mut().take_offers() {
+            sent.push(100 * tenth);
+            of_b.borrow_mut().receive_offer("node".into(), &offer);
+        }
+    }
+    assert_eq!(sent[..6], [0, 200, 600, 1400, 3000, 6200]);
+    assert_eq!(sent.len(), 6 + 10, "{sent:?}");
+
+    pair.later = Duration::from_secs(60);
+    pair.b.now = pair.later;
+    pair.b.init();
+    pair.b.ready(a);
+    let offers = of_b.borrow_mut().take_offers();
+    assert_eq!(offers.len(), 1);
+    of_a.borrow_mut().receive_offer("node".into(), &offers[0]);
+    let answers = of_a.borrow_mut().take_offers();
+    assert_eq!(answers.len(), 1);
+    assert_eq!(answers[0].answers, Some(offers[0].end.id));
+    of_b.borrow_mut().receive_offer("node".into(), &answers[0]);
+    assert!(of_b.borrow_mut().take_offers().is_empty());
+
+    pair.b.receive(1, &[]);
+    pair.a.post(2, Operation::Send, Payload::Inline(&[]));
+    assert_eq!(pair.next_b(), success(1, 0));
+    assert_eq!(pair.next_a(), success(2, 0));
+}
+
+#[test]
+fn an_answer_that_is_lost_is_given_again_to_the_next_offer() {
+    let mut pair = Pair::apart(256).connect();
+    let [of_a, of_b] = [&pair.a, &pair.b].map(|program| Rc::clone(&program.devices));
+    assert_eq!(of_a.borrow_mut().take_offers().len(), 1, "it is lost");
+    for offer in of_b.borrow_mut().take_offers() {
+        of_a.borrow_mut().receive_offer("node".into(), &offer);
+    }
+    assert_eq!(of_a.borrow_mut().take_offers().len(), 1, "it is lost");
+    pair.b.receive(1, &[]);
+    pair.a.post(2, Operation::Send, Payload::Inline(&[]));
+    assert_eq!(pair.next_b(), success(1, 0));
+    assert_eq!(pair.next_a(), success(2, 0));
 }
 
 fn state(of: &Program) -> DeviceState {

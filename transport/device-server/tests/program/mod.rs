@@ -89,6 +89,8 @@ pub(crate) struct Program {
     pub(crate) number: u32,
     pub(crate) key: u32,
     pub(crate) send_ring: RingPlace,
+    /// The time at which its requests come.
+    pub(crate) now: Duration,
     memory: Vec<u8>,
     completions: Consumer<Words>,
     sends: Producer<Words>,
@@ -172,6 +174,7 @@ impl Program {
             sends: Producer::new(ring(send_ring), 0),
             receives: Producer::new(ring(receive_ring), 0),
             send_ring,
+            now: Duration::ZERO,
             context: opened.context,
             shared: opened.shared,
             events: opened.events,
@@ -182,7 +185,7 @@ impl Program {
     /// Asks the server at once; a device has no socket yet.
     pub(crate) fn ask(&mut self, request: Request) -> weft_device::control::Outcome {
         let mut server = self.devices.borrow_mut();
-        server.handle(self.context, &request, Duration::ZERO)
+        server.handle(self.context, &request, self.now)
     }
 
     fn modify(&mut self, given: &[Attributes], attributes: QueuePairAttributes) {
@@ -383,7 +386,7 @@ impl Pair {
         }
     }
 
-    fn connect(mut self) -> Self {
+    pub(crate) fn connect(mut self) -> Self {
         let (a, b) = (self.a.name(), self.b.name());
         self.a.init();
         self.b.init();
@@ -414,7 +417,7 @@ impl Pair {
             drop(server);
             let mut other = other.devices.borrow_mut();
             let offers = offers.into_iter();
-            offers.for_each(|offer| other.receive_offer("node".into(), offer, now));
+            offers.for_each(|offer| other.receive_offer("node".into(), &offer));
         }
     }
 

@@ -9,6 +9,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use rustix::event::{EventfdFlags, eventfd};
 use weft_device::completion::Status;
 use weft_device::control::{ErrorNumber, Outcome, Request};
+use weft_device::objects::Usage;
 use weft_device::space::DOORBELL_BYTES;
 use weft_engine::{
     AddressSpace, ConnectionId, DomainId, Engine, EngineConfig, EngineError, Event, MemfdError,
@@ -17,6 +18,7 @@ use weft_engine::{
 
 use crate::channel::event_socket;
 use crate::context::{Change, Context, Device};
+use crate::limits::{self, Totals};
 use crate::offer::{OFFER_INTERVAL_MIN, Offer, OfferBackoff, QueuePairName};
 use crate::queue_pair::Joining;
 use crate::random;
@@ -65,9 +67,12 @@ pub struct Opened {
 /// Why a device was not opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// As many programs as there may be.
-    #[error("the device is open 256 times, which is the most: close it elsewhere first")]
-    TooManyContexts,
+    /// The device is open as often as it may be.
+    #[error("the device is open {0} times, which is the most: close it elsewhere first")]
+    TooManyOfDevice(u32),
+    /// All devices of the node are open as often as they may be.
+    #[error("devices of this node are open {0} times, which is the most: end programs first")]
+    TooManyOfNode(u32),
     /// The memory could not be made.
     #[error("the device's memory could not be made: {0}")]
     Memory(#[from] MemfdError),
@@ -90,6 +95,7 @@ impl OpenError {
 /// The devices of a node, and the engine that carries their work requests out.
 pub struct Devices {
     engine: Engine,
+    totals: Totals,
     sender: Sender<Event>,
     events: Receiver<Event>,
     contexts: BTreeMap<ContextId, Context>,
@@ -115,6 +121,7 @@ impl Devices {
         let (sender, events) = unbounded();
         Ok(Self {
             engine: Engine::start(config)?,
+            totals: Totals::DEFAULT,
             sender,
             events,
             contexts: BTreeMap::new(),
@@ -125,15 +132,28 @@ impl Devices {
         })
     }
 
+    /// With other totals than [`Totals::DEFAULT`].
+    #[must_use]
+    pub fn with_totals(self, totals: Totals) -> Self {
+        Self { totals, ..self }
+    }
+
     /// Opens a device for a program, whose memory is `program`.
     ///
     /// # Errors
     /// [`OpenError`].
     pub fn open(&mut self, device: &Device, program: AddressSpace) -> Result<Opened, OpenError> {
         let gid = device.gid;
+        let most = self.totals.device.opens;
+        if self.contexts_of(gid).count() >= most as usize {
+            return Err(OpenError::TooManyOfDevice(most));
+        }
+        if self.contexts.len() >= self.totals.node.opens as usize {
+            return Err(OpenError::TooManyOfNode(self.totals.node.opens));
+        }
         let mut ids = (0..=u8::MAX).map(|index| ContextId { gid, index });
         let context = ids.find(|id| !self.contexts.contains_key(id));
-        let context = context.ok_or(OpenError::TooManyContexts)?;
+        let context = context.ok_or(OpenError::TooManyOfDevice(most))?;
         let bytes = DOORBELL_BYTES + device.limits.ring_bytes;
         let shared = Arc::new(Region::memfd("weft-device", bytes)?);
         let first = u32::from(context.index) << CONTEXT_SHIFT;
@@ -152,7 +172,7 @@ impl Devices {
             own_events,
         );
         // The doorbell page is its beginning.
-        let opened = opened.ok_or(OpenError::TooManyContexts)?;
+        let opened = opened.ok_or(OpenError::TooManyOfDevice(most))?;
         self.contexts.insert(context, opened);
         Ok(Opened {
             context,
@@ -168,6 +188,24 @@ impl Devices {
         if let Some(context) = self.contexts.remove(&id) {
             context.close(&self.engine);
         }
+    }
+
+    fn contexts_of(&self, gid: [u8; 16]) -> impl Iterator<Item = &Context> {
+        let id = |index| ContextId { gid, index };
+        let contexts = self.contexts.range(id(0)..=id(u8::MAX));
+        contexts.map(|(_, context)| context)
+    }
+
+    /// Whether a device, and the node, have room for what a request makes.
+    fn check_totals(&self, gid: [u8; 16], request: &Request) -> Result<(), ErrorNumber> {
+        if !limits::is_counted(request) {
+            return Ok(());
+        }
+        let usage = |context: &Context| context.objects().usage();
+        let device = self.contexts_of(gid).map(usage);
+        let device = device.fold(Usage::default(), |all, one| all + one);
+        let queue_pairs = self.contexts.values().map(|it| usage(it).queue_pairs);
+        self.totals.check(request, device, queue_pairs.sum())
     }
 
     /// How many contexts and queue pairs each GID has.
@@ -200,6 +238,7 @@ impl Devices {
         if let Request::DestroyQueuePair(_) | Request::ModifyQueuePair { .. } = request {
             self.acknowledge();
         }
+        self.check_totals(id.gid, request)?;
         let Some(context) = self.contexts.get_mut(&id) else {
             return Err(ErrorNumber::InvalidArgument);
         };

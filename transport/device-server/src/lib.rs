@@ -20,6 +20,7 @@ mod channel;
 mod context;
 mod control;
 mod devices;
+mod limits;
 mod offer;
 mod queue_pair;
 mod random;
@@ -29,5 +30,6 @@ mod work;
 
 pub use context::Device;
 pub use devices::{ContextId, Devices, OpenError, Opened};
+pub use limits::{DeviceTotals, NodeTotals, OPEN_LIMITS, Totals};
 pub use offer::{Offer, QueuePairName};
 pub use server::{DeviceStatus, Server, ServerError};

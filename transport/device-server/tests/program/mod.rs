@@ -48,7 +48,7 @@ const LIMITS: Limits = Limits {
 pub(crate) const ALL: u32 = 0b1111;
 
 /// Every server of a test process has its own ports; another process's are passed over.
-fn start() -> Devices {
+pub(crate) fn start() -> Devices {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     for _ in 0..500 {
         let step = u32::from(NEXT.fetch_add(1, Ordering::Relaxed)) + std::process::id();
@@ -97,21 +97,24 @@ pub(crate) struct Program {
     receives: Producer<Words>,
 }
 
-fn own_memory() -> AddressSpace {
+pub(crate) fn own_memory() -> AddressSpace {
     let mut how = OpenOptions::new();
     let file = how.read(true).write(true).open("/proc/self/mem");
     AddressSpace::new(file.expect("it opens").into()).expect("it is one")
 }
 
+pub(crate) fn device(last: u8) -> Device {
+    let mut gid = [0; 16];
+    gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, last]);
+    let limits = LIMITS;
+    Device { gid, limits }
+}
+
 impl Program {
-    fn new(devices: &Rc<RefCell<Devices>>, last: u8, completions: u32) -> Self {
+    pub(crate) fn new(devices: &Rc<RefCell<Devices>>, last: u8, completions: u32) -> Self {
         let mut server = devices.borrow_mut();
-        let mut gid = [0; 16];
-        gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, last]);
-        let device = Device {
-            gid,
-            limits: LIMITS,
-        };
+        let device = device(last);
+        let gid = device.gid;
         let opened = server.open(&device, own_memory()).expect("it opens");
         let memory = vec![0; 1 << 20];
         let mut ask = |request| server.handle(opened.context, &request, Duration::ZERO);

@@ -167,7 +167,9 @@ impl Engine for Service {
     ) -> Result<Response<proto::ReceiveOfferResponse>, Status> {
         let request = request.into_inner();
         let offer = offer::from_proto(request.offer).map_err(Status::invalid_argument)?;
-        self.server.receive_offer(request.node.into(), offer);
+        let received = self.server.receive_offer(request.node.into(), offer);
+        // The agent counts it, and the peer's agent is told.
+        received.map_err(|error| Status::resource_exhausted(error.to_string()))?;
         Ok(Response::new(proto::ReceiveOfferResponse {}))
     }
 }

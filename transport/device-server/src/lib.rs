@@ -32,4 +32,4 @@ pub use context::Device;
 pub use devices::{ContextId, Devices, OpenError, Opened};
 pub use limits::{DeviceTotals, NodeTotals, OPEN_LIMITS, Totals};
 pub use offer::{Offer, QueuePairName};
-pub use server::{DeviceStatus, Server, ServerError};
+pub use server::{DeviceStatus, Server, ServerError, TooManyOffers};

@@ -12,8 +12,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     ];
     let files = protox::compile(definitions, [root])?;
     let mut config = prost_build::Config::new();
-    // What it holds is shown to nobody: it has a `Debug` of its own.
-    config.skip_debug(["weft.agent.v1.Credentials"]);
+    // What they hold is shown to nobody: each has a `Debug` of its own.
+    config.skip_debug([
+        "weft.agent.v1.Credentials",
+        "weft.agent.v1.ConnectionEnd",
+        "weft.agent.v1.QueuePairOffer",
+    ]);
+    // It is left out with the message that it is in, and holds no secret.
+    config.type_attribute("weft.agent.v1.ConnectionEnd.link", "#[derive(Debug)]");
     // Without the generated `AgentClient::connect(address)`: it would collide with the call Connect.
     // Callers make a `tonic::transport::Channel` and pass it to `AgentClient::new`.
     tonic_prost_build::configure()

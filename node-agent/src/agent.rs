@@ -172,11 +172,12 @@ impl Agent {
             server.run().await;
         }));
         agent.sweep();
+        let mut registries = metrics::registries(registry, budget, &refusals);
         if let Some(devices) = devices {
+            devices.dropped.register(&mut registries.agent);
             agent.spawn("offers", Arc::clone(&devices).pass_offers_on());
             agent.spawn("certificates", devices.follow_certificates());
         }
-        let registries = metrics::registries(registry, budget, &refusals);
         agent.environment.health.set_ready(registries);
         tracing::info!(
             node = %config.node, fabric = %config.fabric, control = %agent.control,

@@ -9,7 +9,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use futures::StreamExt as _;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::registry::Registry;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::transport::Channel;
 use weft_proto::agent::v1::{OfferQueuePairRequest, QueuePairName, QueuePairOffer};
@@ -24,9 +29,40 @@ use crate::tls::Tls;
 use crate::transfer::agent_client::{Client, PeerAgent};
 
 /// An engine that does not answer is called again after this.
-const RECONNECT: Duration = Duration::from_millis(500);
-/// Offers that are being passed on at a time. More are dropped; the engine makes them again.
-const OFFERS_MAX: usize = 256;
+const RECONNECT_INTERVAL: Duration = Duration::from_millis(500);
+/// Calls of one node's agent under way. Each takes up to five seconds where the agent does not answer, and delays offers
+/// to that node only.
+const CALLS_PER_NODE_MAX: usize = 16;
+/// Offers that wait for one node's agent: more than a job connects at once. Further ones are dropped; the engine makes them
+/// again.
+const QUEUED_PER_NODE_MAX: usize = 4096;
+/// An offer that has waited longer is dropped: its queue pair may be gone, and if it is not, the engine makes it again.
+const QUEUE_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// An offer that waits for the agent of another node, since that time.
+#[derive(Debug)]
+struct QueuedOffer {
+    offer: QueuePairOffer,
+    since: Instant,
+}
+
+/// How many offers were dropped.
+#[derive(Debug, Default)]
+pub(crate) struct DroppedOffers(Counter);
+
+impl DroppedOffers {
+    /// Exports it.
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "offers_dropped",
+            "Offers of this node's queue pairs that were dropped, as too many waited for another node's agent",
+            self.0.clone(),
+        );
+    }
+}
+
+/// The queues of offers, by node.
+type Queues = BTreeMap<NodeName, mpsc::Sender<QueuedOffer>>;
 
 /// The devices of the fabric, and the engine of this node's.
 #[derive(Debug)]
@@ -36,6 +72,7 @@ pub(crate) struct Devices {
     /// Clients of other agents, by node, which use the certificate in force.
     clients: Mutex<BTreeMap<NodeName, Client>>,
     tls: watch::Receiver<Tls>,
+    pub(crate) dropped: DroppedOffers,
 }
 
 impl Devices {
@@ -47,22 +84,23 @@ impl Devices {
             peers: peers.iter().map(by_gid).collect(),
             clients: Mutex::default(),
             tls,
+            dropped: DroppedOffers::default(),
         }
     }
 
     /// Passes offers of this node's queue pairs on, for ever.
     pub(crate) async fn pass_offers_on(self: Arc<Self>) {
-        let places = Arc::new(Semaphore::new(OFFERS_MAX));
-        let mut said = String::new();
+        let mut queues = BTreeMap::new();
+        let mut last_problem = String::new();
         loop {
             let mut engine = self.engine.clone();
             let ended = match engine.watch_offers(WatchOffersRequest {}).await {
                 Ok(offers) => {
-                    said.clear();
+                    last_problem.clear();
                     let mut offers = offers.into_inner();
                     loop {
                         match offers.message().await {
-                            Ok(Some(offer)) => self.spawn(offer, &places),
+                            Ok(Some(offer)) => self.queue(offer, &mut queues),
                             Ok(None) => break Status::unavailable("it has ended"),
                             Err(status) => break status,
                         }
@@ -71,32 +109,60 @@ impl Devices {
                 Err(status) => status,
             };
             let problem = ended.message().to_owned();
-            if problem != said {
+            if problem != last_problem {
                 tracing::warn!(
                     problem,
                     "the engine of virtual devices does not answer; it is called again"
                 );
-                said = problem;
+                last_problem = problem;
             }
-            tokio::time::sleep(RECONNECT).await;
+            tokio::time::sleep(RECONNECT_INTERVAL).await;
         }
     }
 
-    fn spawn(self: &Arc<Self>, offer: QueuePairOffer, places: &Arc<Semaphore>) {
-        let Ok(place) = Arc::clone(places).try_acquire_owned() else {
-            return;
-        };
-        let devices = Arc::clone(self);
-        fail_fast::spawn("offer", async move {
-            let _place = place;
-            if let Err(fault) = devices.send(offer).await {
-                // The program sees that its queue pair is not connected.
-                tracing::debug!(
-                    reason = fault.reason(),
-                    "an offer was not passed on: {fault}"
-                );
+    /// Puts an offer into the queue of its node, which is made with the first offer.
+    fn queue(self: &Arc<Self>, offer: QueuePairOffer, queues: &mut Queues) {
+        let peer = match self.peer(offer.to.as_ref(), "offer.to") {
+            Ok(peer) => peer,
+            Err(fault) => {
+                tracing::debug!(reason = fault.reason(), "an offer is dropped: {fault}");
+                return;
             }
+        };
+        let node = peer.node.clone();
+        let queue = queues.entry(node).or_insert_with(|| self.spawn_queue());
+        let since = Instant::now();
+        if queue.try_send(QueuedOffer { offer, since }).is_err() {
+            self.dropped.0.inc();
+        }
+    }
+
+    /// Passes the offers to one node on, until the queue's sender is dropped.
+    fn spawn_queue(self: &Arc<Self>) -> mpsc::Sender<QueuedOffer> {
+        let (queue, offers) = mpsc::channel(QUEUED_PER_NODE_MAX);
+        let devices = Arc::clone(self);
+        fail_fast::spawn("offers of a node", async move {
+            let offers = ReceiverStream::new(offers);
+            let pass_on = |queued| devices.pass_on(queued);
+            offers
+                .for_each_concurrent(CALLS_PER_NODE_MAX, pass_on)
+                .await;
         });
+        queue
+    }
+
+    async fn pass_on(&self, queued: QueuedOffer) {
+        if queued.since.elapsed() > QUEUE_TIME_MAX {
+            self.dropped.0.inc();
+            return;
+        }
+        if let Err(fault) = self.send(queued.offer).await {
+            // The program sees that its queue pair is not connected.
+            tracing::debug!(
+                reason = fault.reason(),
+                "an offer was not passed on: {fault}"
+            );
+        }
     }
 
     async fn send(&self, offer: QueuePairOffer) -> Result<(), Fault> {

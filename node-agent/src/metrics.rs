@@ -497,6 +497,7 @@ mod tests {
     use weft_engine::{ConnectionSnapshot, LinkAddress, PeerSnapshot, PortRange};
 
     use super::*;
+    use crate::devices::DroppedOffers;
 
     fn job(number: u32) -> JobSample {
         JobSample {
@@ -556,6 +557,7 @@ mod tests {
         registry.register_collector(Box::new(Fixed(metrics)));
         let refusals = TlsRefusals::default();
         refusals.register(&mut registry, "tls_refused");
+        DroppedOffers::default().register(&mut registry);
         // All reasons that an agent has.
         for reason in ["Handshake", "Timeout", "TooMany"] {
             refusals.count(reason);

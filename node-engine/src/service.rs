@@ -14,8 +14,7 @@ use tokio::sync::broadcast;
 use tokio_stream::wrappers::{BroadcastStream, UnixListenerStream};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status};
-use weft_device::control::Limits;
-use weft_device_server::{Device, Server, ServerError};
+use weft_device_server::{Device, OPEN_LIMITS, Server, ServerError};
 use weft_engine::EngineConfig;
 use weft_proto::agent::v1::QueuePairOffer;
 use weft_proto::engine::v1 as proto;
@@ -25,22 +24,6 @@ use crate::offer;
 
 /// Offers that wait until the agent takes them. Of more, the oldest are dropped; the engine makes them again.
 const OFFERS_BEHIND_MAX: usize = 4096;
-
-/// How much of everything a program may have of a device.
-const LIMITS: Limits = Limits {
-    domains: 1024,
-    regions: 65_536,
-    completion_queues: 4096,
-    queue_pairs: 4096,
-    address_handles: 4096,
-    completions: 1 << 16,
-    work_requests: 1 << 14,
-    sges: 30,
-    inline_bytes: 512,
-    requests: 16,
-    path_mtu: 5,
-    ring_bytes: 1 << 30,
-};
 
 /// Why the engine does not serve.
 #[derive(Debug, thiserror::Error)]
@@ -131,7 +114,7 @@ impl Engine for Service {
         let gid = gid.ok_or_else(|| Status::invalid_argument("gid must be 16 bytes"))?;
         let device = Device {
             gid,
-            limits: LIMITS,
+            limits: OPEN_LIMITS,
         };
         let directory = self.server.create(&request.name, device);
         let directory = directory.map_err(|error| status(&error))?;
@@ -184,7 +167,9 @@ impl Engine for Service {
     ) -> Result<Response<proto::ReceiveOfferResponse>, Status> {
         let request = request.into_inner();
         let offer = offer::from_proto(request.offer).map_err(Status::invalid_argument)?;
-        self.server.receive_offer(request.node.into(), offer);
+        let received = self.server.receive_offer(request.node.into(), offer);
+        // The agent counts it, and the peer's agent is told.
+        received.map_err(|error| Status::resource_exhausted(error.to_string()))?;
         Ok(Response::new(proto::ReceiveOfferResponse {}))
     }
 }

@@ -30,6 +30,30 @@ pub mod agent {
                     .finish_non_exhaustive()
             }
         }
+
+        impl std::fmt::Debug for ConnectionEnd {
+            /// Without the secret that seals packets and the key that authenticates a Reset.
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct("ConnectionEnd")
+                    .field("connection", &self.connection)
+                    .field("link", &self.link)
+                    .field("settings", &self.settings)
+                    .field("engine_incarnation", &self.engine_incarnation)
+                    .finish_non_exhaustive()
+            }
+        }
+
+        impl std::fmt::Debug for QueuePairOffer {
+            /// Without the half of its keys.
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct("QueuePairOffer")
+                    .field("from", &self.from)
+                    .field("to", &self.to)
+                    .field("end", &self.end)
+                    .field("answers", &self.answers)
+                    .finish_non_exhaustive()
+            }
+        }
     }
 }
 
@@ -67,7 +91,7 @@ pub mod engine {
 
 #[cfg(test)]
 mod tests {
-    use crate::agent::v1::{Credentials, ObjectSource};
+    use crate::agent::v1::{ConnectionEnd, Credentials, ObjectSource, QueuePairOffer};
 
     #[test]
     fn a_request_with_credentials_can_be_printed_and_does_not_tell_them() {
@@ -85,6 +109,26 @@ mod tests {
             !text.contains("hunter2") && !text.contains("104, 117"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn an_offer_can_be_printed_and_does_not_tell_its_secret() {
+        let offer = QueuePairOffer {
+            end: Some(ConnectionEnd {
+                connection: 4711,
+                secret: vec![213; 32],
+                reset_key: 987_654_321,
+                ..ConnectionEnd::default()
+            }),
+            key_prefix: 555_444_333,
+            ..QueuePairOffer::default()
+        };
+        for text in [format!("{offer:?}"), format!("{offer:#?}")] {
+            assert!(text.contains("4711"), "{text}");
+            for secret in ["213", "987654321", "555444333"] {
+                assert!(!text.contains(secret), "{text}");
+            }
+        }
     }
 }
 

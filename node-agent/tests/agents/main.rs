@@ -5,6 +5,8 @@ mod certificates;
 #[cfg(test)]
 mod copies;
 #[cfg(test)]
+mod devices;
+#[cfg(test)]
 mod discard;
 #[cfg(test)]
 mod enroll;

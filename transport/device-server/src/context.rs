@@ -288,6 +288,10 @@ impl Context {
         self.queue_pairs.values()
     }
 
+    pub(crate) fn queue_pairs_mut(&mut self) -> impl Iterator<Item = &mut QueuePair> {
+        self.queue_pairs.values_mut()
+    }
+
     /// The program has changed a queue pair: what follows from its new state.
     pub(crate) fn on_modified(&mut self, number: u32, engine: &Engine) -> Change {
         let Some(found) = self.objects.queue_pair(number).copied() else {

@@ -18,12 +18,13 @@ use weft_engine::AddressSpace;
 
 use crate::context::Device;
 use crate::devices::{ContextId, Opened};
+use crate::limits::Totals;
 use crate::work::{Command, send};
 
 /// Connections that have not opened a device; of more, the oldest is closed.
 const UNOPENED_MAX: usize = 64;
-/// Connections in all. Each has a socket, a memfd and two eventfds.
-const CONNECTIONS_MAX: usize = 4096;
+/// Connections in all: one that opens a device beyond what the node may have is told so.
+const CONNECTIONS_MAX: usize = Totals::DEFAULT.node.opens as usize + UNOPENED_MAX;
 
 /// Devices by their tokens, with their names.
 pub(crate) type Tokens = BTreeMap<[u8; 32], (String, Device)>;

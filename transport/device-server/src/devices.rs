@@ -9,6 +9,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use rustix::event::{EventfdFlags, eventfd};
 use weft_device::completion::Status;
 use weft_device::control::{ErrorNumber, Outcome, Request};
+use weft_device::objects::Usage;
 use weft_device::space::DOORBELL_BYTES;
 use weft_engine::{
     Access, AddressSpace, ConnectionId, DomainId, Engine, EngineConfig, EngineError, Event,
@@ -17,7 +18,8 @@ use weft_engine::{
 
 use crate::channel::event_socket;
 use crate::context::{Change, Context, Device};
-use crate::offer::{OFFER_INTERVAL, Offer, QueuePairName, WaitingOffers};
+use crate::limits::{self, Totals};
+use crate::offer::{OFFER_INTERVAL_MIN, Offer, OfferBackoff, QueuePairName};
 use crate::queue_pair::Joining;
 use crate::random;
 use crate::regions::remote_access;
@@ -66,9 +68,12 @@ pub struct Opened {
 /// Why a device was not opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// As many programs as there may be.
-    #[error("the device is open 256 times, which is the most: close it elsewhere first")]
-    TooManyContexts,
+    /// The device is open as often as it may be.
+    #[error("the device is open {0} times, which is the most: close it elsewhere first")]
+    TooManyOfDevice(u32),
+    /// All devices of the node are open as often as they may be.
+    #[error("devices of this node are open {0} times, which is the most: end programs first")]
+    TooManyOfNode(u32),
     /// The memory could not be made.
     #[error("the device's memory could not be made: {0}")]
     Memory(#[from] MemfdError),
@@ -91,16 +96,16 @@ impl OpenError {
 /// The devices of a node, and the engine that carries their work requests out.
 pub struct Devices {
     engine: Engine,
+    totals: Totals,
     sender: Sender<Event>,
     events: Receiver<Event>,
     contexts: BTreeMap<ContextId, Context>,
     /// Queue pairs by the ends of their connections, until the engine says that these are closed.
     by_connection: HashMap<ConnectionId, (ContextId, u32)>,
-    waiting: WaitingOffers,
     /// Offers that are to be sent.
     offers: Vec<Offer>,
     next_domain: u32,
-    /// When offers are sent again.
+    /// When it is looked which offers are to be sent again.
     repeat_at: Duration,
 }
 
@@ -117,15 +122,21 @@ impl Devices {
         let (sender, events) = unbounded();
         Ok(Self {
             engine: Engine::start(config)?,
+            totals: Totals::DEFAULT,
             sender,
             events,
             contexts: BTreeMap::new(),
             by_connection: HashMap::new(),
-            waiting: WaitingOffers::default(),
             offers: Vec::new(),
             next_domain: 0,
             repeat_at: Duration::ZERO,
         })
+    }
+
+    /// With other totals than [`Totals::DEFAULT`].
+    #[must_use]
+    pub fn with_totals(self, totals: Totals) -> Self {
+        Self { totals, ..self }
     }
 
     /// Opens a device for a program, whose memory is `program`.
@@ -134,9 +145,16 @@ impl Devices {
     /// [`OpenError`].
     pub fn open(&mut self, device: &Device, program: AddressSpace) -> Result<Opened, OpenError> {
         let gid = device.gid;
+        let most = self.totals.device.opens;
+        if self.contexts_of(gid).count() >= most as usize {
+            return Err(OpenError::TooManyOfDevice(most));
+        }
+        if self.contexts.len() >= self.totals.node.opens as usize {
+            return Err(OpenError::TooManyOfNode(self.totals.node.opens));
+        }
         let mut ids = (0..=u8::MAX).map(|index| ContextId { gid, index });
         let context = ids.find(|id| !self.contexts.contains_key(id));
-        let context = context.ok_or(OpenError::TooManyContexts)?;
+        let context = context.ok_or(OpenError::TooManyOfDevice(most))?;
         let bytes = DOORBELL_BYTES + device.limits.ring_bytes;
         let shared = Arc::new(Region::memfd("weft-device", bytes)?);
         let first = u32::from(context.index) << CONTEXT_SHIFT;
@@ -155,7 +173,7 @@ impl Devices {
             own_events,
         );
         // The doorbell page is its beginning.
-        let opened = opened.ok_or(OpenError::TooManyContexts)?;
+        let opened = opened.ok_or(OpenError::TooManyOfDevice(most))?;
         self.contexts.insert(context, opened);
         Ok(Opened {
             context,
@@ -171,8 +189,24 @@ impl Devices {
         if let Some(context) = self.contexts.remove(&id) {
             context.close(&self.engine);
         }
-        self.waiting
-            .drop_for(|name| ContextId::of(name) == Some(id));
+    }
+
+    fn contexts_of(&self, gid: [u8; 16]) -> impl Iterator<Item = &Context> {
+        let id = |index| ContextId { gid, index };
+        let contexts = self.contexts.range(id(0)..=id(u8::MAX));
+        contexts.map(|(_, context)| context)
+    }
+
+    /// Whether a device, and the node, have room for what a request makes.
+    fn check_totals(&self, gid: [u8; 16], request: &Request) -> Result<(), ErrorNumber> {
+        if !limits::is_counted(request) {
+            return Ok(());
+        }
+        let usage = |context: &Context| context.objects().usage();
+        let device = self.contexts_of(gid).map(usage);
+        let device = device.fold(Usage::default(), |all, one| all + one);
+        let queue_pairs = self.contexts.values().map(|it| usage(it).queue_pairs);
+        self.totals.check(request, device, queue_pairs.sum())
     }
 
     /// How many contexts and queue pairs each GID has.
@@ -205,6 +239,7 @@ impl Devices {
         if let Request::DestroyQueuePair(_) | Request::ModifyQueuePair { .. } = request {
             self.acknowledge();
         }
+        self.check_totals(id.gid, request)?;
         let Some(context) = self.contexts.get_mut(&id) else {
             return Err(ErrorNumber::InvalidArgument);
         };
@@ -259,13 +294,10 @@ impl Devices {
             pair.joining = Joining::Offered {
                 offer: Box::new(offer.clone()),
                 since: now,
+                backoff: OfferBackoff::new(now),
             };
         }
-        let (here, peer) = (offer.from, offer.to);
         self.offers.push(offer);
-        if let Some((owner, offer)) = self.waiting.take(here, peer) {
-            self.join(owner, &offer);
-        }
     }
 
     /// The offers that are to be sent, each to the server of the device that [`Offer::to`] names. One that is lost is sent
@@ -274,57 +306,51 @@ impl Devices {
         std::mem::take(&mut self.offers)
     }
 
-    /// An offer has come from the node `owner`, as authenticated, which has the device that [`Offer::from`] names.
-    pub fn receive_offer(&mut self, owner: Arc<str>, offer: Offer, now: Duration) {
-        if !self.join(Arc::clone(&owner), &offer) {
-            self.waiting.keep(owner, offer, now);
-        }
-    }
-
-    /// Connects the queue pair that an offer is for. Answers whether the offer is of no more use.
-    fn join(&mut self, owner: Arc<str>, offer: &Offer) -> bool {
+    /// An offer has come from the node `owner`, as authenticated, which has the device that [`Offer::from`] names. Connects
+    /// the queue pair that it is for, if that one has offered too, and answers at once. Nothing is kept of an offer that
+    /// comes earlier: the queue pair's own offer, once it is ready, is answered in the same way.
+    pub fn receive_offer(&mut self, owner: Arc<str>, offer: &Offer) {
         let Some(id) = ContextId::of(offer.to) else {
-            return true;
+            return;
         };
         let Some(context) = self.contexts.get_mut(&id) else {
             // The device is not open, or is another node's.
-            return true;
+            return;
         };
         let number = offer.to.number;
         let found = context.objects().queue_pair(number);
         let access = found.map_or(Access::NONE, |found| remote_access(found.attributes.access));
         let Some(pair) = context.queue_pair_mut(number) else {
-            return true;
+            return;
         };
         match &pair.joining {
             Joining::Offered { offer: own, .. } if own.to == offer.from => {
                 if offer.answers.is_some_and(|end| end != own.end.id) {
                     // It answers an offer that is no more.
-                    return true;
+                    return;
                 }
                 let remote = offer.remote_end(owner, access);
                 let connected = self.engine.connect(own.end.id, remote, self.sender.clone());
                 if let Err(error) = connected {
                     tracing::debug!(queue_pair = number, "not connected: {error}");
-                    return true;
+                    return;
                 }
+                context.with(number, &self.engine, |pair, state, around| {
+                    pair.join(offer, around);
+                    pair.take(state, around)
+                });
             }
             Joining::Joined { offer: own, .. }
-                if own.to == offer.from && own.answers == Some(offer.end.id) =>
-            {
-                if offer.answers.is_none() {
-                    // The peer does not have this end's offer.
-                    self.offers.push(own.as_ref().clone());
-                }
-                return true;
-            }
-            _ => return offer.answers.is_some(),
+                if own.to == offer.from && own.answers == Some(offer.end.id) => {}
+            _ => return,
         }
-        context.with(number, &self.engine, |pair, state, around| {
-            pair.join(offer, around);
-            pair.take(state, around)
-        });
-        true
+        if offer.answers.is_none()
+            && let Some(pair) = context.queue_pair_mut(number)
+            && let Joining::Joined { offer: own, .. } = &pair.joining
+        {
+            // The peer may not have this end's offer.
+            self.offers.push(own.as_ref().clone());
+        }
     }
 
     /// One turn: moves packets, takes work requests out of rings, completes them. Waits for at most `wait` when there is
@@ -357,7 +383,7 @@ impl Devices {
             context.tell_again();
         }
         self.repeat_offers(now);
-        self.deliver_local_offers(now);
+        self.deliver_local_offers();
         Ok(is_busy)
     }
 
@@ -381,18 +407,20 @@ impl Devices {
         Ok(wake)
     }
 
-    /// Offers to devices of this server need no other one.
-    fn deliver_local_offers(&mut self, now: Duration) {
-        if self.offers.is_empty() {
-            return;
-        }
-        let is_local = |offer: &mut Offer| {
-            let id = ContextId::of(offer.to);
-            id.is_some_and(|id| self.contexts.contains_key(&id))
-        };
-        let local: Vec<Offer> = self.offers.extract_if(.., is_local).collect();
-        for offer in local {
-            self.receive_offer(Arc::from("this node"), offer, now);
+    /// Offers to devices of this server need no other one. Their answers are delivered too; an answer has no answer.
+    fn deliver_local_offers(&mut self) {
+        loop {
+            let is_local = |offer: &mut Offer| {
+                let id = ContextId::of(offer.to);
+                id.is_some_and(|id| self.contexts.contains_key(&id))
+            };
+            let local: Vec<Offer> = self.offers.extract_if(.., is_local).collect();
+            if local.is_empty() {
+                return;
+            }
+            for offer in local {
+                self.receive_offer(Arc::from("this node"), &offer);
+            }
         }
     }
 
@@ -450,37 +478,37 @@ impl Devices {
         if now < self.repeat_at {
             return;
         }
-        self.repeat_at = now + OFFER_INTERVAL;
+        self.repeat_at = now + OFFER_INTERVAL_MIN;
         // Of an end that is closed before it was connected no event says so.
         self.by_connection.retain(|connection, (id, number)| {
             let context = self.contexts.get(id);
             context.is_some_and(|context| context.is_of(*number, *connection))
         });
-        self.waiting.expire(now);
         for context in self.contexts.values_mut() {
-            let waiting = context
-                .queue_pairs()
-                .filter_map(|pair| match &pair.joining {
-                    Joining::Offered { since, .. } => {
-                        Some((pair.number, now.saturating_sub(*since) >= OFFER_TIMEOUT))
-                    }
-                    _ => None,
-                });
-            let waiting: Vec<(u32, bool)> = waiting.collect();
-            for (number, is_over) in waiting {
-                if let Some(pair) = context.queue_pair_mut(number)
-                    && let Joining::Offered { offer, .. } = &pair.joining
-                {
+            let mut overdue = Vec::new();
+            for pair in context.queue_pairs_mut() {
+                let Joining::Offered {
+                    offer,
+                    since,
+                    backoff,
+                } = &mut pair.joining
+                else {
+                    continue;
+                };
+                if backoff.is_due(now) {
                     self.offers.push(offer.as_ref().clone());
                 }
-                if is_over {
-                    context.with(number, &self.engine, |pair, state, around| {
-                        if state == weft_device::state::State::ReadyToSend {
-                            pair.give_up();
-                        }
-                        pair.settle(around)
-                    });
+                if now.saturating_sub(*since) >= OFFER_TIMEOUT {
+                    overdue.push(pair.number);
                 }
+            }
+            for number in overdue {
+                context.with(number, &self.engine, |pair, state, around| {
+                    if state == weft_device::state::State::ReadyToSend {
+                        pair.give_up();
+                    }
+                    pair.settle(around)
+                });
             }
         }
     }

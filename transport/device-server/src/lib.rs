@@ -7,7 +7,7 @@
 //!
 //! Two queue pairs that are to be connected are often on two nodes. Each of the two servers sends the other an
 //! [`Offer`] over a channel that somebody else provides, which must say truly from whom an offer comes. The programs
-//! may connect their ends in any order: an offer that comes early waits.
+//! may connect their ends in any order: the offer of the later one is answered with that of the earlier one.
 //!
 //! Whoever holds [`Devices`] runs it: nothing happens but in [`Devices::poll`], and time is an argument. [`Server`] does so
 //! in a thread, and serves the control socket in another.
@@ -20,6 +20,7 @@ mod channel;
 mod context;
 mod control;
 mod devices;
+mod limits;
 mod offer;
 mod queue_pair;
 mod random;
@@ -30,5 +31,6 @@ mod work;
 
 pub use context::Device;
 pub use devices::{ContextId, Devices, OpenError, Opened};
+pub use limits::{DeviceTotals, NodeTotals, OPEN_LIMITS, Totals};
 pub use offer::{Offer, QueuePairName};
-pub use server::{DeviceStatus, Server, ServerError};
+pub use server::{DeviceStatus, Server, ServerError, TooManyOffers};

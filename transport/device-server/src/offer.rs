@@ -1,17 +1,15 @@
 //! What the servers of two queue pairs tell each other before they are one connection.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use weft_engine::{Access, ConnectionId, LocalEnd, RemoteEnd, Secret};
 
-/// Offers that wait for the queue pair here, of all nodes.
-const WAITING_MAX: usize = 65_536;
-/// An offer that is not answered is sent again after this.
-pub(crate) const OFFER_INTERVAL: Duration = Duration::from_millis(200);
-/// One that waits longer is outdated: a peer that still makes it has sent it again since.
-const WAITING_TIME_MAX: Duration = Duration::from_secs(1);
+/// An offer that is not answered is sent again after this, and then at twice the interval each time.
+pub(crate) const OFFER_INTERVAL_MIN: Duration = Duration::from_millis(200);
+/// The longest interval: a queue pair whose peer does not exist costs one message in five seconds. It delays nobody: a peer
+/// that comes late sends an offer of its own at once, which is answered at once.
+const OFFER_INTERVAL_MAX: Duration = Duration::from_secs(5);
 
 /// A queue pair anywhere: the GID of its device, and its number there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -51,49 +49,44 @@ impl Offer {
     }
 }
 
-/// Offers that have come before the queue pair here was to be connected, by both names: whom it is for, and whose it is.
-#[derive(Debug, Default)]
-pub(crate) struct WaitingOffers(BTreeMap<(QueuePairName, QueuePairName), WaitingOffer>);
-
-#[derive(Debug)]
-struct WaitingOffer {
-    owner: Arc<str>,
-    offer: Offer,
-    since: Duration,
+/// When the offer of one queue pair is sent again.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OfferBackoff {
+    interval: Duration,
+    next: Duration,
 }
 
-impl WaitingOffers {
-    /// Keeps an offer in place of an earlier one. Where there is no room it is dropped, and the other end sends it again.
-    pub(crate) fn keep(&mut self, owner: Arc<str>, offer: Offer, now: Duration) {
-        let names = (offer.to, offer.from);
-        if self.0.len() < WAITING_MAX || self.0.contains_key(&names) {
-            let since = now;
-            let waiting = WaitingOffer {
-                owner,
-                offer,
-                since,
-            };
-            self.0.insert(names, waiting);
+impl OfferBackoff {
+    /// The offer is sent for the first time.
+    pub(crate) fn new(now: Duration) -> Self {
+        Self {
+            interval: OFFER_INTERVAL_MIN,
+            next: now + OFFER_INTERVAL_MIN,
         }
     }
 
-    pub(crate) fn take(
-        &mut self,
-        here: QueuePairName,
-        peer: QueuePairName,
-    ) -> Option<(Arc<str>, Offer)> {
-        let waiting = self.0.remove(&(here, peer))?;
-        Some((waiting.owner, waiting.offer))
+    /// Whether the offer is to be sent again now. Then the next interval begins.
+    pub(crate) fn is_due(&mut self, now: Duration) -> bool {
+        if now < self.next {
+            return false;
+        }
+        self.interval = (self.interval * 2).min(OFFER_INTERVAL_MAX);
+        self.next = now + self.interval;
+        true
     }
+}
 
-    /// Drops those that are outdated.
-    pub(crate) fn expire(&mut self, now: Duration) {
-        self.0
-            .retain(|_, waiting| now.saturating_sub(waiting.since) <= WAITING_TIME_MAX);
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// Drops those for the queue pairs of a context that is closed.
-    pub(crate) fn drop_for(&mut self, is_closed: impl Fn(QueuePairName) -> bool) {
-        self.0.retain(|(to, _), _| !is_closed(*to));
+    #[test]
+    fn intervals_between_offers_double_up_to_five_seconds() {
+        let begun = Duration::from_secs(100);
+        let mut backoff = OfferBackoff::new(begun);
+        let milliseconds = (1..=20_000).map(|after| begun + Duration::from_millis(after));
+        let sent = milliseconds.filter(|now| backoff.is_due(*now));
+        let sent: Vec<u128> = sent.map(|now| (now - begun).as_millis()).collect();
+        assert_eq!(sent, [200, 600, 1400, 3000, 6200, 11_200, 16_200]);
     }
 }

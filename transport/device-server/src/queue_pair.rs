@@ -16,7 +16,7 @@ use weft_engine::{
 };
 
 use crate::channel::CompletionQueue;
-use crate::offer::Offer;
+use crate::offer::{Offer, OfferBackoff};
 use crate::receive_queue::{BadReceive, ReceiveQueue, SharedReceiveQueue};
 use crate::regions::{Regions, Target, remote_key};
 
@@ -39,7 +39,11 @@ pub(crate) enum Joining {
     /// No end is allocated.
     No,
     /// The offer of this end is sent again and again, since this time.
-    Offered { offer: Box<Offer>, since: Duration },
+    Offered {
+        offer: Box<Offer>,
+        since: Duration,
+        backoff: OfferBackoff,
+    },
     /// Connected. The offer, which now names the peer's end, is sent again where the peer shows that it has not come.
     Joined { offer: Box<Offer>, peer_prefix: u32 },
 }

@@ -22,7 +22,7 @@ use crate::control::{Control, Tokens, lock};
 use crate::devices::{Devices, OpenError};
 use crate::offer::Offer;
 use crate::random;
-use crate::work::{Command, Worker, send};
+use crate::work::{Command, OFFERS_WAITING_MAX, ReceivedOffer, Worker, send, wake_worker};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -75,6 +75,13 @@ pub enum ServerError {
     Thread(io::Error),
 }
 
+/// An offer was dropped.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{OFFERS_WAITING_MAX} offers wait for the engine: this one is dropped, and the peer's engine sends it again"
+)]
+pub struct TooManyOffers;
+
 /// A device of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceStatus {
@@ -96,6 +103,7 @@ pub struct Server {
     directory: PathBuf,
     tokens: Arc<Mutex<Tokens>>,
     commands: Sender<Command>,
+    offers: Sender<ReceivedOffer>,
     wake: Arc<OwnedFd>,
     /// Dropped to end the control thread.
     stop: Option<OwnedFd>,
@@ -122,10 +130,12 @@ impl Server {
             .map(|(reader, writer)| (OwnedFd::from(writer), OwnedFd::from(reader)))
             .map_err(ServerError::Thread)?;
         let (commands, received) = unbounded();
+        let (offers, received_offers) = bounded(OFFERS_WAITING_MAX);
         let tokens = Arc::new(Mutex::new(Tokens::new()));
         let worker = Worker {
             devices,
             commands: received,
+            offers: received_offers,
             send_offer: Box::new(send_offer),
             begun: Instant::now(),
             spin,
@@ -145,6 +155,7 @@ impl Server {
             directory: directory.to_owned(),
             tokens,
             commands,
+            offers,
             wake,
             stop: Some(stop),
             threads,
@@ -235,8 +246,15 @@ impl Server {
     }
 
     /// An offer has come from the node `owner`, as authenticated.
-    pub fn receive_offer(&self, owner: Arc<str>, offer: Offer) {
-        send(&self.commands, &self.wake, Command::Offer { owner, offer });
+    ///
+    /// # Errors
+    /// Too many wait. The peer's engine sends it again.
+    pub fn receive_offer(&self, owner: Arc<str>, offer: Offer) -> Result<(), TooManyOffers> {
+        let received = ReceivedOffer { owner, offer };
+        // The worker is gone only when the server is dropped.
+        self.offers.try_send(received).map_err(|_| TooManyOffers)?;
+        wake_worker(&self.wake);
+        Ok(())
     }
 }
 

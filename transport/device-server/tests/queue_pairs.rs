@@ -2,6 +2,10 @@
 
 mod program;
 
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
 use program::{Done, Pair, Program, success};
 use weft_device::completion::Status;
 use weft_device::control::{Answer, ErrorNumber, QueuePair, Request};
@@ -9,6 +13,7 @@ use weft_device::doorbell::{DOORBELL_WORDS, DeviceState, Doorbells};
 use weft_device::event::{EVENT_BYTES, Event};
 use weft_device::state::QueuePairType;
 use weft_device::work_request::{Operation, Payload, RemoteAddress, WorkRequest};
+use weft_device_server::{DeviceTotals, Devices, OpenError, Totals};
 use weft_device_socket::packet;
 use weft_engine::Words;
 
@@ -405,8 +410,63 @@ fn a_peer_that_never_answers_is_retry_exceeded() {
     pair.a.post(1, Operation::Send, Payload::Inline(&[1]));
     (0..10).for_each(|_| pair.turn());
     assert_eq!(pair.a.poll(), None);
-    pair.later = std::time::Duration::from_secs(11);
+    pair.later = Duration::from_secs(11);
     assert_eq!(pair.next_a(), failed(1, Status::RetryExceeded));
+}
+
+#[test]
+fn a_peer_that_does_not_exist_gets_an_offer_in_five_seconds_and_one_that_comes_late_is_connected_at_once()
+ {
+    let mut pair = Pair::apart(256);
+    let (a, b) = (pair.a.name(), pair.b.name());
+    pair.a.init();
+    pair.a.ready(b);
+    let [of_a, of_b] = [&pair.a, &pair.b].map(|program| Rc::clone(&program.devices));
+    let mut sent = Vec::new();
+    for tenth in 0..600 {
+        let now = Duration::from_millis(100 * tenth);
+        let polled = of_a.borrow_mut().poll(now, Duration::ZERO);
+        polled.expect("the engine runs");
+        for offer in of_a.borrow_mut().take_offers() {
+            sent.push(100 * tenth);
+            of_b.borrow_mut().receive_offer("node".into(), &offer);
+        }
+    }
+    assert_eq!(sent[..6], [0, 200, 600, 1400, 3000, 6200]);
+    assert_eq!(sent.len(), 6 + 10, "{sent:?}");
+
+    pair.later = Duration::from_secs(60);
+    pair.b.now = pair.later;
+    pair.b.init();
+    pair.b.ready(a);
+    let offers = of_b.borrow_mut().take_offers();
+    assert_eq!(offers.len(), 1);
+    of_a.borrow_mut().receive_offer("node".into(), &offers[0]);
+    let answers = of_a.borrow_mut().take_offers();
+    assert_eq!(answers.len(), 1);
+    assert_eq!(answers[0].answers, Some(offers[0].end.id));
+    of_b.borrow_mut().receive_offer("node".into(), &answers[0]);
+    assert!(of_b.borrow_mut().take_offers().is_empty());
+
+    pair.b.receive(1, &[]);
+    pair.a.post(2, Operation::Send, Payload::Inline(&[]));
+    assert_eq!(pair.next_b(), success(1, 0));
+    assert_eq!(pair.next_a(), success(2, 0));
+}
+
+#[test]
+fn an_answer_that_is_lost_is_given_again_to_the_next_offer() {
+    let mut pair = Pair::apart(256).connect();
+    let [of_a, of_b] = [&pair.a, &pair.b].map(|program| Rc::clone(&program.devices));
+    assert_eq!(of_a.borrow_mut().take_offers().len(), 1, "it is lost");
+    for offer in of_b.borrow_mut().take_offers() {
+        of_a.borrow_mut().receive_offer("node".into(), &offer);
+    }
+    assert_eq!(of_a.borrow_mut().take_offers().len(), 1, "it is lost");
+    pair.b.receive(1, &[]);
+    pair.a.post(2, Operation::Send, Payload::Inline(&[]));
+    assert_eq!(pair.next_b(), success(1, 0));
+    assert_eq!(pair.next_a(), success(2, 0));
 }
 
 fn state(of: &Program) -> DeviceState {
@@ -556,4 +616,110 @@ fn a_program_that_ends_with_its_last_message_has_acknowledged_it() {
         }
         assert_eq!(pair.next_a(), success(2, 0));
     }
+}
+
+#[test]
+fn a_device_is_open_so_often_and_so_are_all_devices_of_a_node() {
+    let mut totals = Totals::DEFAULT;
+    (totals.device.opens, totals.node.opens) = (2, 3);
+    let mut devices = program::start().with_totals(totals);
+    let open = |devices: &mut Devices, last| {
+        let opened = devices.open(&program::device(last), program::own_memory());
+        opened.map(|opened| opened.context)
+    };
+    let first = open(&mut devices, 1).expect("the first");
+    open(&mut devices, 1).expect("the second");
+    let refused = open(&mut devices, 1).expect_err("a third of the device");
+    assert!(
+        matches!(refused, OpenError::TooManyOfDevice(2)),
+        "{refused}"
+    );
+    assert_eq!(refused.error_number(), ErrorNumber::OutOfMemory);
+    open(&mut devices, 2).expect("another device");
+    let refused = open(&mut devices, 3).expect_err("a fourth of the node");
+    assert!(matches!(refused, OpenError::TooManyOfNode(3)), "{refused}");
+    devices.close(first);
+    open(&mut devices, 1).expect("there is room again");
+}
+
+#[test]
+fn all_opens_of_a_device_have_so_many_objects_together_and_another_device_has_its_own() {
+    let mut totals = Totals::DEFAULT;
+    totals.device = DeviceTotals {
+        queue_pairs: 3,
+        completion_queues: 3,
+        channels: 1,
+        regions: 3,
+        ..totals.device
+    };
+    totals.node.queue_pairs = 5;
+    let devices = Rc::new(RefCell::new(program::start().with_totals(totals)));
+    // Each has one of everything but channels.
+    let [mut a, mut b] = [(); 2].map(|()| Program::new(&devices, 1, 4, false));
+    let mut other = Program::new(&devices, 2, 4, false);
+    let requests = |of: &Program| {
+        let region = weft_device::control::Region {
+            domain: of.domain,
+            address: of.address(0),
+            bytes: 1,
+            io_address: of.address(0),
+            access: program::ALL,
+        };
+        let queue_pair = QueuePair {
+            domain: of.domain,
+            kind: QueuePairType::ReliableConnected,
+            send_completions: of.queue,
+            receive_completions: of.queue,
+            shared_receive_queue: None,
+            sizes: program::SIZES,
+        };
+        let channel = None;
+        [
+            Request::CreateCompletionQueue {
+                entries: 4,
+                channel,
+            },
+            Request::CreateChannel,
+            Request::RegisterRegion(region),
+            Request::CreateQueuePair(queue_pair),
+        ]
+    };
+    let of_a = requests(&a).map(|request| a.ask(request).expect("a third"));
+    for request in requests(&b) {
+        let refused = b.ask(request);
+        assert_eq!(refused, Err(ErrorNumber::OutOfMemory), "{request:?}");
+    }
+    for request in requests(&other) {
+        other.ask(request).expect("of another device");
+    }
+    // Now the node has as many queue pairs as it may have, and the other device has two of three.
+    let [.., queue_pair] = requests(&other);
+    assert_eq!(other.ask(queue_pair), Err(ErrorNumber::OutOfMemory));
+    let Answer::CreatedQueuePair { queue_pair, .. } = of_a[3] else {
+        panic!("{of_a:?}");
+    };
+    let destroyed = a.ask(Request::DestroyQueuePair(queue_pair));
+    assert_eq!(destroyed, Ok(Answer::Done));
+    let [.., queue_pair] = requests(&b);
+    b.ask(queue_pair).expect("there is room again");
+}
+
+#[test]
+fn a_device_makes_no_more_rings_than_it_has_memory_for() {
+    let mut totals = Totals::DEFAULT;
+    totals.device.ring_bytes = 2000;
+    let mut devices = program::start().with_totals(totals);
+    let [a, b] = [(); 2].map(|()| {
+        let opened = devices.open(&program::device(1), program::own_memory());
+        opened.expect("it opens").context
+    });
+    let mut create = |context| {
+        let (entries, channel) = (16, None);
+        let request = Request::CreateCompletionQueue { entries, channel };
+        devices.handle(context, &request, Duration::ZERO)
+    };
+    // 16 slots of 64 bytes, and the ring's header.
+    create(a).expect("the first");
+    create(b).expect("it begins below the limit");
+    assert_eq!(create(a), Err(ErrorNumber::OutOfMemory));
 }

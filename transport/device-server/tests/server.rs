@@ -13,7 +13,7 @@ use weft_device::entry::Entry;
 use weft_device::ring::{Consumer, Producer};
 use weft_device::state::{Attributes, QueuePairType, State};
 use weft_device::work_request::{Operation, Payload, ReceiveRequest, WorkRequest};
-use weft_device_server::{Device, Server, ServerError};
+use weft_device_server::{Device, Offer, Server, ServerError};
 use weft_device_socket::{Client, OpenError, devices_in, packet};
 use weft_engine::{EngineConfig, EngineError, Nanos, PortRange, Secret, Words};
 
@@ -41,6 +41,10 @@ fn device(last: u8) -> Device {
 }
 
 fn start(directory: &Path) -> Server {
+    start_with(directory, drop)
+}
+
+fn start_with(directory: &Path, send_offer: impl Fn(Offer) + Clone + Send + 'static) -> Server {
     for step in 0..400 {
         let ports = PortRange {
             first: 46_000 + ((std::process::id() + step) % 400) as u16 * 32,
@@ -48,7 +52,7 @@ fn start(directory: &Path) -> Server {
         };
         let mut config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
         config.stall_timeout = Nanos::from_secs(2);
-        match Server::start(directory, config, drop) {
+        match Server::start(directory, config, send_offer.clone()) {
             Ok(server) => return server,
             Err(ServerError::Engine(EngineError::Link(error))) if error.reason() == "PortTaken" => {
             }
@@ -116,6 +120,10 @@ impl Program {
     }
 
     fn connect(&self, peer: &Program) {
+        self.connect_to(peer.client.gid(), peer.number);
+    }
+
+    fn connect_to(&self, gid: [u8; 16], number: u32) {
         use Attributes as A;
         let modify = |given: &[A], attributes: QueuePairAttributes| {
             let given = given.iter().fold(A::STATE, |all, one| all.union(*one));
@@ -130,11 +138,11 @@ impl Program {
             state: State::Init as u32,
             port: 1,
             path_mtu: 5,
-            peer_queue_pair: peer.number,
+            peer_queue_pair: number,
             requests_from_here: 4,
             requests_from_peer: 4,
             address: Address {
-                gid: peer.client.gid(),
+                gid,
                 is_global: true,
                 port: 1,
                 ..Address::default()
@@ -322,5 +330,37 @@ fn foreign_packets_end_their_connection_and_a_wrong_token_opens_nothing() {
     for name in ["", "..", "a/b", "a-name-that-is-too-long"] {
         let refused = server.create(name, device(1)).expect_err("no name");
         assert!(matches!(refused, ServerError::Name { .. }), "{refused}");
+    }
+}
+
+#[test]
+fn of_offers_that_come_faster_than_they_are_taken_some_are_refused_and_programs_go_on() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let directory = directory.path().join("devices");
+    let (offers, sent) = crossbeam_channel::unbounded();
+    // The engine stands still until this gives way.
+    let (give_way, gate) = crossbeam_channel::bounded::<()>(0);
+    let server = start_with(&directory, move |offer| {
+        let _ = offers.send(offer);
+        let _ = gate.recv();
+    });
+    let path = server.create("weft0", device(1)).expect("it is made");
+    let program = Program::open(&path);
+    let program = std::thread::spawn(move || {
+        program.connect_to(device(2).gid, 7);
+        program
+    });
+    let offer = sent.recv().expect("the engine sends its offer");
+    let receive = || server.receive_offer("node1".into(), offer.clone());
+    let received = (0..5000).filter(|_| receive().is_ok()).count();
+    assert_eq!(received, 4096);
+    let refused = receive().expect_err("too many wait").to_string();
+    assert!(refused.contains("4096 offers wait"), "{refused}");
+    drop(give_way);
+    let program = program.join().expect("its calls are answered");
+    let made = program.client.ask(&Request::CreateDomain);
+    assert!(matches!(made, Ok(Answer::Created(_))), "{made:?}");
+    while receive().is_err() {
+        std::thread::yield_now();
     }
 }

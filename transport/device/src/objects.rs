@@ -149,6 +149,35 @@ pub struct QueuePairState {
     pub receive_ring: Option<RingPlace>,
 }
 
+/// How much of everything there is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Queue pairs and shared receive queues.
+    pub queue_pairs: u32,
+    /// Completion queues.
+    pub completion_queues: u32,
+    /// Completion channels.
+    pub channels: u32,
+    /// Memory regions.
+    pub regions: u32,
+    /// Bytes of shared memory that rings take.
+    pub ring_bytes: u64,
+}
+
+impl std::ops::Add for Usage {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            queue_pairs: self.queue_pairs + other.queue_pairs,
+            completion_queues: self.completion_queues + other.completion_queues,
+            channels: self.channels + other.channels,
+            regions: self.regions + other.regions,
+            ring_bytes: self.ring_bytes + other.ring_bytes,
+        }
+    }
+}
+
 /// All objects of one device. Owned and written by the engine's control thread.
 #[derive(Debug)]
 pub struct Objects {
@@ -201,6 +230,18 @@ impl Objects {
     #[must_use]
     pub fn queue_pair(&self, number: u32) -> Option<&QueuePairState> {
         self.queue_pairs.get(number).ok()
+    }
+
+    /// How much of everything there is.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        Usage {
+            queue_pairs: self.queue_pairs.len() + self.shared_receive_queues.len(),
+            completion_queues: self.completion_queues.len(),
+            channels: self.channels.len(),
+            regions: u32::try_from(self.regions.len()).unwrap_or(u32::MAX),
+            ring_bytes: self.space.taken(),
+        }
     }
 
     /// The engine has found an error: the queue pair flushes all that is posted.

@@ -39,6 +39,7 @@ impl RingPlace {
 pub(crate) struct RingSpace {
     /// Bytes, by where they begin. No two of them touch.
     free: BTreeMap<u64, u64>,
+    taken: u64,
 }
 
 impl RingSpace {
@@ -46,6 +47,7 @@ impl RingSpace {
     pub(crate) fn new(bytes: u64) -> Self {
         Self {
             free: BTreeMap::from([(DOORBELL_BYTES, bytes)]),
+            taken: 0,
         }
     }
 
@@ -57,7 +59,13 @@ impl RingSpace {
         if bytes > wanted {
             self.free.insert(offset + wanted, bytes - wanted);
         }
+        self.taken += wanted;
         Some(RingPlace { offset, slots })
+    }
+
+    /// Bytes of all rings.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken
     }
 
     #[cfg(test)]
@@ -68,6 +76,7 @@ impl RingSpace {
     /// Gives back what [`RingSpace::take`] gave.
     pub(crate) fn give_back(&mut self, place: RingPlace) {
         let (mut offset, mut bytes) = (place.offset, place.bytes());
+        self.taken -= bytes;
         let before = self.free.range(..offset).next_back();
         if let Some((&start, &free)) = before
             && start + free == offset
@@ -108,6 +117,7 @@ mod tests {
                     at = place.offset + 8 * place.words() as u64;
                 }
                 prop_assert!(at <= DOORBELL_BYTES + bytes);
+                prop_assert_eq!(space.taken() + space.free_bytes(), bytes);
             }
             taken.drain(..).for_each(|place| space.give_back(place));
             prop_assert_eq!(space.free, BTreeMap::from([(DOORBELL_BYTES, bytes)]));

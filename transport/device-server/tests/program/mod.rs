@@ -54,7 +54,7 @@ pub(crate) mod access {
 pub(crate) const ALL: u32 = 0b1111;
 
 /// Every server of a test process has its own ports; another process's are passed over.
-fn start() -> Devices {
+pub(crate) fn start() -> Devices {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     for _ in 0..500 {
         let step = u32::from(NEXT.fetch_add(1, Ordering::Relaxed)) + std::process::id();
@@ -97,6 +97,8 @@ pub(crate) struct Program {
     pub(crate) number: u32,
     pub(crate) key: u32,
     pub(crate) send_ring: RingPlace,
+    /// The time at which its requests come.
+    pub(crate) now: Duration,
     memory: Vec<u8>,
     completions: Consumer<Words>,
     sends: Producer<Words>,
@@ -107,21 +109,29 @@ pub(crate) struct Program {
     pub(crate) access: u32,
 }
 
-fn own_memory() -> AddressSpace {
+pub(crate) fn own_memory() -> AddressSpace {
     let mut how = OpenOptions::new();
     let file = how.read(true).write(true).open("/proc/self/mem");
     AddressSpace::new(file.expect("it opens").into()).expect("it is one")
 }
 
+pub(crate) fn device(last: u8) -> Device {
+    let mut gid = [0; 16];
+    gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, last]);
+    let limits = LIMITS;
+    Device { gid, limits }
+}
+
 impl Program {
-    fn new(devices: &Rc<RefCell<Devices>>, last: u8, completions: u32, is_shared: bool) -> Self {
+    pub(crate) fn new(
+        devices: &Rc<RefCell<Devices>>,
+        last: u8,
+        completions: u32,
+        is_shared: bool,
+    ) -> Self {
         let mut server = devices.borrow_mut();
-        let mut gid = [0; 16];
-        gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, last]);
-        let device = Device {
-            gid,
-            limits: LIMITS,
-        };
+        let device = device(last);
+        let gid = device.gid;
         let opened = server.open(&device, own_memory()).expect("it opens");
         let memory = vec![0; 1 << 20];
         let mut ask = |request| server.handle(opened.context, &request, Duration::ZERO);
@@ -202,6 +212,7 @@ impl Program {
             receive_queue,
             access: ALL,
             send_ring,
+            now: Duration::ZERO,
             context: opened.context,
             shared: opened.shared,
             events: opened.events,
@@ -212,7 +223,7 @@ impl Program {
     /// Asks the server at once; a device has no socket yet.
     pub(crate) fn ask(&mut self, request: Request) -> weft_device::control::Outcome {
         let mut server = self.devices.borrow_mut();
-        server.handle(self.context, &request, Duration::ZERO)
+        server.handle(self.context, &request, self.now)
     }
 
     fn modify(&mut self, given: &[Attributes], attributes: QueuePairAttributes) {
@@ -456,7 +467,7 @@ impl Pair {
             drop(server);
             let mut other = other.devices.borrow_mut();
             let offers = offers.into_iter();
-            offers.for_each(|offer| other.receive_offer("node".into(), offer, now));
+            offers.for_each(|offer| other.receive_offer("node".into(), &offer));
         }
     }
 

@@ -16,9 +16,14 @@ use weft_device_socket::packet;
 use weft_engine::{AddressSpace, ConnectionId, DomainId, Engine, Region, Words};
 
 use crate::channel::{Channel, CompletionQueue};
+use crate::datagram_queue_pair::DatagramQueuePair;
 use crate::queue_pair::{Joining, QueuePair, Surroundings};
 use crate::random;
 use crate::regions::Regions;
+
+mod datagrams;
+
+use datagrams::DatagramQueuePairs;
 
 /// A device, as it is given to a program.
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +56,9 @@ pub(crate) struct Context {
     channels: BTreeMap<u32, Channel>,
     /// The program's end of a channel that was just made.
     passed: Option<OwnedFd>,
+    /// Those that are connected.
     queue_pairs: BTreeMap<u32, QueuePair>,
+    datagrams: DatagramQueuePairs,
     by_doorbell: HashMap<u32, Vec<u32>>,
     regions: Regions,
     has_failed: bool,
@@ -87,6 +94,7 @@ impl Context {
             channels: BTreeMap::new(),
             passed: None,
             queue_pairs: BTreeMap::new(),
+            datagrams: DatagramQueuePairs::default(),
             by_doorbell: HashMap::new(),
             regions: Regions::default(),
             has_failed: false,
@@ -109,7 +117,7 @@ impl Context {
             shared_receive_queue,
             ..
         }) = request
-            && (*kind != QueuePairType::ReliableConnected || shared_receive_queue.is_some())
+            && (*kind == QueuePairType::UnreliableConnected || shared_receive_queue.is_some())
         {
             return Err(ErrorNumber::NotSupported);
         }
@@ -183,12 +191,18 @@ impl Context {
                     sizes: *sizes,
                     ..*made
                 };
-                let pair = QueuePair::new(*queue_pair, made, sends, receives);
-                self.queue_pairs.insert(*queue_pair, pair);
+                if made.kind == QueuePairType::UnreliableDatagram {
+                    let pair = DatagramQueuePair::new(*queue_pair, made, sends, receives);
+                    self.datagrams.add(pair);
+                } else {
+                    let pair = QueuePair::new(*queue_pair, made, sends, receives);
+                    self.queue_pairs.insert(*queue_pair, pair);
+                }
                 let sharing = self.by_doorbell.entry(queue_pair % DOORBELLS);
                 sharing.or_default().push(*queue_pair);
             }
             (Request::DestroyQueuePair(number), _) => {
+                self.datagrams.remove(*number);
                 if let Some(mut pair) = self.queue_pairs.remove(number) {
                     pair.disconnect(engine);
                 }
@@ -244,11 +258,18 @@ impl Context {
         self.queue_pairs.values()
     }
 
+    pub(crate) fn queue_pair_count(&self) -> u32 {
+        (self.queue_pairs.len() + self.datagrams.len()) as u32
+    }
+
     /// The program has changed a queue pair: what follows from its new state.
     pub(crate) fn on_modified(&mut self, number: u32, engine: &Engine) -> Change {
         let Some(found) = self.objects.queue_pair(number).copied() else {
             return Change::None;
         };
+        if self.datagrams.modified(number, found.state) {
+            return Change::None;
+        }
         let Some(pair) = self.queue_pairs.get_mut(&number) else {
             return Change::None;
         };
@@ -282,6 +303,9 @@ impl Context {
 
     /// Looks at the rings of a queue pair, and reports what is finished.
     pub(crate) fn take(&mut self, number: u32, engine: &Engine) {
+        if self.datagrams.set_due(number) {
+            return;
+        }
         self.with(number, engine, |pair, state, around| {
             pair.take(state, around)
         });

@@ -17,9 +17,15 @@ use weft_engine::{
 
 use crate::channel::event_socket;
 use crate::context::{Change, Context, Device};
-use crate::offer::{OFFER_INTERVAL, Offer, QueuePairName, WaitingOffers};
+use crate::datagrams::{DATAGRAMS, Datagrams};
+use crate::offer::{OFFER_INTERVAL, OFFER_TIMEOUT, Offer, QueuePairName, WaitingOffers};
 use crate::queue_pair::Joining;
 use crate::random;
+
+mod datagrams;
+
+pub(crate) use datagrams::Receivers;
+use datagrams::is_local;
 
 /// Bits of a queue pair's number that tell the contexts of a device apart; the others count within one.
 const CONTEXT_SHIFT: u32 = 16;
@@ -27,10 +33,8 @@ const CONTEXT_SHIFT: u32 = 16;
 const EVENTS_PER_TURN: usize = 256;
 /// Turns of the engine that may go by before a queue pair ends: one that brings an event acknowledges nothing.
 const ACKNOWLEDGING_TURNS_MAX: usize = 8;
-/// A queue pair that has something to send fails when its peer's end has not come so long after it was made ready to
-/// receive. As long as a connection may stall.
-const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
-
+/// An offer, its answer, and one to spare.
+const LOCAL_OFFERS_MAX: usize = 3;
 /// One program's use of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContextId {
@@ -96,6 +100,7 @@ pub struct Devices {
     /// Queue pairs by the ends of their connections, until the engine says that these are closed.
     by_connection: HashMap<ConnectionId, (ContextId, u32)>,
     waiting: WaitingOffers,
+    datagrams: Datagrams,
     /// Offers that are to be sent.
     offers: Vec<Offer>,
     next_domain: u32,
@@ -116,6 +121,7 @@ impl Devices {
         let (sender, events) = unbounded();
         Ok(Self {
             engine: Engine::start(config)?,
+            datagrams: Datagrams::new(sender.clone()),
             sender,
             events,
             contexts: BTreeMap::new(),
@@ -180,7 +186,7 @@ impl Devices {
         for (id, context) in &self.contexts {
             let (contexts, queue_pairs) = counts.entry(id.gid).or_default();
             *contexts += 1;
-            *queue_pairs += context.queue_pairs().map(|_| 1).sum::<u32>();
+            *queue_pairs += context.queue_pair_count();
         }
         counts
     }
@@ -215,6 +221,7 @@ impl Devices {
                 if let Change::Join = context.on_modified(queue_pair, &self.engine) {
                     self.offer(id, queue_pair, now);
                 }
+                self.take_datagrams(now);
             }
             _ => {}
         }
@@ -275,6 +282,10 @@ impl Devices {
 
     /// An offer has come from the node `owner`, as authenticated, which has the device that [`Offer::from`] names.
     pub fn receive_offer(&mut self, owner: Arc<str>, offer: Offer, now: Duration) {
+        if offer.to.number == DATAGRAMS {
+            self.receive_datagram_offer(owner, &offer, now);
+            return;
+        }
         if !self.join(Arc::clone(&owner), &offer) {
             self.waiting.keep(owner, offer, now);
         }
@@ -334,6 +345,7 @@ impl Devices {
         for context in self.contexts.values_mut() {
             is_busy |= context.take_rung(&self.engine);
         }
+        is_busy |= self.take_datagrams(now);
         let may_wait = !is_busy && self.events.is_empty() && self.offers.is_empty();
         let wait = match may_wait && !wait.is_zero() && self.prepare_to_sleep() {
             true => wait,
@@ -348,12 +360,15 @@ impl Devices {
                 break;
             };
             is_busy = true;
-            self.on_event(&event);
+            if !self.on_datagram_event(&event, now) {
+                self.on_event(&event);
+            }
         }
         for context in self.contexts.values_mut() {
             context.tell_again();
         }
         self.repeat_offers(now);
+        self.offer_datagrams(now);
         self.deliver_local_offers(now);
         Ok(is_busy)
     }
@@ -378,18 +393,17 @@ impl Devices {
         Ok(wake)
     }
 
-    /// Offers to devices of this server need no other one.
+    /// Offers to devices of this server need no other one, nor do the answers to them.
     fn deliver_local_offers(&mut self, now: Duration) {
-        if self.offers.is_empty() {
-            return;
-        }
-        let is_local = |offer: &mut Offer| {
-            let id = ContextId::of(offer.to);
-            id.is_some_and(|id| self.contexts.contains_key(&id))
-        };
-        let local: Vec<Offer> = self.offers.extract_if(.., is_local).collect();
-        for offer in local {
-            self.receive_offer(Arc::from("this node"), offer, now);
+        for _ in 0..LOCAL_OFFERS_MAX {
+            let is_local = |offer: &mut Offer| is_local(&self.contexts, offer.to);
+            let local: Vec<Offer> = self.offers.extract_if(.., is_local).collect();
+            if local.is_empty() {
+                return;
+            }
+            for offer in local {
+                self.receive_offer(Arc::from("this node"), offer, now);
+            }
         }
     }
 

@@ -10,6 +10,9 @@ use weft_engine::{ConnectionId, LocalEnd, RemoteEnd, Secret};
 const WAITING_MAX: usize = 65_536;
 /// An offer that is not answered is sent again after this.
 pub(crate) const OFFER_INTERVAL: Duration = Duration::from_millis(200);
+/// A queue pair that has something to send fails when its peer's end has not come so long after it was made ready to
+/// receive. As long as a connection may stall.
+pub(crate) const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
 /// One that waits longer is outdated: a peer that still makes it has sent it again since.
 const WAITING_TIME_MAX: Duration = Duration::from_secs(1);
 

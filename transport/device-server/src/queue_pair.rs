@@ -588,7 +588,7 @@ impl QueuePair {
     }
 }
 
-fn outcome(status: Status) -> Outcome {
+pub(crate) fn outcome(status: Status) -> Outcome {
     match status {
         Status::Success => Outcome::Success { immediate: None },
         status => Outcome::Failure {
@@ -599,7 +599,7 @@ fn outcome(status: Status) -> Outcome {
 }
 
 /// Puts a completion into its queue.
-fn put(around: &mut Surroundings<'_>, queue: u32, completion: &Completion<'_>) {
+pub(crate) fn put(around: &mut Surroundings<'_>, queue: u32, completion: &Completion<'_>) {
     let found = around.completion_queues.get_mut(&queue);
     if !found.is_some_and(|found| found.put(completion)) {
         around.overflowed = Some(queue);

@@ -115,6 +115,41 @@ impl Regions {
         sges.map(piece).collect()
     }
 
+    /// Copies the bytes that entries name behind what is in `out`.
+    pub(crate) fn gather(
+        &self,
+        domain: u32,
+        sges: &[Sge],
+        out: &mut Vec<u8>,
+    ) -> Result<(), Status> {
+        for sge in sges.iter().filter(|sge| sge.bytes > 0) {
+            let region = self.find(domain, sge)?;
+            let before = out.len();
+            out.resize(before + sge.bytes as usize, 0);
+            let read = region.memory.read(sge.address, &mut out[before..]);
+            read.map_err(|_| Status::LocalProtection)?;
+        }
+        Ok(())
+    }
+
+    /// Copies bytes to where entries say, one entry behind the other. All entries are checked before the first byte.
+    pub(crate) fn scatter(&self, domain: u32, sges: &[Sge], bytes: &[u8]) -> Result<(), Status> {
+        let sges = || sges.iter().filter(|sge| sge.bytes > 0);
+        sges().try_for_each(|sge| self.target(domain, sge).map(drop))?;
+        let room: u64 = sges().map(|sge| u64::from(sge.bytes)).sum();
+        if room < bytes.len() as u64 {
+            return Err(Status::LocalLength);
+        }
+        let mut left = bytes;
+        for sge in sges() {
+            let (now, rest) = left.split_at(left.len().min(sge.bytes as usize));
+            let written = self.find(domain, sge)?.memory.write(sge.address, now);
+            written.map_err(|_| Status::LocalProtection)?;
+            left = rest;
+        }
+        Ok(())
+    }
+
     /// Where bytes that arrive go: the engine's key and the offset.
     pub(crate) fn target(&self, domain: u32, sge: &Sge) -> Result<(Key, u64), Status> {
         let region = self.find(domain, sge)?;

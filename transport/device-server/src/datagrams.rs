@@ -4,7 +4,8 @@
 //! datagrams of both devices share it. A datagram is a send on it, and lands in a buffer of the server. When a connection
 //! fails, what it carried is lost, and the next datagram makes another one: datagrams never say that they were lost.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -90,8 +91,20 @@ struct Link {
     phase: Phase,
     /// Those that wait for the connection, or are under way on it in this order.
     messages: VecDeque<Message>,
-    /// Queue pairs whose next entries wait for room, the first come first.
-    blocked: VecDeque<QueuePairName>,
+    /// Queue pairs whose next entries wait for room, and which of them had room last.
+    blocked: BTreeSet<QueuePairName>,
+    last_released: Option<QueuePairName>,
+}
+
+impl Link {
+    /// The next of those that wait for room, in turns.
+    fn release(&mut self) -> Option<QueuePairName> {
+        let after = self.last_released.map_or(Bound::Unbounded, Bound::Excluded);
+        let next = self.blocked.range((after, Bound::Unbounded)).next();
+        let next = next.or_else(|| self.blocked.first()).copied()?;
+        self.last_released = Some(next);
+        self.blocked.take(&next)
+    }
 }
 
 /// A datagram from a device to itself.
@@ -138,8 +151,8 @@ impl Datagrams {
             return true;
         };
         let has_room = link.messages.len() < MESSAGES_MAX;
-        if !has_room && !link.blocked.contains(&from) {
-            link.blocked.push_back(from);
+        if !has_room {
+            link.blocked.insert(from);
         }
         has_room
     }
@@ -215,7 +228,8 @@ impl Datagrams {
             domain,
             phase: Phase::Offered { since: now },
             messages: VecDeque::new(),
-            blocked: VecDeque::new(),
+            blocked: BTreeSet::new(),
+            last_released: None,
         };
         self.links.insert((here, peer), link);
         true
@@ -378,13 +392,13 @@ impl Datagrams {
     fn completed(&mut self, ends: Ends) {
         if let Some(link) = self.links.get_mut(&ends) {
             link.messages.pop_front();
-            // Each takes what room there is, and waits behind the others for more.
-            let released = match link.messages.len() {
-                // Nothing more would release those who are left, if the first has gone.
-                0 => link.blocked.len(),
-                _ => link.blocked.len().min(1),
-            };
-            self.released.extend(link.blocked.drain(..released));
+            // Each takes what room there is, and waits behind the others for more. When nothing is under way, nothing more
+            // would release those who are left if this one has gone.
+            let is_empty = link.messages.is_empty();
+            self.released.extend(link.release());
+            if is_empty {
+                self.released.extend(std::mem::take(&mut link.blocked));
+            }
         }
     }
 

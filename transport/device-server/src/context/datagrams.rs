@@ -1,6 +1,6 @@
 //! The queue pairs for datagrams of a context.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use weft_device::objects::{Objects, QueuePairState};
@@ -20,7 +20,7 @@ use crate::queue_pair::Surroundings;
 pub(super) struct DatagramQueuePairs {
     by_number: BTreeMap<u32, DatagramQueuePair>,
     /// Whose rings have something new, or whose state has changed.
-    due: Vec<u32>,
+    due: BTreeSet<u32>,
 }
 
 impl DatagramQueuePairs {
@@ -39,8 +39,8 @@ impl DatagramQueuePairs {
     /// Has a queue pair looked at. Answers whether it is one of these.
     pub(super) fn set_due(&mut self, number: u32) -> bool {
         let is_known = self.by_number.contains_key(&number);
-        if is_known && !self.due.contains(&number) {
-            self.due.push(number);
+        if is_known {
+            self.due.insert(number);
         }
         is_known
     }

@@ -170,6 +170,8 @@ fn programs_use_the_devices_of_two_nodes_over_all_spines_and_go_on_without_one()
     // `-c` checks every byte.
     let told = fabric.pair("ibv_rc_pingpong -p 18515 -g 0 -c -n 200", || {});
     assert!(told.contains("200 iters in "), "{told}");
+    let told = fabric.pair("ibv_ud_pingpong -p 18515 -g 0 -c -n 200", || {});
+    assert!(told.contains("200 iters in "), "{told}");
     let before = fabric.spine_bytes();
     fabric.pair("ib_write_bw -x 0 -s 65536 -n 500", || {});
     let after = fabric.spine_bytes();

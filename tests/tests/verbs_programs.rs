@@ -166,14 +166,22 @@ fn programs_of_rdma_core_and_perftest_run_as_they_are() {
         assert!(told.contains("500 iters in "), "{told}");
     }
     // 16 queue pairs take their receives from one queue.
-    for told in node.pair("ibv_srq_pingpong -g 0 -c -n 500", 18_601) {
-        assert!(told.contains("500 iters in "), "{told}");
-    }
-    for told in node.pair("ibv_srq_pingpong -g 0 -c -e -n 500", 18_602) {
-        assert!(told.contains("500 iters in "), "{told}");
+    for (port, line) in (18_700..).zip([
+        "ibv_srq_pingpong -g 0 -c -n 500",
+        "ibv_srq_pingpong -g 0 -c -e -n 500",
+        "ibv_uc_pingpong -g 0 -c -n 500",
+        "ibv_ud_pingpong -g 0 -c -n 500",
+        "ibv_ud_pingpong -g 0 -c -e -n 500",
+    ]) {
+        for told in node.pair(line, port) {
+            assert!(told.contains("500 iters in "), "{told}");
+        }
     }
     let programs = [
         "ib_send_bw --use-srq -q 4 -s 4096",
+        "ib_write_bw -c UC -s 65536",
+        "ib_send_bw -c UD -s 4096",
+        "ib_send_lat -c UD -s 64",
         "ib_send_bw -e -s 4096",
         "ib_write_bw -s 65536",
         "ib_write_bw -q 4 -s 4096",

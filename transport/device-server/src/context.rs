@@ -16,10 +16,15 @@ use weft_device_socket::packet;
 use weft_engine::{AddressSpace, ConnectionId, DomainId, Engine, Region, Words};
 
 use crate::channel::{Channel, CompletionQueue};
+use crate::datagram_queue_pair::DatagramQueuePair;
 use crate::queue_pair::{Joining, QueuePair, Surroundings};
 use crate::random;
 use crate::receive_queue::{ReceiveQueue, SharedReceiveQueue};
 use crate::regions::{Regions, remote_access};
+
+mod datagrams;
+
+use datagrams::DatagramQueuePairs;
 
 /// A device, as it is given to a program.
 #[derive(Debug, Clone, Copy)]
@@ -52,8 +57,10 @@ pub(crate) struct Context {
     channels: BTreeMap<u32, Channel>,
     /// The program's end of a channel that was just made.
     passed: Option<OwnedFd>,
+    /// Those that are connected.
     queue_pairs: BTreeMap<u32, QueuePair>,
     shared_receive_queues: BTreeMap<u32, SharedReceiveQueue>,
+    datagrams: DatagramQueuePairs,
     by_doorbell: HashMap<u32, Vec<Queue>>,
     regions: Regions,
     has_failed: bool,
@@ -104,6 +111,7 @@ impl Context {
             passed: None,
             queue_pairs: BTreeMap::new(),
             shared_receive_queues: BTreeMap::new(),
+            datagrams: DatagramQueuePairs::default(),
             by_doorbell: HashMap::new(),
             regions: Regions::default(),
             has_failed: false,
@@ -119,7 +127,8 @@ impl Context {
         domain: DomainId,
     ) -> Outcome {
         if let Request::CreateQueuePair(made) = request
-            && made.kind != QueuePairType::ReliableConnected
+            && made.kind == QueuePairType::UnreliableDatagram
+            && made.shared_receive_queue.is_some()
         {
             return Err(ErrorNumber::NotSupported);
         }
@@ -208,19 +217,24 @@ impl Context {
             ) => {
                 let sends = Consumer::new(self.ring(*send_ring)?, 0);
                 let receives = receive_ring.map(|place| self.ring(place));
-                let receives = receives.transpose()?.map(|ring| {
-                    let ring = Consumer::new(ring, 0);
-                    ReceiveQueue::new(ring, made.domain, sizes.receives)
-                });
+                let receives = receives.transpose()?.map(|ring| Consumer::new(ring, 0));
                 let made = Made {
                     sizes: *sizes,
                     ..*made
                 };
-                let pair = QueuePair::new(*queue_pair, made, sends, receives);
-                self.queue_pairs.insert(*queue_pair, pair);
+                if made.kind == QueuePairType::UnreliableDatagram {
+                    let pair = DatagramQueuePair::new(*queue_pair, made, sends, receives);
+                    self.datagrams.add(pair);
+                } else {
+                    let receives =
+                        receives.map(|ring| ReceiveQueue::new(ring, made.domain, sizes.receives));
+                    let pair = QueuePair::new(*queue_pair, made, sends, receives);
+                    self.queue_pairs.insert(*queue_pair, pair);
+                }
                 self.add_doorbell(Queue::Pair(*queue_pair));
             }
             (Request::DestroyQueuePair(number), _) => {
+                self.datagrams.remove(*number);
                 if let Some(mut pair) = self.queue_pairs.remove(number) {
                     pair.disconnect(engine);
                 }
@@ -284,12 +298,12 @@ impl Context {
         self.queue_pairs.get_mut(&number)
     }
 
-    pub(crate) fn queue_pairs(&self) -> impl Iterator<Item = &QueuePair> {
-        self.queue_pairs.values()
-    }
-
     pub(crate) fn queue_pairs_mut(&mut self) -> impl Iterator<Item = &mut QueuePair> {
         self.queue_pairs.values_mut()
+    }
+
+    pub(crate) fn queue_pair_count(&self) -> u32 {
+        (self.queue_pairs.len() + self.datagrams.len()) as u32
     }
 
     /// The program has changed a queue pair: what follows from its new state.
@@ -297,6 +311,9 @@ impl Context {
         let Some(found) = self.objects.queue_pair(number).copied() else {
             return Change::None;
         };
+        if self.datagrams.modified(number, found.state) {
+            return Change::None;
+        }
         let Some(pair) = self.queue_pairs.get_mut(&number) else {
             return Change::None;
         };
@@ -345,6 +362,9 @@ impl Context {
 
     /// Looks at the rings of a queue pair, and reports what is finished.
     pub(crate) fn take(&mut self, number: u32, engine: &Engine) {
+        if self.datagrams.set_due(number) {
+            return;
+        }
         self.with(number, engine, |pair, state, around| {
             pair.take(state, around)
         });

@@ -18,11 +18,17 @@ use weft_engine::{
 
 use crate::channel::event_socket;
 use crate::context::{Change, Context, Device};
+use crate::datagrams::{DATAGRAMS, Datagrams};
 use crate::limits::{self, Totals};
-use crate::offer::{OFFER_INTERVAL_MIN, Offer, OfferBackoff, QueuePairName};
+use crate::offer::{OFFER_INTERVAL_MIN, OFFER_TIMEOUT, Offer, OfferBackoff, QueuePairName};
 use crate::queue_pair::Joining;
 use crate::random;
 use crate::regions::remote_access;
+
+mod datagrams;
+
+pub(crate) use datagrams::Receivers;
+use datagrams::is_local;
 
 /// Bits of a queue pair's number that tell the contexts of a device apart; the others count within one.
 const CONTEXT_SHIFT: u32 = 16;
@@ -30,10 +36,8 @@ const CONTEXT_SHIFT: u32 = 16;
 const EVENTS_PER_TURN: usize = 256;
 /// Turns of the engine that may go by before a queue pair ends: one that brings an event acknowledges nothing.
 const ACKNOWLEDGING_TURNS_MAX: usize = 8;
-/// A queue pair that has something to send fails when its peer's end has not come so long after it was made ready to
-/// receive. As long as a connection may stall.
-const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
-
+/// An offer, its answer, and one to spare.
+const LOCAL_OFFERS_MAX: usize = 3;
 /// One program's use of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContextId {
@@ -102,6 +106,7 @@ pub struct Devices {
     contexts: BTreeMap<ContextId, Context>,
     /// Queue pairs by the ends of their connections, until the engine says that these are closed.
     by_connection: HashMap<ConnectionId, (ContextId, u32)>,
+    datagrams: Datagrams,
     /// Offers that are to be sent.
     offers: Vec<Offer>,
     next_domain: u32,
@@ -123,6 +128,7 @@ impl Devices {
         Ok(Self {
             engine: Engine::start(config)?,
             totals: Totals::DEFAULT,
+            datagrams: Datagrams::new(sender.clone()),
             sender,
             events,
             contexts: BTreeMap::new(),
@@ -215,7 +221,7 @@ impl Devices {
         for (id, context) in &self.contexts {
             let (contexts, queue_pairs) = counts.entry(id.gid).or_default();
             *contexts += 1;
-            *queue_pairs += context.queue_pairs().map(|_| 1).sum::<u32>();
+            *queue_pairs += context.queue_pair_count();
         }
         counts
     }
@@ -251,6 +257,7 @@ impl Devices {
                 if let Change::Join = context.on_modified(queue_pair, &self.engine) {
                     self.offer(id, queue_pair, now);
                 }
+                self.take_datagrams(now);
             }
             _ => {}
         }
@@ -309,7 +316,11 @@ impl Devices {
     /// An offer has come from the node `owner`, as authenticated, which has the device that [`Offer::from`] names. Connects
     /// the queue pair that it is for, if that one has offered too, and answers at once. Nothing is kept of an offer that
     /// comes earlier: the queue pair's own offer, once it is ready, is answered in the same way.
-    pub fn receive_offer(&mut self, owner: Arc<str>, offer: &Offer) {
+    pub fn receive_offer(&mut self, owner: Arc<str>, offer: &Offer, now: Duration) {
+        if offer.to.number == DATAGRAMS {
+            self.receive_datagram_offer(owner, offer, now);
+            return;
+        }
         let Some(id) = ContextId::of(offer.to) else {
             return;
         };
@@ -363,6 +374,7 @@ impl Devices {
         for context in self.contexts.values_mut() {
             is_busy |= context.take_rung(&self.engine);
         }
+        is_busy |= self.take_datagrams(now);
         let may_wait = !is_busy && self.events.is_empty() && self.offers.is_empty();
         let wait = match may_wait && !wait.is_zero() && self.prepare_to_sleep() {
             true => wait,
@@ -377,13 +389,16 @@ impl Devices {
                 break;
             };
             is_busy = true;
-            self.on_event(&event);
+            if !self.on_datagram_event(&event, now) {
+                self.on_event(&event);
+            }
         }
         for context in self.contexts.values_mut() {
             context.tell_again();
         }
         self.repeat_offers(now);
-        self.deliver_local_offers();
+        self.offer_datagrams(now);
+        self.deliver_local_offers(now);
         Ok(is_busy)
     }
 
@@ -407,19 +422,16 @@ impl Devices {
         Ok(wake)
     }
 
-    /// Offers to devices of this server need no other one. Their answers are delivered too; an answer has no answer.
-    fn deliver_local_offers(&mut self) {
-        loop {
-            let is_local = |offer: &mut Offer| {
-                let id = ContextId::of(offer.to);
-                id.is_some_and(|id| self.contexts.contains_key(&id))
-            };
+    /// Offers to devices of this server need no other one, nor do the answers to them; an answer has no answer.
+    fn deliver_local_offers(&mut self, now: Duration) {
+        for _ in 0..LOCAL_OFFERS_MAX {
+            let is_local = |offer: &mut Offer| is_local(&self.contexts, offer.to);
             let local: Vec<Offer> = self.offers.extract_if(.., is_local).collect();
             if local.is_empty() {
                 return;
             }
             for offer in local {
-                self.receive_offer(Arc::from("this node"), &offer);
+                self.receive_offer(Arc::from("this node"), &offer, now);
             }
         }
     }

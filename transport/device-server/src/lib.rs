@@ -3,7 +3,8 @@
 //! A program opens a *device* and gets a [*context*](ContextId): objects of its own, and shared memory with a doorbell page
 //! and rings (see `weft-device`, which both ends share). [`Devices`] holds the contexts of a node and an engine. It
 //! carries out the program's requests, takes work requests out of rings, posts them to connections of the engine, and
-//! puts completions into the rings of completion queues. A queue pair is one in-order connection of the engine.
+//! puts completions into the rings of completion queues. A connected queue pair is one in-order connection of the engine;
+//! the datagrams between two devices share one.
 //!
 //! Two queue pairs that are to be connected are often on two nodes. Each of the two servers sends the other an
 //! [`Offer`] over a channel that somebody else provides, which must say truly from whom an offer comes. The programs
@@ -13,12 +14,15 @@
 //! in a thread, and serves the control socket in another.
 //!
 //! # What a queue pair cannot do yet
-//! UC, UD and shared receive queues are refused when they are made. A write with an immediate, and reads and receives with
+//! UC and shared receive queues are refused when they are made. A write with an immediate, and reads and receives with
 //! more than one scatter-gather entry, complete with `IBV_WC_LOC_QP_OP_ERR`. There are no asynchronous events.
 
 mod channel;
 mod context;
 mod control;
+mod datagram;
+mod datagram_queue_pair;
+mod datagrams;
 mod devices;
 mod limits;
 mod offer;
@@ -30,6 +34,7 @@ mod server;
 mod work;
 
 pub use context::Device;
+pub use datagrams::DatagramDrops;
 pub use devices::{ContextId, Devices, OpenError, Opened};
 pub use limits::{DeviceTotals, NodeTotals, OPEN_LIMITS, Totals};
 pub use offer::{Offer, QueuePairName};

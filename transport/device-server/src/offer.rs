@@ -10,6 +10,9 @@ pub(crate) const OFFER_INTERVAL_MIN: Duration = Duration::from_millis(200);
 /// The longest interval: a queue pair whose peer does not exist costs one message in five seconds. It delays nobody: a peer
 /// that comes late sends an offer of its own at once, which is answered at once.
 const OFFER_INTERVAL_MAX: Duration = Duration::from_secs(5);
+/// A queue pair that has something to send fails when its peer's end has not come so long after it was made ready to
+/// receive. As long as a connection may stall.
+pub(crate) const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A queue pair anywhere: the GID of its device, and its number there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

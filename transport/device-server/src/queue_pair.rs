@@ -1,4 +1,5 @@
-//! One queue pair: its send queue, what of that is outstanding, and its connection.
+//! One connected queue pair: its send queue, what of that is outstanding, and its connection, which is reliable also where
+//! the queue pair need not be.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use weft_device::completion::{Completion, Opcode, Outcome, Status};
 use weft_device::control::QueuePair as Made;
 use weft_device::entry::Entry;
 use weft_device::ring::{Consumer, RING_SLOTS_MAX};
-use weft_device::state::State;
+use weft_device::state::{QueuePairType, State};
 use weft_device::work_request::{Operation, Payload, RemoteAddress, WorkRequest as Posted};
 use weft_engine::{
     Atomic, AtomicChange, ConnectionId, Engine, EngineError, Failure, Key, Piece, Post, PostError,
@@ -69,11 +70,7 @@ struct Outstanding {
 
 impl Outstanding {
     fn awaits_response(&self) -> bool {
-        let request = matches!(
-            self.opcode,
-            Opcode::Read | Opcode::FetchAdd | Opcode::CompareSwap
-        );
-        request && self.status.is_none()
+        self.opcode.awaits_response() && self.status.is_none()
     }
 }
 
@@ -121,6 +118,11 @@ impl QueuePair {
             next_token: 0,
             is_broken: false,
         }
+    }
+
+    /// Whether it is of the kind that reads and has atomics.
+    fn is_reliable(&self) -> bool {
+        self.made.kind == QueuePairType::ReliableConnected
     }
 
     /// The end that is allocated, connected or not.
@@ -228,7 +230,8 @@ impl QueuePair {
             Ok(posted) => {
                 let under_way = self.outstanding.iter().filter(|it| it.awaits_response());
                 let under_way = under_way.count();
-                let is_full = outstanding.awaits_response() && under_way >= self.requests_max;
+                let is_request = self.is_reliable() && outstanding.awaits_response();
+                let is_full = is_request && under_way >= self.requests_max;
                 if is_full || posted.fence && under_way > 0 {
                     return Taken::Waits;
                 }
@@ -331,6 +334,9 @@ impl QueuePair {
         around: &mut Surroundings<'_>,
     ) -> Result<(WorkRequest, Vec<Piece>), Status> {
         let token = self.next_token;
+        if !self.is_reliable() && opcode(&posted.operation).awaits_response() {
+            return Err(Status::LocalQueuePairOperation);
+        }
         match posted.operation {
             Operation::Send => {
                 let (pieces, bytes) = self.pieces(posted, around)?;
@@ -619,7 +625,7 @@ impl QueuePair {
     }
 }
 
-fn outcome(status: Status) -> Outcome {
+pub(crate) fn outcome(status: Status) -> Outcome {
     match status {
         Status::Success => Outcome::Success { immediate: None },
         status => Outcome::Failure {
@@ -630,7 +636,7 @@ fn outcome(status: Status) -> Outcome {
 }
 
 /// Puts a completion into its queue.
-fn put(around: &mut Surroundings<'_>, queue: u32, completion: &Completion<'_>) {
+pub(crate) fn put(around: &mut Surroundings<'_>, queue: u32, completion: &Completion<'_>) {
     let found = around.completion_queues.get_mut(&queue);
     if !found.is_some_and(|found| found.put(completion)) {
         around.overflowed = Some(queue);

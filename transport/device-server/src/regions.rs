@@ -144,6 +144,47 @@ impl Regions {
         sges.map(piece).collect()
     }
 
+    /// Copies the bytes that entries name behind what is in `out`.
+    pub(crate) fn gather(
+        &self,
+        domain: u32,
+        sges: &[Sge],
+        out: &mut Vec<u8>,
+    ) -> Result<(), Status> {
+        for sge in sges.iter().filter(|sge| sge.bytes > 0) {
+            let region = self.find(domain, sge)?;
+            let before = out.len();
+            out.resize(before + sge.bytes as usize, 0);
+            let read = region.memory.read(sge.address, &mut out[before..]);
+            read.map_err(|_| Status::LocalProtection)?;
+        }
+        Ok(())
+    }
+
+    /// Copies bytes to where entries say, one entry behind the other. All entries are checked before the first byte.
+    pub(crate) fn scatter(&self, domain: u32, sges: &[Sge], bytes: &[u8]) -> Result<(), Status> {
+        let sges = || sges.iter().filter(|sge| sge.bytes > 0);
+        sges().try_for_each(|sge| self.local_key(domain, sge).map(drop))?;
+        let room: u64 = sges().map(|sge| u64::from(sge.bytes)).sum();
+        if room < bytes.len() as u64 {
+            return Err(Status::LocalLength);
+        }
+        let mut left = bytes;
+        for sge in sges() {
+            let (now, rest) = left.split_at(left.len().min(sge.bytes as usize));
+            let written = self.find(domain, sge)?.memory.write(sge.address, now);
+            written.map_err(|_| Status::LocalProtection)?;
+            left = rest;
+        }
+        Ok(())
+    }
+
+    /// What bytes that arrive for an entry are placed by.
+    fn local_key(&self, domain: u32, sge: &Sge) -> Result<Key, Status> {
+        let region = self.find(domain, sge)?;
+        region.local.ok_or(Status::LocalProtection)
+    }
+
     /// Where bytes that arrive for these entries go, one behind the other. What it gives is to be forgotten
     /// ([`Regions::forget`]) when they are there.
     pub(crate) fn target(
@@ -161,8 +202,7 @@ impl Regions {
                 bytes: 0,
             });
         };
-        let region = self.find(domain, first)?;
-        let key = region.local.ok_or(Status::LocalProtection)?;
+        let key = self.local_key(domain, first)?;
         if second.is_none() {
             return Ok(Target {
                 key,
@@ -170,11 +210,11 @@ impl Regions {
                 bytes: first.bytes.into(),
             });
         }
-        let of = region.domain;
+        let of = self.find(domain, first)?.domain;
         let (mut parts, mut keys) = (Vec::new(), Vec::new());
         for sge in sges.iter().filter(|sge| sge.bytes > 0) {
+            self.local_key(domain, sge)?;
             let region = self.find(domain, sge)?;
-            region.local.ok_or(Status::LocalProtection)?;
             parts.push(Part {
                 region: Arc::clone(&region.memory),
                 offset: sge.address,

@@ -135,7 +135,7 @@ impl Worker {
                 break;
             };
             taken = Taken::Some;
-            self.devices.receive_offer(owner, &offer);
+            self.devices.receive_offer(owner, &offer, now);
         }
         taken
     }

@@ -429,7 +429,8 @@ fn a_peer_that_does_not_exist_gets_an_offer_in_five_seconds_and_one_that_comes_l
         polled.expect("the engine runs");
         for offer in of_a.borrow_mut().take_offers() {
             sent.push(100 * tenth);
-            of_b.borrow_mut().receive_offer("node".into(), &offer);
+            let mut of_b = of_b.borrow_mut();
+            of_b.receive_offer("node".into(), &offer, now);
         }
     }
     assert_eq!(sent[..6], [0, 200, 600, 1400, 3000, 6200]);
@@ -441,11 +442,14 @@ fn a_peer_that_does_not_exist_gets_an_offer_in_five_seconds_and_one_that_comes_l
     pair.b.ready(a);
     let offers = of_b.borrow_mut().take_offers();
     assert_eq!(offers.len(), 1);
-    of_a.borrow_mut().receive_offer("node".into(), &offers[0]);
+    let now = pair.later;
+    of_a.borrow_mut()
+        .receive_offer("node".into(), &offers[0], now);
     let answers = of_a.borrow_mut().take_offers();
     assert_eq!(answers.len(), 1);
     assert_eq!(answers[0].answers, Some(offers[0].end.id));
-    of_b.borrow_mut().receive_offer("node".into(), &answers[0]);
+    of_b.borrow_mut()
+        .receive_offer("node".into(), &answers[0], now);
     assert!(of_b.borrow_mut().take_offers().is_empty());
 
     pair.b.receive(1, &[]);
@@ -460,7 +464,8 @@ fn an_answer_that_is_lost_is_given_again_to_the_next_offer() {
     let [of_a, of_b] = [&pair.a, &pair.b].map(|program| Rc::clone(&program.devices));
     assert_eq!(of_a.borrow_mut().take_offers().len(), 1, "it is lost");
     for offer in of_b.borrow_mut().take_offers() {
-        of_a.borrow_mut().receive_offer("node".into(), &offer);
+        let mut of_a = of_a.borrow_mut();
+        of_a.receive_offer("node".into(), &offer, Duration::ZERO);
     }
     assert_eq!(of_a.borrow_mut().take_offers().len(), 1, "it is lost");
     pair.b.receive(1, &[]);
@@ -566,25 +571,33 @@ fn a_reset_queue_pair_is_connected_anew() {
 }
 
 #[test]
-fn kinds_that_do_not_work_yet_are_refused_when_they_are_made() {
-    let mut pair = Pair::apart(4);
+fn datagrams_take_no_receives_from_a_shared_queue_and_unreliable_queue_pairs_read_nothing() {
+    let mut pair = Pair::sharing();
     let a = &mut pair.a;
-    let (domain, queue) = (a.domain, a.queue);
-    for kind in [
-        QueuePairType::UnreliableConnected,
-        QueuePairType::UnreliableDatagram,
-    ] {
-        let wanted = QueuePair {
-            domain,
+    let wanted = |kind, shared_receive_queue| {
+        Request::CreateQueuePair(QueuePair {
+            domain: a.domain,
             kind,
-            send_completions: queue,
-            receive_completions: queue,
-            shared_receive_queue: None,
+            send_completions: a.queue,
+            receive_completions: a.queue,
+            shared_receive_queue,
             sizes: program::SIZES,
-        };
-        let refused = a.ask(Request::CreateQueuePair(wanted));
-        assert_eq!(refused, Err(ErrorNumber::NotSupported));
-    }
+        })
+    };
+    let shared = Some(a.receive_queue);
+    let datagrams = wanted(QueuePairType::UnreliableDatagram, shared);
+    let sharing = wanted(QueuePairType::UnreliableConnected, shared);
+    assert_eq!(a.ask(datagrams), Err(ErrorNumber::NotSupported));
+    assert!(a.ask(sharing).is_ok());
+
+    let mut pair = Pair::of_unreliable();
+    let (here, there) = (pair.a.sge(0, 8), pair.b.remote(0));
+    pair.a
+        .post(1, Operation::Write(there), Payload::Sges(&[here]));
+    pair.a
+        .post(2, Operation::Read(there), Payload::Sges(&[here]));
+    assert_eq!(pair.next_a(), success(1, 8));
+    assert_eq!(pair.next_a(), failed(2, Status::LocalQueuePairOperation));
 }
 
 #[test]
@@ -655,8 +668,8 @@ fn all_opens_of_a_device_have_so_many_objects_together_and_another_device_has_it
     totals.node.queue_pairs = 5;
     let devices = Rc::new(RefCell::new(program::start().with_totals(totals)));
     // Each has one of everything but channels.
-    let [mut a, mut b] = [(); 2].map(|()| Program::new(&devices, 1, 4, false));
-    let mut other = Program::new(&devices, 2, 4, false);
+    let [mut a, mut b] = [(); 2].map(|()| Program::new(&devices, 1, program::RELIABLE, 4));
+    let mut other = Program::new(&devices, 2, program::RELIABLE, 4);
     let requests = |of: &Program| {
         let region = weft_device::control::Region {
             domain: of.domain,

@@ -90,6 +90,12 @@ pub enum Opcode {
 }
 
 impl Opcode {
+    /// Whether the peer sends something back that ends it.
+    #[must_use]
+    pub fn awaits_response(self) -> bool {
+        matches!(self, Self::Read | Self::FetchAdd | Self::CompareSwap)
+    }
+
     const ALL: [Opcode; 7] = [
         Opcode::Send,
         Opcode::Write,

@@ -178,6 +178,15 @@ impl std::ops::Add for Usage {
     }
 }
 
+/// The peer of datagrams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AddressHandle {
+    /// Its protection domain.
+    pub domain: u32,
+    /// The peer.
+    pub address: Address,
+}
+
 /// All objects of one device. Owned and written by the engine's control thread.
 #[derive(Debug)]
 pub struct Objects {
@@ -189,8 +198,7 @@ pub struct Objects {
     completion_queues: Table<CompletionQueue>,
     shared_receive_queues: Table<SharedReceiveQueue>,
     queue_pairs: Table<QueuePairState>,
-    /// Their protection domains.
-    address_handles: Table<u32>,
+    address_handles: Table<AddressHandle>,
     /// By key.
     regions: BTreeMap<u32, Region>,
     /// Keys that rest, with the time when they were given back.
@@ -244,10 +252,25 @@ impl Objects {
         }
     }
 
+    /// An address handle.
+    #[must_use]
+    pub fn address_handle(&self, handle: u32) -> Option<&AddressHandle> {
+        self.address_handles.get(handle).ok()
+    }
+
     /// The engine has found an error: the queue pair flushes all that is posted.
     pub fn fail_queue_pair(&mut self, number: u32) {
+        self.put_queue_pair(number, State::Error);
+    }
+
+    /// A send of a queue pair of datagrams was bad: it flushes all sends, and receives go on.
+    pub fn fail_send_queue(&mut self, number: u32) {
+        self.put_queue_pair(number, State::SendQueueError);
+    }
+
+    fn put_queue_pair(&mut self, number: u32, state: State) {
         if let Some(found) = self.queue_pairs.objects.get_mut(&number) {
-            found.state = State::Error;
+            found.state = state;
         }
     }
 
@@ -372,12 +395,13 @@ impl Objects {
             Request::CreateAddressHandle { domain, address } => {
                 self.domains.get(domain)?;
                 check_address(&address)?;
-                let handle = self.address_handles.add(domain, limits.address_handles)?;
+                let made = AddressHandle { domain, address };
+                let handle = self.address_handles.add(made, limits.address_handles)?;
                 self.domains.count(domain, 1);
                 Ok(Answer::Created(handle))
             }
             Request::DestroyAddressHandle(handle) => {
-                let domain = *self.address_handles.get(handle)?;
+                let domain = self.address_handles.get(handle)?.domain;
                 self.domains.count(domain, -1);
                 self.address_handles.objects.remove(&handle);
                 Ok(Answer::Done)

@@ -223,6 +223,16 @@ pub(crate) struct AhAttr {
     pub(crate) port_num: u8,
 }
 
+/// `struct ibv_grh`.
+pub(crate) type RoutingHeader = [u8; 40];
+
+#[repr(C)]
+pub(crate) struct AddressHandle {
+    pub(crate) context: *mut Context,
+    pub(crate) pd: *mut ProtectionDomain,
+    pub(crate) handle: u32,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct QpCap {
@@ -362,7 +372,7 @@ pub(crate) struct QpExOps {
     pub(crate) send_imm: Option<unsafe extern "C" fn(*mut QpEx, u32)>,
     pub(crate) send_inv: Function,
     pub(crate) send_tso: Function,
-    pub(crate) set_ud_addr: Function,
+    pub(crate) set_ud_addr: Option<unsafe extern "C" fn(*mut QpEx, *mut AddressHandle, u32, u32)>,
     pub(crate) set_xrc_srqn: Function,
     pub(crate) set_inline_data: Option<unsafe extern "C" fn(*mut QpEx, *const c_void, usize)>,
     pub(crate) set_inline_data_list: Option<unsafe extern "C" fn(*mut QpEx, usize, *const DataBuf)>,
@@ -393,6 +403,7 @@ pub(crate) struct SendWr {
     pub(crate) send_flags: c_uint,
     pub(crate) imm_data: u32,
     /// Of a write or read: remote address, remote key. Of an atomic: remote address, compare or add, swap, remote key.
+    /// Of a datagram: address handle, and the peer's queue pair and Q_Key in one word.
     pub(crate) wr: [u64; 4],
     pub(crate) xrc: u32,
     pub(crate) last: [u64; 6],
@@ -433,6 +444,7 @@ const _: () = {
     assert!(size_of::<QueuePair>() == 160 && offset_of!(QueuePair, qp_num) == 52);
     assert!(size_of::<QpEx>() == 352 && offset_of!(QpEx, wr_flags) == 176);
     assert!(offset_of!(QpEx, ops) + offset_of!(QpExOps, rdma_write) == 224);
+    assert!(offset_of!(QpEx, ops) + offset_of!(QpExOps, set_ud_addr) == 272);
     assert!(offset_of!(QpEx, ops) + offset_of!(QpExOps, set_sge) == 304);
     assert!(offset_of!(QpEx, ops) + offset_of!(QpExOps, complete) == 328);
     assert!(size_of::<MemoryRegion>() == 48 && size_of::<AsyncEvent>() == 16);
@@ -440,7 +452,7 @@ const _: () = {
     assert!(size_of::<SendWr>() == 128 && offset_of!(SendWr, imm_data) == 36);
     assert!(size_of::<DeviceAttrEx>() == 400 && offset_of!(DeviceAttrEx, phys_port_cnt_ex) == 396);
     assert!(size_of::<RecvWr>() == 32 && size_of::<SharedReceives>() == 128);
-    assert!(size_of::<SrqInitAttr>() == 24);
+    assert!(size_of::<SrqInitAttr>() == 24 && size_of::<AddressHandle>() == 24);
     assert!(size_of::<AhAttr>() == 32 && offset_of!(AhAttr, port_num) == 30);
     assert!(size_of::<QpAttr>() == 144 && offset_of!(QpAttr, ah_attr) == 56);
     assert!(offset_of!(QpAttr, pkey_index) == 120 && offset_of!(QpAttr, rate_limit) == 136);

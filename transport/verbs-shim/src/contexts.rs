@@ -154,7 +154,7 @@ unsafe extern "C" fn ibv_query_device(context: *mut Context, out: *mut DeviceAtt
         // Among this device's own accesses.
         atomic_cap: 1,
         unsupported: [0; 8],
-        max_ah: 0,
+        max_ah: number(limits.address_handles),
         fast: [0; 2],
         max_srq: number(limits.queue_pairs),
         max_srq_wr: number(limits.work_requests),

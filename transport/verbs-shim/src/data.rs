@@ -12,6 +12,7 @@ use weft_device::work_request::{
 };
 
 use crate::abi::{CompletionQueue, QueuePair, RecvWr, SendWr, Sge, Wc};
+use crate::address_handles::{self, WITH_ROUTING_HEADER};
 use crate::completion_queue::own_queue;
 use crate::contexts::{lock, own_context};
 use crate::pair::{Receives, flag, own_pair};
@@ -126,7 +127,12 @@ pub(crate) unsafe extern "C" fn post_send(
             }
             false => (list.len() <= own.sizes.send_sges as usize).then_some(Payload::Sges(list)),
         });
-        let Some(((operation, immediate), payload)) = operation(request).zip(payload) else {
+        let operation = match own.is_of_datagrams() {
+            // SAFETY: the program passes an address handle.
+            true => unsafe { address_handles::operation(request) },
+            false => operation(request),
+        };
+        let Some(((operation, immediate), payload)) = operation.zip(payload) else {
             error = libc::EINVAL;
             break;
         };
@@ -276,11 +282,11 @@ pub(crate) unsafe extern "C" fn poll_cq(
             byte_len: completion.bytes,
             imm_data: immediate.unwrap_or_default(),
             qp_num: completion.queue_pair,
-            wc_flags: if immediate.is_some() {
-                WITH_IMMEDIATE
-            } else {
-                0
-            },
+            src_qp: completion.source_queue_pair.unwrap_or_default(),
+            wc_flags: immediate.map_or(0, |_| WITH_IMMEDIATE)
+                | completion
+                    .source_queue_pair
+                    .map_or(0, |_| WITH_ROUTING_HEADER),
             ..Wc::default()
         };
         // SAFETY: the program passes room for so many (invariant 1).

@@ -19,6 +19,7 @@
 )]
 
 mod abi;
+mod address_handles;
 mod channels;
 mod completion_queue;
 mod contexts;

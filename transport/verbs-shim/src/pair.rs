@@ -13,6 +13,9 @@ use weft_memory::Words;
 use crate::abi::{QpEx, QueuePair, Sge};
 use crate::contexts::lock;
 
+/// `enum ibv_qp_type`: unreliable datagrams.
+pub(crate) const UD: c_int = 4;
+
 /// `enum ibv_send_flags`.
 pub(crate) mod flag {
     pub(crate) const FENCE: u32 = 1;
@@ -121,6 +124,10 @@ impl OwnPair {
 
     pub(crate) fn takes_receives(&self) -> bool {
         State::from_number(self.state()).is_some_and(State::takes_receives)
+    }
+
+    pub(crate) fn is_of_datagrams(&self) -> bool {
+        self.pair.base.qp_type == UD
     }
 
     fn state(&self) -> u32 {

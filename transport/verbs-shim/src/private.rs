@@ -38,13 +38,12 @@ macro_rules! nothing {
 }
 
 not_made! {
-    ibv_create_ah, ibv_create_ah_from_wc, ibv_import_device,
+    ibv_import_device,
     ibv_import_mr, ibv_import_pd, ibv_import_dm,
 }
 
 not_supported! {
-    ibv_modify_srq,
-    ibv_destroy_ah, ibv_init_ah_from_wc, ibv_attach_mcast, ibv_detach_mcast, ibv_resize_cq, ibv_rereg_mr,
+    ibv_modify_srq, ibv_attach_mcast, ibv_detach_mcast, ibv_resize_cq, ibv_rereg_mr,
     ibv_query_ece, ibv_set_ece, ibv_resolve_eth_l2_from_gid,
 }
 

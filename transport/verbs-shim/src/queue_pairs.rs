@@ -15,14 +15,14 @@ use crate::abi::{
     AhAttr, Context, ProtectionDomain, QpAttr, QpCap, QpEx, QpExOps, QpInitAttr, QpInitAttrEx,
     QueuePair,
 };
+use crate::address_handles::words;
 use crate::contexts::{done, not_made, own_context, set_errno};
-use crate::pair::{Builder, OwnPair, Receives, Sends, own_pair};
+use crate::pair::{Builder, OwnPair, Receives, Sends, UD, own_pair};
 use crate::work_requests;
 
 /// `enum ibv_qp_type`.
 const RC: c_int = 2;
 const UC: c_int = 3;
-const UD: c_int = 4;
 
 unsafe fn create(
     context: *mut Context,
@@ -155,8 +155,12 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     if attr.attr.comp_mask & !(PD | CREATE_FLAGS | SEND_OPS) != 0 || !has(PD) || has_flags {
         return not_made(ErrorNumber::NotSupported);
     }
+    let operations = match attr.attr.qp_type {
+        UD => work_requests::OPERATIONS_OF_DATAGRAMS,
+        _ => work_requests::OPERATIONS,
+    };
     let ops = match has(SEND_OPS) {
-        true if attr.send_ops_flags & !work_requests::OPERATIONS != 0 => {
+        true if attr.send_ops_flags & !operations != 0 => {
             return not_made(ErrorNumber::NotSupported);
         }
         true => work_requests::functions(),
@@ -263,10 +267,6 @@ unsafe extern "C" fn ibv_query_qp(
         Ok(_) => return set_errno(libc::EIO),
         Err(error) => return set_errno(error.number()),
     };
-    let words = |half: usize| {
-        let bytes = found.address.gid[8 * half..8 * half + 8].try_into();
-        u64::from_ne_bytes(bytes.unwrap_or_default())
-    };
     let attr = QpAttr {
         qp_state: found.state as c_int,
         cur_qp_state: found.state as c_int,
@@ -278,7 +278,7 @@ unsafe extern "C" fn ibv_query_qp(
         qp_access_flags: found.access as c_uint,
         cap: cap(&own.sizes),
         ah_attr: AhAttr {
-            dgid: [words(0), words(1)],
+            dgid: words(&found.address.gid),
             sgid_index: found.address.gid_index,
             hop_limit: found.address.hop_limit,
             traffic_class: found.address.traffic_class,

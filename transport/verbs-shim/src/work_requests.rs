@@ -5,7 +5,8 @@ use std::slice;
 
 use weft_device::work_request::{INLINE_MAX, Operation, RemoteAddress, SGES_MAX};
 
-use crate::abi::{DataBuf, QpEx, QpExOps, Sge};
+use crate::abi::{AddressHandle, DataBuf, QpEx, QpExOps, Sge};
+use crate::address_handles::datagram;
 use crate::contexts::own_context;
 use crate::data::{error_of, gather};
 use crate::pair::{Begun, OwnPair, own_pair};
@@ -13,6 +14,8 @@ use crate::pair::{Begun, OwnPair, own_pair};
 /// `enum ibv_qp_create_send_ops_flags`: write, write with immediate, send, send with immediate, read, compare-and-swap,
 /// fetch-and-add.
 pub(crate) const OPERATIONS: u64 = 0b111_1111;
+/// Send, send with immediate.
+pub(crate) const OPERATIONS_OF_DATAGRAMS: u64 = 0b1100;
 
 pub(crate) fn functions() -> QpExOps {
     QpExOps {
@@ -23,6 +26,7 @@ pub(crate) fn functions() -> QpExOps {
         rdma_write_imm: Some(write_imm),
         send: Some(send),
         send_imm: Some(send_imm),
+        set_ud_addr: Some(set_ud_addr),
         set_inline_data: Some(set_inline_data),
         set_inline_data_list: Some(set_inline_data_list),
         set_sge: Some(set_sge),
@@ -156,6 +160,24 @@ unsafe extern "C" fn fetch_add(pair: *mut QpEx, key: u32, address: u64, add: u64
     let remote = RemoteAddress { address, key };
     // SAFETY: one of ours (invariant 1).
     unsafe { begin(pair, Operation::FetchAdd { remote, add }, None) };
+}
+
+unsafe extern "C" fn set_ud_addr(
+    pair: *mut QpEx,
+    to: *mut AddressHandle,
+    queue_pair: u32,
+    q_key: u32,
+) {
+    // SAFETY: one of ours (invariant 1).
+    let own = unsafe { own(pair) };
+    let mut sends = own.lock_sends();
+    match &mut sends.builder.begun {
+        Some(begun) if own.is_of_datagrams() && !to.is_null() => {
+            // SAFETY: one of ours (invariant 1).
+            begun.operation = unsafe { datagram(to, queue_pair, q_key) };
+        }
+        _ => sends.builder.error = libc::EINVAL,
+    }
 }
 
 unsafe extern "C" fn set_sge(pair: *mut QpEx, local_key: u32, address: u64, bytes: u32) {

@@ -35,7 +35,7 @@ const LIMITS: Limits = Limits {
     completion_queues: 4,
     queue_pairs: 8,
     address_handles: 4,
-    completions: 1024,
+    completions: 4096,
     work_requests: 256,
     sges: 8,
     inline_bytes: 256,
@@ -49,6 +49,12 @@ pub(crate) mod access {
     pub(crate) const REMOTE_WRITE: u32 = 2;
     pub(crate) const REMOTE_READ: u32 = 4;
 }
+
+/// Kinds of queue pairs, and whether their receives come from a shared queue.
+pub(crate) const RELIABLE: (QueuePairType, bool) = (QueuePairType::ReliableConnected, false);
+const UNRELIABLE: (QueuePairType, bool) = (QueuePairType::UnreliableConnected, false);
+const SHARING: (QueuePairType, bool) = (QueuePairType::ReliableConnected, true);
+const DATAGRAMS: (QueuePairType, bool) = (QueuePairType::UnreliableDatagram, false);
 
 /// All rights of `enum ibv_access_flags` that this device has.
 pub(crate) const ALL: u32 = 0b1111;
@@ -82,6 +88,8 @@ pub(crate) struct Done {
     pub(crate) immediate: Option<u32>,
     /// A receive that was taken by a write.
     pub(crate) is_written: bool,
+    /// Of a datagram: the queue pair that sent it.
+    pub(crate) source: Option<u32>,
 }
 
 /// One open device with a domain, a completion queue, a queue pair and a region, which is all of `memory`.
@@ -105,6 +113,7 @@ pub(crate) struct Program {
     receives: Producer<Words>,
     /// The queue that they are of: the queue pair, or a shared receive queue.
     pub(crate) receive_queue: u32,
+    kind: QueuePairType,
     /// What the peer may do (`qp_access_flags`).
     pub(crate) access: u32,
 }
@@ -126,8 +135,8 @@ impl Program {
     pub(crate) fn new(
         devices: &Rc<RefCell<Devices>>,
         last: u8,
+        (kind, is_shared): (QueuePairType, bool),
         completions: u32,
-        is_shared: bool,
     ) -> Self {
         let mut server = devices.borrow_mut();
         let device = device(last);
@@ -174,7 +183,7 @@ impl Program {
         });
         let wanted = QueuePair {
             domain,
-            kind: QueuePairType::ReliableConnected,
+            kind,
             send_completions: queue,
             receive_completions: queue,
             shared_receive_queue: shared.map(|(queue, _)| queue),
@@ -210,6 +219,7 @@ impl Program {
             sends: Producer::new(ring(send_ring), 0),
             receives: Producer::new(ring(receive_ring), 0),
             receive_queue,
+            kind,
             access: ALL,
             send_ring,
             now: Duration::ZERO,
@@ -226,7 +236,7 @@ impl Program {
         server.handle(self.context, &request, self.now)
     }
 
-    fn modify(&mut self, given: &[Attributes], attributes: QueuePairAttributes) {
+    pub(crate) fn modify(&mut self, given: &[Attributes], attributes: QueuePairAttributes) {
         let given = given
             .iter()
             .fold(Attributes::STATE, |all, one| all.union(*one));
@@ -269,6 +279,8 @@ impl Program {
             requests_from_peer: 16,
             ..QueuePairAttributes::default()
         };
+        // An unreliable one is told the first four, and the first one below.
+        let is_reliable = self.kind == QueuePairType::ReliableConnected;
         let given = [
             A::AV,
             A::PATH_MTU,
@@ -277,7 +289,7 @@ impl Program {
             A::MAX_DEST_RD_ATOMIC,
             A::MIN_RNR_TIMER,
         ];
-        self.modify(&given, peer);
+        self.modify(&given[..if is_reliable { 6 } else { 4 }], peer);
         let sending = QueuePairAttributes {
             state: State::ReadyToSend as u32,
             requests_from_here: 4,
@@ -287,13 +299,13 @@ impl Program {
             ..QueuePairAttributes::default()
         };
         let given = [
+            A::SQ_PSN,
             A::TIMEOUT,
             A::RETRY_CNT,
             A::RNR_RETRY,
-            A::SQ_PSN,
             A::MAX_QP_RD_ATOMIC,
         ];
-        self.modify(&given, sending);
+        self.modify(&given[..if is_reliable { 5 } else { 1 }], sending);
     }
 
     pub(crate) fn name(&self) -> ([u8; 16], u32) {
@@ -389,6 +401,7 @@ fn done(completion: &Completion<'_>, number: u32) -> Done {
         bytes: completion.bytes,
         immediate,
         is_written: completion.opcode == Opcode::ReceiveWithImmediate,
+        source: completion.source_queue_pair,
     }
 }
 
@@ -413,18 +426,36 @@ impl Pair {
     /// Not yet connected.
     pub(crate) fn apart(completions: u32) -> Self {
         let [a, b] = [(); 2].map(|()| Rc::new(RefCell::new(start())));
-        Self::on(&a, &b, completions, false)
+        Self::on(&a, &b, RELIABLE, completions)
+    }
+
+    /// With queue pairs for datagrams, on one node or on two.
+    #[allow(dead_code)] // not every test of this folder has datagrams
+    pub(crate) fn of_datagrams(is_one_node: bool) -> Self {
+        let a = Rc::new(RefCell::new(start()));
+        let b = match is_one_node {
+            true => Rc::clone(&a),
+            false => Rc::new(RefCell::new(start())),
+        };
+        Self::on(&a, &b, DATAGRAMS, 4096)
+    }
+
+    /// The server of `b` has ended, and another one has the device.
+    #[allow(dead_code)] // not every test of this folder has datagrams
+    pub(crate) fn restart_b(&mut self) {
+        let server = Rc::new(RefCell::new(start()));
+        self.b = Program::new(&server, 2, DATAGRAMS, 4096);
     }
 
     fn on(
         a: &Rc<RefCell<Devices>>,
         b: &Rc<RefCell<Devices>>,
+        kind: (QueuePairType, bool),
         completions: u32,
-        is_shared: bool,
     ) -> Self {
         Self {
-            a: Program::new(a, 1, completions, is_shared),
-            b: Program::new(b, 2, completions, is_shared),
+            a: Program::new(a, 1, kind, completions),
+            b: Program::new(b, 2, kind, completions),
             later: Duration::ZERO,
             begun: Instant::now(),
         }
@@ -447,28 +478,42 @@ impl Pair {
     /// Connected, and both take their receives from a shared queue.
     pub(crate) fn sharing() -> Self {
         let [a, b] = [(); 2].map(|()| Rc::new(RefCell::new(start())));
-        Self::on(&a, &b, 256, true).connect()
+        Self::on(&a, &b, SHARING, 256).connect()
+    }
+
+    /// Connected, by unreliable queue pairs.
+    pub(crate) fn of_unreliable() -> Self {
+        let [a, b] = [(); 2].map(|()| Rc::new(RefCell::new(start())));
+        Self::on(&a, &b, UNRELIABLE, 256).connect()
     }
 
     /// Connected, and on one node.
     pub(crate) fn on_one_node() -> Self {
         let server = Rc::new(RefCell::new(start()));
-        Self::on(&server, &server, 256, false).connect()
+        Self::on(&server, &server, RELIABLE, 256).connect()
     }
 
     /// Both servers do what there is to do, and their offers are exchanged.
     pub(crate) fn turn(&mut self) {
+        self.turn_a();
+        self.turn_of(&self.b, &self.a);
+    }
+
+    /// Only the server of `a` does.
+    pub(crate) fn turn_a(&mut self) {
+        self.turn_of(&self.a, &self.b);
+    }
+
+    fn turn_of(&self, program: &Program, other: &Program) {
         let now = self.begun.elapsed() + self.later;
-        for (program, other) in [(&self.a, &self.b), (&self.b, &self.a)] {
-            let mut server = program.devices.borrow_mut();
-            let polled = server.poll(now, Duration::ZERO);
-            polled.expect("the engine runs");
-            let offers = server.take_offers();
-            drop(server);
-            let mut other = other.devices.borrow_mut();
-            let offers = offers.into_iter();
-            offers.for_each(|offer| other.receive_offer("node".into(), &offer));
-        }
+        let mut server = program.devices.borrow_mut();
+        let polled = server.poll(now, Duration::ZERO);
+        polled.expect("the engine runs");
+        let offers = server.take_offers();
+        drop(server);
+        let mut other = other.devices.borrow_mut();
+        let offers = offers.into_iter();
+        offers.for_each(|offer| other.receive_offer("node".into(), &offer, now));
     }
 
     /// The next completion of one of them.
@@ -500,5 +545,6 @@ pub(crate) fn success(wr_id: u64, bytes: u32) -> Done {
         bytes,
         immediate: None,
         is_written: false,
+        source: None,
     }
 }

@@ -501,7 +501,7 @@ proptest! {
                 let of = |other: u32| usize::from(other == *domain);
                 let count: usize = pairs().map(|pair| of(pair.domain)).sum::<usize>()
                     + regions.values().map(|region| of(region.domain)).sum::<usize>()
-                    + address_handles.objects.values().map(|other| of(*other)).sum::<usize>()
+                    + address_handles.objects.values().map(|other| of(other.domain)).sum::<usize>()
                     + shared_receive_queues.objects.values().map(|queue| of(queue.domain)).sum::<usize>();
                 prop_assert_eq!(*users as usize, count);
             }

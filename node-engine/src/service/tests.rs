@@ -39,20 +39,30 @@ async fn devices_are_made_listed_and_destroyed() {
         made.into_inner().directory,
         devices.join("weft0").display().to_string()
     );
-    for (request, code) in [
-        (create("weft0", 2), Code::AlreadyExists),
-        (create("weft1", 1), Code::AlreadyExists),
-        (create("../etc", 2), Code::InvalidArgument),
+    let with_gid = |gid: &[u8]| proto::CreateDeviceRequest {
+        name: "weft1".to_owned(),
+        gid: gid.to_vec(),
+    };
+    for (request, code, problem) in [
+        (create("weft0", 2), Code::AlreadyExists, "a device weft0"),
         (
-            proto::CreateDeviceRequest {
-                name: "weft1".to_owned(),
-                gid: vec![1; 15],
-            },
-            Code::InvalidArgument,
+            create("weft1", 1),
+            Code::AlreadyExists,
+            "weft0 has this GID",
         ),
+        (
+            create("../etc", 2),
+            Code::InvalidArgument,
+            "\"../etc\" is no",
+        ),
+        (create("", 2), Code::InvalidArgument, "\"\" is no name"),
+        (with_gid(&[1; 15]), Code::InvalidArgument, "gid must be 16"),
+        (with_gid(&[1; 17]), Code::InvalidArgument, "gid must be 16"),
+        (with_gid(&[]), Code::InvalidArgument, "gid must be 16 bytes"),
     ] {
         let refused = engine.create_device(request).await.unwrap_err();
         assert_eq!(refused.code(), code, "{refused}");
+        assert!(refused.message().contains(problem), "{refused}");
     }
     let list = engine.list_devices(proto::ListDevicesRequest {}).await;
     let list = list.unwrap().into_inner().devices;
@@ -66,6 +76,7 @@ async fn devices_are_made_listed_and_destroyed() {
     };
     let refused = engine.receive_offer(offer).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
+    assert_eq!(refused.message(), "offer.end is missing");
     let destroy = || proto::DestroyDeviceRequest {
         name: "weft0".to_owned(),
     };

@@ -54,6 +54,9 @@ mod tests {
 
     use super::*;
 
+    /// Makes one field wrong.
+    type Change = fn(&mut proto::QueuePairOffer);
+
     fn offer() -> Offer {
         let name = |last: u8, number| QueuePairName {
             gid: [[0; 15].as_slice(), &[last]].concat().try_into().unwrap(),
@@ -106,13 +109,13 @@ mod tests {
 
     #[test]
     fn a_wrong_field_of_an_offer_is_named() {
-        let wrong = |change: fn(&mut proto::QueuePairOffer)| {
+        let wrong = |change: Change| {
             let mut offer = to_proto(&offer());
             change(&mut offer);
             from_proto(Some(offer)).unwrap_err()
         };
         assert_eq!(from_proto(None).unwrap_err(), "offer is missing");
-        let cases: [(fn(&mut proto::QueuePairOffer), &str); 6] = [
+        let cases: [(Change, &str); 6] = [
             (|offer| offer.from = None, "offer.from is missing"),
             (|offer| offer.to = None, "offer.to is missing"),
             (

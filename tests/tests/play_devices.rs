@@ -23,7 +23,7 @@ struct Fabric {
 
 impl Fabric {
     fn start(arguments: &str) -> Self {
-        for needed in ["weft-agent", "weft-engine", "libweft_ibverbs.so"] {
+        for needed in ["weft-agent", "weft-engine", "libweft_ibverbs.so", "libweft_rdmacm.so"] {
             program(needed);
         }
         let output = Command::new(program("weft"))

@@ -238,7 +238,7 @@ impl Channel {
             match stage {
                 Some(Stage::Listening) => self.accept(state, token),
                 Some(_) => self.receive(state, token),
-                None => receive_request(state, token),
+                None => self.receive_request(state, token),
             }
         }
     }
@@ -295,6 +295,48 @@ impl Channel {
             state.pending.insert(token, pending);
         }
     }
+
+    /// A connection to a listener has something to read.
+    fn receive_request(&self, state: &mut State, token: u64) {
+        let Some(pending) = state.pending.get_mut(&token) else {
+            return;
+        };
+        let has_ended = read(&pending.socket, &mut pending.received);
+        let request = match take_message(&mut pending.received) {
+            Ok(None) if !has_ended => return,
+            Ok(Some(Message::Request { port_space, end })) => Some((port_space, end)),
+            _ => None,
+        };
+        // What is no request of ours is dropped.
+        let (Some(pending), Some((port_space, end))) = (state.pending.remove(&token), request)
+        else {
+            return;
+        };
+        let Some((id, endpoint)) = state.endpoints.get(&pending.listener) else {
+            return;
+        };
+        if port_space != endpoint.port_space {
+            let mut refused = Endpoint::requested(port_space, pending.socket, end);
+            let message = Message::Reject {
+                status: INVALID_SERVICE,
+                private_data: Vec::new(),
+            };
+            // Whether it hears of it or not: its connection ends.
+            let _ = refused.send_last(&message);
+            return;
+        }
+        // The id that the program gets for it watches it again.
+        let _ = epoll::delete(&self.epoll, &pending.socket);
+        let what = What::Request {
+            socket: pending.socket,
+            end,
+        };
+        state.events.push_back(Queued {
+            id: *id,
+            token: pending.listener,
+            what,
+        });
+    }
 }
 
 /// What a socket is watched for.
@@ -303,43 +345,4 @@ fn flags(stage: Stage) -> EventFlags {
         Stage::Connecting => EventFlags::OUT,
         _ => EventFlags::IN,
     }
-}
-
-/// A connection to a listener has something to read.
-fn receive_request(state: &mut State, token: u64) {
-    let Some(pending) = state.pending.get_mut(&token) else {
-        return;
-    };
-    let has_ended = read(&pending.socket, &mut pending.received);
-    let request = match take_message(&mut pending.received) {
-        Ok(None) if !has_ended => return,
-        Ok(Some(Message::Request { port_space, end })) => Some((port_space, end)),
-        _ => None,
-    };
-    // What is no request of ours is dropped.
-    let (Some(pending), Some((port_space, end))) = (state.pending.remove(&token), request) else {
-        return;
-    };
-    let Some((id, endpoint)) = state.endpoints.get(&pending.listener) else {
-        return;
-    };
-    if port_space != endpoint.port_space {
-        let mut refused = Endpoint::requested(port_space, pending.socket, end);
-        let message = Message::Reject {
-            status: INVALID_SERVICE,
-            private_data: Vec::new(),
-        };
-        // Whether it hears of it or not: its connection ends.
-        let _ = refused.send_last(&message);
-        return;
-    }
-    let what = What::Request {
-        socket: pending.socket,
-        end,
-    };
-    state.events.push_back(Queued {
-        id: *id,
-        token: pending.listener,
-        what,
-    });
 }

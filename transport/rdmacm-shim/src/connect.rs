@@ -21,8 +21,8 @@ use crate::{addresses, channel::Channel};
 const REQUEST_BYTES: [usize; 2] = [56, 180];
 const REPLY_BYTES: [usize; 2] = [196, 136];
 const REJECT_BYTES: [usize; 2] = [148, 136];
-/// The most connections that wait for a listener's program.
-const BACKLOG_MAX: c_int = 1024;
+/// TCP connections that wait for a listener. What programs give is of requests, and strangers must not fill it up.
+const BACKLOG: c_int = 1024;
 /// `RDMA_MAX_RESP_RES` and `RDMA_MAX_INIT_DEPTH`: as many as possible.
 const AS_MANY_AS_POSSIBLE: u8 = 0xff;
 /// Of `retry_count` and `rnr_retry_count`, which have three bits.
@@ -195,14 +195,10 @@ fn defer_accept(socket: &Socket) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_listen(id: *mut CmId, backlog: c_int) -> c_int {
+unsafe extern "C" fn rdma_listen(id: *mut CmId, _: c_int) -> c_int {
     // SAFETY: as the program says (invariant 1).
     let own = unsafe { own_id(id) };
     let channel = own.channel();
-    let backlog = match backlog {
-        1..BACKLOG_MAX => backlog,
-        _ => BACKLOG_MAX,
-    };
     let listens = channel.with(own.token, |endpoint| {
         let bound = match endpoint.socket {
             Some(_) => None,
@@ -216,7 +212,7 @@ unsafe extern "C" fn rdma_listen(id: *mut CmId, backlog: c_int) -> c_int {
         }
         let socket = endpoint.socket.as_ref().ok_or_else(invalid)?;
         defer_accept(socket);
-        socket.listen(backlog)?;
+        socket.listen(BACKLOG)?;
         endpoint.stage = Stage::Listening;
         channel.watch(own.token, endpoint)?;
         Ok(bound)

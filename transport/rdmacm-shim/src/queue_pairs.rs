@@ -35,6 +35,9 @@ const SQ_PSN: c_int = 1 << 16;
 const MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
 const DEST_QPN: c_int = 1 << 20;
 
+/// `IBV_QP_INIT_ATTR_PD`.
+const PD: u32 = 1;
+
 /// `RDMA_UDP_QKEY`.
 pub(crate) const DATAGRAM_KEY: u32 = 0x0123_4567;
 
@@ -243,7 +246,6 @@ unsafe fn destroy_queues(id: &mut CmId) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_create_qp_ex(id: *mut CmId, attr: *mut QpInitAttrEx) -> c_int {
-    const PD: u32 = 1;
     // SAFETY: as the program says (invariants 1 and 4).
     unsafe {
         let (head, attr) = (&mut *id, &mut *attr);
@@ -354,7 +356,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
             pd: domain,
             rest: [0; 8],
         };
-        extended.attr.comp_mask = 0;
+        extended.attr.comp_mask = PD;
         let made = rdma_create_qp_ex(id, &raw mut extended);
         extended.attr.comp_mask = 0;
         attr.write(extended.attr);

@@ -144,7 +144,7 @@ fn a_client_hears_that_its_server_was_killed() {
 #[test]
 fn datagrams_resolve_and_then_say_what_is_not_there() {
     let node = Node::default();
-    let output = node.command_at(0, "udaddy -s 127.0.0.1 -p 17280").output();
+    let output = node.command_at(0, "udaddy -s 127.0.0.1").output();
     let output = output.expect("it starts");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(

@@ -346,3 +346,128 @@ fn flags(stage: Stage) -> EventFlags {
         _ => EventFlags::IN,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::ids::RC;
+    use crate::resolve::bind;
+
+    const STREAMS: u16 = 0x0106;
+
+    /// A channel that does not wait, with a listener; where it listens.
+    fn listening() -> (Channel, SocketAddr) {
+        let channel = Channel::new().unwrap();
+        rustix::fs::fcntl_setfl(&channel.epoll, OFlags::NONBLOCK).unwrap();
+        // It lives until the test's process ends.
+        let id = OwnId::make(
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            STREAMS.into(),
+            RC,
+        );
+        let mut endpoint = Endpoint::new(STREAMS);
+        let address = bind(&mut endpoint, (Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        endpoint.socket.as_ref().unwrap().listen(128).unwrap();
+        endpoint.stage = Stage::Listening;
+        channel.watch(1, &endpoint).unwrap();
+        channel.insert(1, IdPointer(id), endpoint);
+        (channel, address)
+    }
+
+    fn request(port_space: u16) -> Vec<u8> {
+        let end = End {
+            path_mtu: 5,
+            queue_pair: 7,
+            ..End::default()
+        };
+        Message::Request { port_space, end }.to_bytes()
+    }
+
+    fn next(channel: &Channel) -> Queued {
+        let begun = Instant::now();
+        loop {
+            match channel.next() {
+                Ok(queued) => return queued,
+                Err(number) => assert_eq!(number, libc::EAGAIN),
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60));
+        }
+    }
+
+    #[test]
+    fn a_request_in_two_pieces_reaches_the_listener_once() {
+        let (channel, address) = listening();
+        assert_eq!(channel.next().err(), Some(libc::EAGAIN));
+        let mut client = TcpStream::connect(address).unwrap();
+        let bytes = request(STREAMS);
+        client.write_all(&bytes[..20]).unwrap();
+        assert_eq!(channel.next().err(), Some(libc::EAGAIN));
+        client.write_all(&bytes[20..]).unwrap();
+        let What::Request { end, .. } = next(&channel).what else {
+            panic!("no request");
+        };
+        assert_eq!(end.queue_pair, 7);
+        assert_eq!(channel.next().err(), Some(libc::EAGAIN));
+    }
+
+    #[test]
+    fn a_request_of_another_port_space_is_refused() {
+        let (channel, address) = listening();
+        let mut client = TcpStream::connect(address).unwrap();
+        client
+            .write_all(&request(crate::endpoint::DATAGRAMS))
+            .unwrap();
+        client.set_nonblocking(true).unwrap();
+        let mut bytes = Vec::new();
+        let begun = Instant::now();
+        while client.read_to_end(&mut bytes).is_err() {
+            assert_eq!(channel.next().err(), Some(libc::EAGAIN));
+            assert!(begun.elapsed() < Duration::from_secs(60));
+        }
+        let status = INVALID_SERVICE;
+        let private_data = Vec::new();
+        let reject = Message::Reject {
+            status,
+            private_data,
+        };
+        assert_eq!(bytes, reject.to_bytes());
+    }
+
+    #[test]
+    fn of_connections_without_a_request_the_oldest_are_dropped() {
+        let (channel, address) = listening();
+        let strangers: Vec<TcpStream> = (0..3 * PENDING_MAX)
+            .map(|_| {
+                let mut stream = TcpStream::connect(address).unwrap();
+                stream.write_all(b"wft").unwrap();
+                while channel.next().is_ok() {}
+                stream
+            })
+            .collect();
+        let mut client = TcpStream::connect(address).unwrap();
+        client.write_all(&request(STREAMS)).unwrap();
+        assert!(matches!(next(&channel).what, What::Request { .. }));
+        assert!(channel.lock().pending.len() <= PENDING_MAX);
+        drop(strangers);
+    }
+
+    #[test]
+    fn an_id_takes_its_events_to_another_channel() {
+        let (one, _) = listening();
+        let other = Channel::new().unwrap();
+        one.push(1, Event::new(3, 4));
+        one.move_to(&other, 1).unwrap();
+        assert_eq!(one.next().err(), Some(libc::EAGAIN));
+        let What::Event(event) = other.next().ok().unwrap().what else {
+            panic!("no event");
+        };
+        assert_eq!(event, Event::new(3, 4));
+        other.remove(1);
+        assert!(!other.has_event(1));
+    }
+}

@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 
 use crate::abi::{CmEvent, CmId, ConnParam, EventChannel, Param, UdParam};
 use crate::channel::{Channel, IdPointer, Queued, What};
-use crate::endpoint::{Endpoint, Event, kind};
+use crate::endpoint::{Endpoint, Event, INVALID_SERVICE, kind};
 use crate::ids::{OwnId, acknowledge_last, fail, own_id, rdma_migrate_id, shared};
-use crate::message::End;
+use crate::message::{End, Message};
 use crate::{addresses, connect, devices, queue_pairs};
 
 /// An event that a program has.
@@ -91,7 +91,18 @@ fn prepare(channel: &Channel, queued: Queued) -> Option<*mut CmEvent> {
                 false => port_space,
             };
             let endpoint = Endpoint::requested(port_space, socket, end.clone());
-            let child = child_of(channel, id, endpoint)?;
+            let child = match child_of(channel, id, endpoint) {
+                Ok(child) => child,
+                Err(mut endpoint) => {
+                    let message = Message::Reject {
+                        status: INVALID_SERVICE,
+                        private_data: Vec::new(),
+                    };
+                    // Whether it hears of it or not: its connection ends.
+                    let _ = endpoint.send_last(&message);
+                    return None;
+                }
+            };
             // SAFETY: it was just made.
             if is_sync && unsafe { rdma_migrate_id(child, ptr::null_mut()) } != 0 {
                 // SAFETY: it was just made, and nobody has it.
@@ -127,12 +138,22 @@ fn prepare(channel: &Channel, queued: Queued) -> Option<*mut CmEvent> {
     Some(event(owner, id, ptr::null_mut(), told))
 }
 
-/// The id for a request to a listener. Without a device for the address that it came by, the peer is refused.
-fn child_of(channel: &Channel, listener: *mut CmId, endpoint: Endpoint) -> Option<*mut CmId> {
-    let socket = endpoint.socket.as_ref()?;
-    let local = socket.local_addr().ok()?.as_socket()?;
-    let remote = socket.peer_addr().ok()?.as_socket()?;
-    let device = devices::of_address(local.ip().to_canonical())?;
+/// The id for a request to a listener; none where no device belongs to the address that it came by.
+fn child_of(
+    channel: &Channel,
+    listener: *mut CmId,
+    endpoint: Endpoint,
+) -> Result<*mut CmId, Endpoint> {
+    let addresses = || {
+        let socket = endpoint.socket.as_ref()?;
+        let local = socket.local_addr().ok()?.as_socket()?;
+        let remote = socket.peer_addr().ok()?.as_socket()?;
+        let device = devices::of_address(local.ip().to_canonical())?;
+        Some((local, remote, device))
+    };
+    let Some((local, remote, device)) = addresses() else {
+        return Err(endpoint);
+    };
     // SAFETY: the listener is there until its event is acknowledged (invariant 3); the child was just made.
     unsafe {
         let of = &*listener;
@@ -145,7 +166,7 @@ fn child_of(channel: &Channel, listener: *mut CmId, endpoint: Endpoint) -> Optio
             (*child).route.destination_gid = peer.gid;
         }
         channel.insert((*made).token, IdPointer(made), endpoint);
-        Some(child)
+        Ok(child)
     }
 }
 

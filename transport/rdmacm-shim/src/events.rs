@@ -91,18 +91,7 @@ fn prepare(channel: &Channel, queued: Queued) -> Option<*mut CmEvent> {
                 false => port_space,
             };
             let endpoint = Endpoint::requested(port_space, socket, end.clone());
-            let child = match child_of(channel, id, endpoint) {
-                Ok(child) => child,
-                Err(mut endpoint) => {
-                    let message = Message::Reject {
-                        status: INVALID_SERVICE,
-                        private_data: Vec::new(),
-                    };
-                    // Whether it hears of it or not: its connection ends.
-                    let _ = endpoint.send_last(&message);
-                    return None;
-                }
-            };
+            let child = child_of(channel, id, endpoint)?;
             // SAFETY: it was just made.
             if is_sync && unsafe { rdma_migrate_id(child, ptr::null_mut()) } != 0 {
                 // SAFETY: it was just made, and nobody has it.
@@ -138,12 +127,8 @@ fn prepare(channel: &Channel, queued: Queued) -> Option<*mut CmEvent> {
     Some(event(owner, id, ptr::null_mut(), told))
 }
 
-/// The id for a request to a listener; none where no device belongs to the address that it came by.
-fn child_of(
-    channel: &Channel,
-    listener: *mut CmId,
-    endpoint: Endpoint,
-) -> Result<*mut CmId, Endpoint> {
+/// The id for a request to a listener. Where no device belongs to the address that it came by, it is refused.
+fn child_of(channel: &Channel, listener: *mut CmId, mut endpoint: Endpoint) -> Option<*mut CmId> {
     let addresses = || {
         let socket = endpoint.socket.as_ref()?;
         let local = socket.local_addr().ok()?.as_socket()?;
@@ -152,7 +137,13 @@ fn child_of(
         Some((local, remote, device))
     };
     let Some((local, remote, device)) = addresses() else {
-        return Err(endpoint);
+        let message = Message::Reject {
+            status: INVALID_SERVICE,
+            private_data: Vec::new(),
+        };
+        // Whether it hears of it or not: its connection ends.
+        let _ = endpoint.send_last(&message);
+        return None;
     };
     // SAFETY: the listener is there until its event is acknowledged (invariant 3); the child was just made.
     unsafe {
@@ -166,7 +157,7 @@ fn child_of(
             (*child).route.destination_gid = peer.gid;
         }
         channel.insert((*made).token, IdPointer(made), endpoint);
-        Ok(child)
+        Some(child)
     }
 }
 

@@ -7,7 +7,8 @@ use libc::{addrinfo, sockaddr, socklen_t};
 
 use crate::abi::AddrInfo;
 use crate::endpoint::DATAGRAMS;
-use crate::ids::{RC, UD, fail};
+use crate::errno::fail;
+use crate::ids::{RC, UD};
 
 /// `RAI_PASSIVE`: the address is one to listen at.
 pub(crate) const PASSIVE: c_int = 1;

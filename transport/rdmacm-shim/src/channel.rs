@@ -12,8 +12,8 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 use socket2::Socket;
 
+use crate::acknowledgement::Owner;
 use crate::endpoint::{Endpoint, Event, INVALID_SERVICE, Stage, read, take_message};
-use crate::ids::OwnId;
 use crate::message::{End, Message};
 
 /// TCP connections to a listener that no request has come by yet. Of more, the oldest is dropped.
@@ -23,17 +23,10 @@ const EVENTS_AT_ONCE: usize = 32;
 /// The token of the descriptor that says that events are ready.
 const READY: u64 = 0;
 
-/// An id of the channel.
-#[derive(Clone, Copy)]
-pub(crate) struct IdPointer(pub(crate) *mut OwnId);
-
-// SAFETY: what threads change of an id lies behind locks or is an atomic.
-unsafe impl Send for IdPointer {}
-
 /// What the program has not taken yet.
 pub(crate) struct Queued {
     /// Whom it is for: of a request, the listener.
-    pub(crate) id: IdPointer,
+    pub(crate) owner: Owner,
     token: u64,
     pub(crate) what: What,
 }
@@ -56,7 +49,7 @@ struct Pending {
 
 #[derive(Default)]
 struct State {
-    endpoints: BTreeMap<u64, (IdPointer, Endpoint)>,
+    endpoints: BTreeMap<u64, (Owner, Endpoint)>,
     /// By their tokens, so the oldest is first.
     pending: BTreeMap<u64, Pending>,
     events: VecDeque<Queued>,
@@ -117,8 +110,8 @@ impl Channel {
     }
 
     /// Takes up an id. The socket of its endpoint is not read yet.
-    pub(crate) fn insert(&self, token: u64, id: IdPointer, endpoint: Endpoint) {
-        self.lock().endpoints.insert(token, (id, endpoint));
+    pub(crate) fn insert(&self, token: u64, owner: Owner, endpoint: Endpoint) {
+        self.lock().endpoints.insert(token, (owner, endpoint));
     }
 
     /// Forgets an id, with its events and those who have connected to it.
@@ -181,9 +174,9 @@ impl Channel {
     pub(crate) fn push(&self, token: u64, event: Event) {
         let mut state = self.lock();
         if let Some((id, _)) = state.endpoints.get(&token) {
-            let id = *id;
+            let owner = id.clone();
             let what = What::Event(event);
-            state.events.push_back(Queued { id, token, what });
+            state.events.push_back(Queued { owner, token, what });
             self.settle(&mut state);
         }
     }
@@ -205,8 +198,7 @@ impl Channel {
                 let next = state.events.pop_front();
                 self.settle(&mut state);
                 if let Some(queued) = next {
-                    // SAFETY: it is in the table, which is locked, or its events would be gone (invariant 3).
-                    unsafe { (*queued.id.0).begin_event() };
+                    queued.owner.events.begin();
                     return Ok(queued);
                 }
             }
@@ -260,7 +252,7 @@ impl Channel {
             _ => endpoint.receive(),
         };
         let queued = events.into_iter().map(|event| Queued {
-            id: *id,
+            owner: id.clone(),
             token,
             what: What::Event(event),
         });
@@ -332,7 +324,7 @@ impl Channel {
             end,
         };
         state.events.push_back(Queued {
-            id: *id,
+            owner: id.clone(),
             token: pending.listener,
             what,
         });
@@ -354,8 +346,6 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::ids::RC;
-    use crate::resolve::bind;
 
     const STREAMS: u16 = 0x0106;
 
@@ -363,19 +353,16 @@ mod tests {
     fn listening() -> (Channel, SocketAddr) {
         let channel = Channel::new().unwrap();
         rustix::fs::fcntl_setfl(&channel.epoll, OFlags::NONBLOCK).unwrap();
-        // It lives until the test's process ends.
-        let id = OwnId::make(
-            std::ptr::null_mut(),
-            std::ptr::null_mut(),
-            STREAMS.into(),
-            RC,
-        );
+        let owner = Owner {
+            id: std::ptr::null_mut(),
+            events: Default::default(),
+        };
         let mut endpoint = Endpoint::new(STREAMS);
-        let address = bind(&mut endpoint, (Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let address = endpoint.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         endpoint.socket.as_ref().unwrap().listen(128).unwrap();
         endpoint.stage = Stage::Listening;
         channel.watch(1, &endpoint).unwrap();
-        channel.insert(1, IdPointer(id), endpoint);
+        channel.insert(1, owner, endpoint);
         (channel, address)
     }
 

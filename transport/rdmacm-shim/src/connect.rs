@@ -9,12 +9,12 @@ use socket2::Socket;
 
 use crate::abi::{CmId, ConnParam};
 use crate::devices::OpenDevice;
-use crate::endpoint::{BY_PROGRAM, Endpoint, Event, Stage, kind};
+use crate::endpoint::{BY_PROGRAM, Endpoint, Event, Stage, kind, socket_for};
+use crate::errno::{fail, fail_with};
 use crate::events::complete;
-use crate::ids::{fail, fail_with, own_id};
+use crate::ids::own_id;
 use crate::message::{End, Message};
 use crate::queue_pairs::{self, DATAGRAM_KEY};
-use crate::resolve::{bind, socket_for};
 use crate::{addresses, channel::Channel};
 
 /// The most private data that InfiniBand's messages have room for, of connections and of datagrams.
@@ -202,10 +202,7 @@ unsafe extern "C" fn rdma_listen(id: *mut CmId, _: c_int) -> c_int {
     let listens = channel.with(own.token, |endpoint| {
         let bound = match endpoint.socket {
             Some(_) => None,
-            None => Some(bind(
-                endpoint,
-                SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
-            )?),
+            None => Some(endpoint.bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))?),
         };
         if endpoint.stage != Stage::Idle {
             return Err(invalid());
@@ -312,34 +309,6 @@ unsafe extern "C" fn rdma_reject_ece(id: *mut CmId, data: *const u8, length: u8)
     unsafe { rdma_reject(id, data, length) }
 }
 
-/// The peer has accepted: connects the queue pair, and tells the peer that it may send.
-///
-/// # Safety
-/// It is one of ours (invariant 1).
-pub(crate) unsafe fn establish(id: *mut CmId) -> Result<(), c_int> {
-    // SAFETY: as the caller says.
-    let own = unsafe { own_id(id) };
-    // SAFETY: as before.
-    let connected = unsafe { queue_pairs::connect(id) };
-    let told = connected.and_then(|()| {
-        let told = own.channel().with(own.token, |endpoint| {
-            if endpoint.stage != Stage::Replied {
-                return Err(io::ErrorKind::NotConnected.into());
-            }
-            endpoint.send(&Message::Ready)?;
-            endpoint.stage = Stage::Connected;
-            Ok(())
-        });
-        let told = told.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::NotConnected)));
-        told.map_err(|error| error.raw_os_error().unwrap_or(libc::ENOTCONN))
-    });
-    if told.is_err() {
-        // SAFETY: as before.
-        unsafe { queue_pairs::to_error(id) };
-    }
-    told
-}
-
 /// For a program that has moved its queue pair itself.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn rdma_establish(id: *mut CmId) -> c_int {
@@ -348,7 +317,7 @@ unsafe extern "C" fn rdma_establish(id: *mut CmId) -> c_int {
         if !(*id).qp.is_null() {
             return fail(libc::EINVAL);
         }
-        establish(id).map_or_else(fail, |()| 0)
+        queue_pairs::establish(id).map_or_else(fail, |()| 0)
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::io::{self, ErrorKind, Read as _};
 use std::net::SocketAddr;
+use std::time::Duration;
 
-use socket2::Socket;
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
 use crate::message::{End, Foreign, MESSAGE_BYTES_MAX, Message};
 
@@ -29,6 +30,11 @@ pub(crate) const DATAGRAMS: u16 = 0x0111;
 pub(crate) const INVALID_SERVICE: u16 = 8;
 pub(crate) const BY_PROGRAM: u16 = 28;
 const UNSUPPORTED: u16 = 5;
+
+/// When TCP asks whether an idle peer is still there, and how often before it ends the connection.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+const KEEPALIVE_STEP: Duration = Duration::from_secs(10);
+const KEEPALIVE_TRIES: u32 = 3;
 
 /// How far a connection is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,6 +122,19 @@ impl Endpoint {
         made.socket = Some(socket);
         made.hear(peer);
         made
+    }
+
+    /// Gives it a socket with an address of this machine; the address with its port.
+    pub(crate) fn bind(&mut self, address: SocketAddr) -> io::Result<SocketAddr> {
+        let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
+        if self.stage != Stage::Idle || self.socket.is_some() {
+            return Err(invalid());
+        }
+        let socket = socket_for(address, self.is_v6_only)?;
+        socket.bind(&address.into())?;
+        let bound = socket.local_addr()?.as_socket().ok_or_else(invalid)?;
+        self.socket = Some(socket);
+        Ok(bound)
     }
 
     pub(crate) fn has_datagrams(&self) -> bool {
@@ -273,6 +292,24 @@ impl Endpoint {
         self.close();
         sent
     }
+}
+
+/// A socket for an address of this kind.
+pub(crate) fn socket_for(address: SocketAddr, is_v6_only: Option<bool>) -> io::Result<Socket> {
+    let domain = Domain::for_address(address);
+    let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    socket.set_reuse_address(true)?;
+    socket.set_tcp_nodelay(true)?;
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE)
+        .with_interval(KEEPALIVE_STEP)
+        .with_retries(KEEPALIVE_TRIES);
+    socket.set_tcp_keepalive(&keepalive)?;
+    if let (Some(only), Domain::IPV6) = (is_v6_only, domain) {
+        socket.set_only_v6(only)?;
+    }
+    Ok(socket)
 }
 
 /// Reads what there is, up to a message; whether the connection has ended.

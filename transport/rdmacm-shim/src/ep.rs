@@ -6,8 +6,9 @@ use std::ptr;
 use crate::abi::{AddrInfo, CmId, ProtectionDomain, QpInitAttr};
 use crate::addrinfo::PASSIVE;
 use crate::endpoint::kind;
+use crate::errno::{fail, fail_with};
 use crate::events::rdma_get_cm_event;
-use crate::ids::{self, PairAttributes, acknowledge_last, fail, lock, own_id, rdma_destroy_id};
+use crate::ids::{self, PairAttributes, acknowledge_last, lock, own_id, rdma_destroy_id};
 use crate::queue_pairs::{rdma_create_qp, rdma_destroy_qp, rdma_destroy_srq};
 use crate::resolve::{rdma_bind_addr, rdma_resolve_addr, rdma_resolve_route};
 
@@ -43,7 +44,7 @@ unsafe extern "C" fn rdma_create_ep(
         if done != 0 {
             let why = std::io::Error::last_os_error();
             rdma_destroy_ep(id);
-            return ids::fail_with(&why);
+            return fail_with(&why);
         }
         *out = id;
     }

@@ -2,24 +2,17 @@
 
 use std::ffi::{c_char, c_int};
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::abi::{CmEvent, CmId, ConnParam, EventChannel, Param, UdParam};
-use crate::channel::{Channel, IdPointer, Queued, What};
+use crate::acknowledgement::{OwnEvent, Owner};
+use crate::channel::{Channel, Queued, What};
 use crate::endpoint::{Endpoint, Event, INVALID_SERVICE, kind};
-use crate::ids::{OwnId, acknowledge_last, fail, own_id, rdma_migrate_id, shared};
+use crate::errno::fail;
+use crate::ids::{OwnId, acknowledge_last, own_id, rdma_migrate_id, shared};
 use crate::message::{End, Message};
-use crate::{addresses, connect, devices, queue_pairs};
-
-/// An event that a program has.
-#[repr(C)]
-struct OwnEvent {
-    head: CmEvent,
-    /// Whose end it holds up.
-    owner: IdPointer,
-    /// The program reads it.
-    private_data: Vec<u8>,
-}
+use crate::{addresses, devices, queue_pairs};
 
 /// What the peer has said, as a program reads it.
 fn param(id: &OwnId, end: &End, private_data: &[u8]) -> Param {
@@ -55,7 +48,7 @@ fn param(id: &OwnId, end: &End, private_data: &[u8]) -> Param {
     }
 }
 
-fn event(owner: IdPointer, id: *mut CmId, listener: *mut CmId, event: Event) -> *mut CmEvent {
+fn event(owner: Owner, id: *mut CmId, listener: *mut CmId, event: Event) -> *mut CmEvent {
     let Event { kind, status, end } = event;
     let private_data = end.private_data.clone();
     // SAFETY: the id is there until its event is acknowledged (invariant 3).
@@ -77,10 +70,10 @@ fn event(owner: IdPointer, id: *mut CmId, listener: *mut CmId, event: Event) -> 
 
 /// Does what the library does before a program sees an event. `None`: the program does not see it.
 fn prepare(channel: &Channel, queued: Queued) -> Option<*mut CmEvent> {
-    let owner = queued.id;
+    let owner = queued.owner;
+    let id = owner.id;
     // SAFETY: the event holds up the end of the id (invariant 3).
-    let own = unsafe { &*owner.0 };
-    let id = own.head();
+    let own = unsafe { own_id(id) };
     let mut told = match queued.what {
         What::Event(told) => told,
         What::Request { socket, end } => {
@@ -111,7 +104,7 @@ fn prepare(channel: &Channel, queued: Queued) -> Option<*mut CmEvent> {
         kind::CONNECT_RESPONSE if has_pair => {
             told.kind = kind::ESTABLISHED;
             // SAFETY: as before.
-            if let Err(number) = unsafe { connect::establish(id) } {
+            if let Err(number) = unsafe { queue_pairs::establish(id) } {
                 told.kind = kind::CONNECT_ERROR;
                 told.status = -number;
                 own.is_failed.store(true, Ordering::Relaxed);
@@ -156,7 +149,7 @@ fn child_of(channel: &Channel, listener: *mut CmId, mut endpoint: Endpoint) -> O
         if let Some(peer) = &endpoint.peer {
             (*child).route.destination_gid = peer.gid;
         }
-        channel.insert((*made).token, IdPointer(made), endpoint);
+        channel.insert((*made).token, (*made).owner(), endpoint);
         Some(child)
     }
 }
@@ -176,30 +169,16 @@ pub(crate) unsafe extern "C" fn rdma_get_cm_event(
             Ok(queued) => queued,
             Err(number) => return fail(number),
         };
-        let owner = queued.id;
+        let events = Arc::clone(&queued.owner.events);
         match prepare(&channel, queued) {
             Some(event) => {
                 // SAFETY: the program has room for a pointer (invariant 1).
                 unsafe { *out = event };
                 return 0;
             }
-            // SAFETY: the id is there until this.
-            None => unsafe { (*owner.0).end_event() },
+            None => events.end(),
         }
     }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut CmEvent) -> c_int {
-    if event.is_null() {
-        return fail(libc::EINVAL);
-    }
-    // SAFETY: it is one of ours, and used no more (invariants 1 and 2); its id is there until this.
-    unsafe {
-        let event = Box::from_raw(event.cast::<OwnEvent>());
-        (*event.owner.0).end_event();
-    }
-    0
 }
 
 /// Of an id whose calls wait: waits for the event of one, and says how the call has ended.

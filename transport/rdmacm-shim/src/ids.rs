@@ -4,13 +4,14 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::abi::{CmId, EventChannel, QpInitAttr};
-use crate::channel::{Channel, IdPointer, token};
+use crate::acknowledgement::{Owner, Unacknowledged, rdma_ack_cm_event};
+use crate::channel::{Channel, token};
 use crate::devices::OpenDevice;
 use crate::endpoint::{DATAGRAMS, Endpoint};
-use crate::events::rdma_ack_cm_event;
+use crate::errno::{fail, fail_with};
 
 /// `enum ibv_qp_type`.
 pub(crate) const RC: c_int = 2;
@@ -33,9 +34,7 @@ struct OwnChannel {
 pub(crate) struct OwnId {
     head: UnsafeCell<CmId>,
     pub(crate) token: u64,
-    /// Events of it that the program has and has not acknowledged.
-    events: Mutex<u32>,
-    acknowledged: Condvar,
+    events: Arc<Unacknowledged>,
     /// Its calls wait until they are done: it has a channel of its own.
     is_sync: AtomicBool,
     /// Its queue pair could not be connected: the program knows, so the end of the connection is no news.
@@ -51,18 +50,6 @@ pub(crate) struct PairAttributes(pub(crate) QpInitAttr);
 
 // SAFETY: its pointers are the program's, who may use them by any thread.
 unsafe impl Send for PairAttributes {}
-
-/// Sets `errno`; gives what a call that fails returns.
-pub(crate) fn fail(number: c_int) -> c_int {
-    // SAFETY: it is this thread's.
-    unsafe { *libc::__errno_location() = number };
-    -1
-}
-
-/// As [`fail`], with the number of an error.
-pub(crate) fn fail_with(error: &std::io::Error) -> c_int {
-    fail(error.raw_os_error().unwrap_or(libc::EIO))
-}
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -103,8 +90,7 @@ impl OwnId {
         Box::into_raw(Box::new(Self {
             head: UnsafeCell::new(head),
             token: token(),
-            events: Mutex::new(0),
-            acknowledged: Condvar::new(),
+            events: Arc::default(),
             is_sync: AtomicBool::new(false),
             is_failed: AtomicBool::new(false),
             device: OnceLock::new(),
@@ -151,22 +137,11 @@ impl OwnId {
         }
     }
 
-    /// The program takes an event of it.
-    pub(crate) fn begin_event(&self) {
-        *lock(&self.events) += 1;
-    }
-
-    pub(crate) fn end_event(&self) {
-        let mut events = lock(&self.events);
-        *events = events.saturating_sub(1);
-        self.acknowledged.notify_all();
-    }
-
-    fn await_acknowledged(&self) {
-        let mut events = lock(&self.events);
-        while *events > 0 {
-            let waited = self.acknowledged.wait(events);
-            events = waited.unwrap_or_else(PoisonError::into_inner);
+    /// Whose its events are.
+    pub(crate) fn owner(&self) -> Owner {
+        Owner {
+            id: self.head(),
+            events: Arc::clone(&self.events),
         }
     }
 }
@@ -224,7 +199,7 @@ pub(crate) unsafe fn create(
             _ => space,
         };
         let endpoint = Endpoint::new(space);
-        shared(channel).insert((*made).token, IdPointer(made), endpoint);
+        shared(channel).insert((*made).token, (*made).owner(), endpoint);
         *out = made.cast();
     }
     0
@@ -255,7 +230,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut CmId) -> c_int {
         let own = own_id(id);
         own.channel().remove(own.token);
         acknowledge_last(id);
-        own.await_acknowledged();
+        own.events.wait();
         let own_channel = own.is_sync().then_some((*id).channel);
         drop(Box::from_raw(id.cast::<OwnId>()));
         if let Some(channel) = own_channel {
@@ -302,7 +277,7 @@ pub(crate) unsafe extern "C" fn rdma_migrate_id(id: *mut CmId, to: *mut EventCha
         (*id).channel = to;
         own.is_sync.store(is_sync, Ordering::Relaxed);
         // The program handles no event of the old channel any more when this is done.
-        own.await_acknowledged();
+        own.events.wait();
         if was_sync {
             rdma_destroy_event_channel(from);
         }

@@ -22,6 +22,7 @@
 )]
 
 mod abi;
+mod acknowledgement;
 mod addresses;
 mod addrinfo;
 mod channel;
@@ -29,6 +30,7 @@ mod connect;
 mod devices;
 mod endpoint;
 mod ep;
+mod errno;
 mod events;
 mod ids;
 mod message;

@@ -1,6 +1,7 @@
 //! The queue pair of an id: made, and moved through its states.
 
 use std::ffi::c_int;
+use std::io;
 use std::ptr;
 
 use crate::abi::{
@@ -8,7 +9,9 @@ use crate::abi::{
     QpInitAttrEx, SrqInitAttr, SrqInitAttrEx,
 };
 use crate::endpoint::Stage;
-use crate::ids::{UD, fail, own_id};
+use crate::errno::{fail, fail_with};
+use crate::ids::{UD, own_id};
+use crate::message::Message;
 use crate::verbs::{create_qp_ex, verbs};
 
 /// `enum ibv_qp_state`.
@@ -193,6 +196,34 @@ pub(crate) unsafe fn to_error(id: *mut CmId) {
     }
 }
 
+/// The peer has accepted: connects the queue pair, and tells the peer that it may send.
+///
+/// # Safety
+/// It is one of ours (invariant 1).
+pub(crate) unsafe fn establish(id: *mut CmId) -> Result<(), c_int> {
+    // SAFETY: as the caller says.
+    let own = unsafe { own_id(id) };
+    // SAFETY: as before.
+    let connected = unsafe { connect(id) };
+    let told = connected.and_then(|()| {
+        let told = own.channel().with(own.token, |endpoint| {
+            if endpoint.stage != Stage::Replied {
+                return Err(io::ErrorKind::NotConnected.into());
+            }
+            endpoint.send(&Message::Ready)?;
+            endpoint.stage = Stage::Connected;
+            Ok(())
+        });
+        let told = told.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::NotConnected)));
+        told.map_err(|error| error.raw_os_error().unwrap_or(libc::ENOTCONN))
+    });
+    if told.is_err() {
+        // SAFETY: as before.
+        unsafe { to_error(id) };
+    }
+    told
+}
+
 /// Makes the completion queues that the program has not given, each with a channel.
 unsafe fn create_queues(id: &mut CmId, sends: u32, receives: u32) -> Option<()> {
     let verbs = verbs()?;
@@ -321,7 +352,7 @@ unsafe fn given_up(id: &mut CmId) -> c_int {
     let why = std::io::Error::last_os_error();
     // SAFETY: what is not there is passed over.
     unsafe { destroy_queues(id) };
-    crate::ids::fail_with(&why)
+    fail_with(&why)
 }
 
 /// Moves a new queue pair to where receives may be posted; one of datagrams, to where it may send.

@@ -3,54 +3,18 @@
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use libc::sockaddr;
-use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
 use crate::abi::CmId;
-use crate::endpoint::{Endpoint, Event, Stage, kind};
+use crate::endpoint::{Event, Stage, kind};
+use crate::errno::{fail, fail_with};
 use crate::events::complete;
-use crate::ids::{fail, fail_with, own_id};
+use crate::ids::own_id;
 use crate::{addresses, devices};
-
-/// When TCP asks whether an idle peer is still there, and how often before it ends the connection.
-const KEEPALIVE: Duration = Duration::from_secs(30);
-const KEEPALIVE_STEP: Duration = Duration::from_secs(10);
-const KEEPALIVE_TRIES: u32 = 3;
 
 fn invalid() -> io::Error {
     io::Error::from_raw_os_error(libc::EINVAL)
-}
-
-/// A socket for an address of this kind.
-pub(crate) fn socket_for(address: SocketAddr, is_v6_only: Option<bool>) -> io::Result<Socket> {
-    let domain = Domain::for_address(address);
-    let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_nonblocking(true)?;
-    socket.set_reuse_address(true)?;
-    socket.set_tcp_nodelay(true)?;
-    let keepalive = TcpKeepalive::new()
-        .with_time(KEEPALIVE)
-        .with_interval(KEEPALIVE_STEP)
-        .with_retries(KEEPALIVE_TRIES);
-    socket.set_tcp_keepalive(&keepalive)?;
-    if let (Some(only), Domain::IPV6) = (is_v6_only, domain) {
-        socket.set_only_v6(only)?;
-    }
-    Ok(socket)
-}
-
-/// Gives an endpoint a socket with an address of this machine; the address with its port.
-pub(crate) fn bind(endpoint: &mut Endpoint, address: SocketAddr) -> io::Result<SocketAddr> {
-    if endpoint.stage != Stage::Idle || endpoint.socket.is_some() {
-        return Err(invalid());
-    }
-    let socket = socket_for(address, endpoint.is_v6_only)?;
-    socket.bind(&address.into())?;
-    let bound = socket.local_addr()?.as_socket().ok_or_else(invalid)?;
-    endpoint.socket = Some(socket);
-    Ok(bound)
 }
 
 /// Binds an id to an address, and to the device that the address belongs to.
@@ -70,7 +34,7 @@ unsafe fn bind_id(id: *mut CmId, address: SocketAddr) -> io::Result<()> {
     };
     let bound = own
         .channel()
-        .with(own.token, |endpoint| bind(endpoint, address));
+        .with(own.token, |endpoint| endpoint.bind(address));
     let bound = bound.ok_or_else(invalid)??;
     // SAFETY: as the caller says; there is room for any address.
     unsafe { addresses::put(bound, &raw mut (*id).route.source) };

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use crate::abi::CmId;
-use crate::ids::fail;
+use crate::errno::fail;
 
 macro_rules! unsupported {
     ($($name:ident)*) => {

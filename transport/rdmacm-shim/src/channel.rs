@@ -349,8 +349,8 @@ mod tests {
 
     const STREAMS: u16 = 0x0106;
 
-    /// A channel that does not wait, with a listener; where it listens.
-    fn listening() -> (Channel, SocketAddr) {
+    /// A channel that does not wait, with a listener; where it listens, and its token.
+    fn listening() -> (Channel, SocketAddr, u64) {
         let channel = Channel::new().unwrap();
         rustix::fs::fcntl_setfl(&channel.epoll, OFlags::NONBLOCK).unwrap();
         let owner = Owner {
@@ -361,9 +361,10 @@ mod tests {
         let address = endpoint.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         endpoint.socket.as_ref().unwrap().listen(128).unwrap();
         endpoint.stage = Stage::Listening;
-        channel.watch(1, &endpoint).unwrap();
-        channel.insert(1, owner, endpoint);
-        (channel, address)
+        let token = token();
+        channel.watch(token, &endpoint).unwrap();
+        channel.insert(token, owner, endpoint);
+        (channel, address, token)
     }
 
     fn request(port_space: u16) -> Vec<u8> {
@@ -388,7 +389,7 @@ mod tests {
 
     #[test]
     fn a_request_in_two_pieces_reaches_the_listener_once() {
-        let (channel, address) = listening();
+        let (channel, address, _) = listening();
         assert_eq!(channel.next().err(), Some(libc::EAGAIN));
         let mut client = TcpStream::connect(address).unwrap();
         let bytes = request(STREAMS);
@@ -404,7 +405,7 @@ mod tests {
 
     #[test]
     fn a_request_of_another_port_space_is_refused() {
-        let (channel, address) = listening();
+        let (channel, address, _) = listening();
         let mut client = TcpStream::connect(address).unwrap();
         client
             .write_all(&request(crate::endpoint::DATAGRAMS))
@@ -427,7 +428,7 @@ mod tests {
 
     #[test]
     fn of_connections_without_a_request_the_oldest_are_dropped() {
-        let (channel, address) = listening();
+        let (channel, address, _) = listening();
         let strangers: Vec<TcpStream> = (0..3 * PENDING_MAX)
             .map(|_| {
                 let mut stream = TcpStream::connect(address).unwrap();
@@ -445,16 +446,16 @@ mod tests {
 
     #[test]
     fn an_id_takes_its_events_to_another_channel() {
-        let (one, _) = listening();
+        let (one, _, token) = listening();
         let other = Channel::new().unwrap();
-        one.push(1, Event::new(3, 4));
-        one.move_to(&other, 1).unwrap();
+        one.push(token, Event::new(3, 4));
+        one.move_to(&other, token).unwrap();
         assert_eq!(one.next().err(), Some(libc::EAGAIN));
         let What::Event(event) = other.next().ok().unwrap().what else {
             panic!("no event");
         };
         assert_eq!(event, Event::new(3, 4));
-        other.remove(1);
-        assert!(!other.has_event(1));
+        other.remove(token);
+        assert!(!other.has_event(token));
     }
 }

@@ -74,7 +74,7 @@ step docs 15 env RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --locke
 step wasm32 10 cargo build -p weft-core --target wasm32-unknown-unknown --locked
 # The tests start the programs, so these are built first and in the same profile.
 step programs 30 cargo build --workspace --bins --locked
-step verbs-shim 5 cargo build -p weft-verbs-shim --locked
+step shims 5 cargo build -p weft-verbs-shim -p weft-rdmacm-shim --locked
 step tests 50 cargo test --workspace --locked --no-fail-fast
 # A machine that has never had a cluster builds Kubernetes first; what is built of it stays.
 step kubernetes 45 bash -c 'hack/setup.sh cluster && hack/cluster-binaries.sh'

@@ -20,7 +20,7 @@ case " $*" in
 esac
 
 packages=(-p weft-cli -p weft-agent)
-case " $*" in *" --device"*) packages+=(-p weft-node-engine -p weft-verbs-shim) ;; esac
+case " $*" in *" --device"*) packages+=(-p weft-node-engine -p weft-verbs-shim -p weft-rdmacm-shim) ;; esac
 cargo build --profile play --locked "${packages[@]}"
 PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 exec "${CARGO_TARGET_DIR:-target}/play/weft" play "${source[@]}" "$@"

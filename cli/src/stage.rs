@@ -127,7 +127,7 @@ impl Stage {
         let Some(devices) = self.setup.devices.clone() else {
             return Ok(());
         };
-        devices::put_library(&devices.library)?;
+        devices::put_libraries(&devices.libraries)?;
         for (at, i) in devices.nodes.iter().copied().enumerate() {
             let setup = &self.setup;
             let mut command = setup.ground.command(i, &devices.program, setup.stays);

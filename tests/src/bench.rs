@@ -11,6 +11,7 @@ pub mod blackhole;
 pub mod blaster;
 pub mod chain;
 pub mod core;
+mod devices;
 mod encryption;
 pub mod ends;
 pub mod files;
@@ -54,6 +55,8 @@ pub enum Work {
     Idle,
     /// CPU time of both ends of the core per chunk of 1 and of 11 packets.
     Core,
+    /// Virtual RDMA devices: how long each takes to make, and what a program makes of one.
+    Devices,
     /// The engine against a UDP blaster, memory to memory, and the receiver's CPU time.
     Raw,
     /// Encrypted writes against unencrypted ones.
@@ -191,6 +194,7 @@ impl Work {
         match self {
             Self::Core => core::measure(context),
             Self::Idle => idle::measure(context),
+            Self::Devices => devices::measure(context),
             Self::Raw => raw::measure(context),
             Self::Encryption => encryption::measure(context),
             Self::Split => split::measure(context),

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod bench_cluster;
 pub mod report;
+pub mod verbs;
 
 use std::{
     path::{Path, PathBuf},
@@ -21,7 +22,7 @@ pub fn program(name: &str) -> PathBuf {
     let program = directory.join(name);
     assert!(
         program.is_file(),
-        "{} is not built: run `cargo build --workspace --bins` and `cargo build -p weft-verbs-shim` first",
+        "{} is not built: run `cargo build --workspace --bins` and `cargo build -p weft-verbs-shim -p weft-rdmacm-shim` first",
         program.display()
     );
     program

@@ -23,7 +23,12 @@ struct Fabric {
 
 impl Fabric {
     fn start(arguments: &str) -> Self {
-        for needed in ["weft-agent", "weft-engine", "libweft_ibverbs.so"] {
+        for needed in [
+            "weft-agent",
+            "weft-engine",
+            "libweft_ibverbs.so",
+            "libweft_rdmacm.so",
+        ] {
             program(needed);
         }
         let output = Command::new(program("weft"))
@@ -184,6 +189,7 @@ fn programs_use_the_devices_of_two_nodes_over_all_spines_and_go_on_without_one()
     }
     for line in [
         "ib_send_bw -x 0 -s 4096 -n 500",
+        "ib_write_bw -R -s 65536 -n 200",
         "ib_read_bw -x 0 -s 65536 -n 200",
         "ib_atomic_lat -x 0 -A FETCH_AND_ADD -n 200",
         "ib_write_lat -x 0 -n 200",

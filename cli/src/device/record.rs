@@ -30,7 +30,7 @@ pub struct Record {
     pub pid: u32,
     /// The fabric is in a user namespace of its own.
     pub own_user_namespace: bool,
-    /// Where programs find the library.
+    /// Where programs find the libraries.
     pub library: PathBuf,
     /// The nodes with a device, by name.
     pub nodes: BTreeMap<String, NodeRecord>,

@@ -16,8 +16,11 @@ use super::{Program, Setup, StageError, node_name, process::find};
 
 /// Where the devices of nodes and the library are. In the isolation `/run` is private, and any user may enter it.
 const DIRECTORY: &str = "/run/weft-devices";
-/// The library, as it is built and as programs look for it.
-const LIBRARY: (&str, &str) = ("libweft_ibverbs.so", "libibverbs.so.1");
+/// The libraries, as they are built and as programs are linked to them; programs load them with `.1` as well.
+const LIBRARIES: [(&str, &str); 2] = [
+    ("libweft_ibverbs.so", "libibverbs.so"),
+    ("libweft_rdmacm.so", "librdmacm.so"),
+];
 /// What each node's device is called.
 pub const DEVICE: &str = "weft0";
 /// As with agents, each engine has a range of ports of its own, above those of the agents.
@@ -29,25 +32,28 @@ const PORTS_STEP: u16 = 16;
 pub struct Devices {
     /// The engine's program.
     pub program: PathBuf,
-    /// The library of verbs.
-    pub library: PathBuf,
+    /// Where the libraries are, as they are built.
+    pub libraries: PathBuf,
     /// The nodes.
     pub nodes: Vec<usize>,
 }
 
 impl Devices {
-    /// Devices at these nodes, by the program and the library that are beside this program.
+    /// Devices at these nodes, by the program and the libraries that are beside this program.
     pub fn at(nodes: Vec<usize>) -> Result<Self, StageError> {
         let program = find(Program::Engine)?;
-        let library = program.with_file_name(LIBRARY.0);
-        match library.is_file() {
-            true => Ok(Self {
-                program,
-                library,
-                nodes,
-            }),
-            false => Err(StageError::LibraryMissing { beside: library }),
+        for (built, _) in LIBRARIES {
+            let beside = program.with_file_name(built);
+            if !beside.is_file() {
+                return Err(StageError::LibraryMissing { beside });
+            }
         }
+        let libraries = program.with_file_name("");
+        Ok(Self {
+            program,
+            libraries,
+            nodes,
+        })
     }
 }
 
@@ -56,7 +62,7 @@ pub fn directory(i: usize) -> PathBuf {
     Path::new(DIRECTORY).join(node_name(i))
 }
 
-/// The directory with the library, under the name that programs look for.
+/// The directory with the libraries, under the names that programs look for.
 pub fn library() -> PathBuf {
     Path::new(DIRECTORY).join("lib")
 }
@@ -96,16 +102,20 @@ pub(super) async fn is_ready(socket: &Path) -> io::Result<bool> {
     UnixStream::connect(socket).await.map(|_| true)
 }
 
-/// Puts the library where programs of any user find it.
-pub(super) fn put_library(from: &Path) -> Result<(), StageError> {
+/// Puts the libraries where programs of any user find them.
+pub(super) fn put_libraries(from: &Path) -> Result<(), StageError> {
     let directory = library();
     let put = || {
         let mut made = fs::DirBuilder::new();
         made.recursive(true).mode(0o755).create(&directory)?;
-        let library = directory.join(LIBRARY.1);
-        fs::copy(from, &library)?;
-        fs::set_permissions(&library, Permissions::from_mode(0o755))?;
-        symlink(LIBRARY.1, directory.join("libibverbs.so"))
+        for (built, name) in LIBRARIES {
+            let versioned = format!("{name}.1");
+            let library = directory.join(&versioned);
+            fs::copy(from.join(built), &library)?;
+            fs::set_permissions(&library, Permissions::from_mode(0o755))?;
+            symlink(versioned, directory.join(name))?;
+        }
+        Ok(())
     };
     put().map_err(|source| StageError::Files {
         path: directory.clone(),

@@ -73,9 +73,9 @@ pub enum StageError {
         /// What the engine said.
         problem: String,
     },
-    /// The library that programs use devices by is not there.
+    /// A library that programs use devices by is not there.
     #[error(
-        "the library of verbs is not {}: build it with `cargo build --release -p weft-verbs-shim`, \
+        "the library is not {}: build it with `cargo build --release -p weft-verbs-shim -p weft-rdmacm-shim`, \
          or run `make play` with these arguments",
         beside.display()
     )]

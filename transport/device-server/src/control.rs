@@ -1,9 +1,8 @@
 //! The thread of the control socket: it takes packets of programs, which may be anything, and has their requests carried
 //! out.
 
-use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::{Sender, bounded};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -17,6 +16,7 @@ use weft_device_socket::packet;
 use weft_engine::AddressSpace;
 
 use crate::context::Device;
+use crate::device_table::{DeviceTable, lock};
 use crate::devices::{ContextId, Opened};
 use crate::limits::Totals;
 use crate::work::{Command, send};
@@ -25,14 +25,6 @@ use crate::work::{Command, send};
 const UNOPENED_MAX: usize = 64;
 /// Connections in all: one that opens a device beyond what the node may have is told so.
 const CONNECTIONS_MAX: usize = Totals::DEFAULT.node.opens as usize + UNOPENED_MAX;
-
-/// Devices by their tokens, with their names.
-pub(crate) type Tokens = BTreeMap<[u8; 32], (String, Device)>;
-
-/// The tokens, of which each change is whole.
-pub(crate) fn lock(tokens: &Mutex<Tokens>) -> MutexGuard<'_, Tokens> {
-    tokens.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A program that has connected.
 struct Connection {
@@ -45,7 +37,7 @@ pub(crate) struct Control {
     listening: OwnedFd,
     /// Its other end is closed when the thread is to end.
     stopped: OwnedFd,
-    tokens: Arc<Mutex<Tokens>>,
+    devices: Arc<Mutex<DeviceTable>>,
     commands: Sender<Command>,
     wake: Arc<OwnedFd>,
     connections: Vec<Connection>,
@@ -55,14 +47,14 @@ impl Control {
     pub(crate) fn new(
         listening: OwnedFd,
         stopped: OwnedFd,
-        tokens: Arc<Mutex<Tokens>>,
+        devices: Arc<Mutex<DeviceTable>>,
         commands: Sender<Command>,
         wake: Arc<OwnedFd>,
     ) -> Self {
         Self {
             listening,
             stopped,
-            tokens,
+            devices,
             commands,
             wake,
             connections: Vec::new(),
@@ -186,7 +178,7 @@ impl Control {
         if version != VERSION {
             return Err(ErrorNumber::OtherVersion);
         }
-        let device = lock(&self.tokens).get(&token).map(|(_, device)| *device);
+        let device = lock(&self.devices).opened_by(&token);
         let device = device.ok_or(ErrorNumber::AccessDenied)?;
         let [memory] =
             <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| ErrorNumber::InvalidArgument)?;

@@ -23,6 +23,7 @@ mod control;
 mod datagram;
 mod datagram_queue_pair;
 mod datagrams;
+mod device_table;
 mod devices;
 mod limits;
 mod offer;

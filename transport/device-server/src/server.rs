@@ -18,7 +18,8 @@ use weft_device_socket::{CONTROL_FILE, TOKEN_FILE};
 use weft_engine::{EngineConfig, EngineError};
 
 use crate::context::Device;
-use crate::control::{Control, Tokens, lock};
+use crate::control::Control;
+use crate::device_table::{DeviceTable, lock};
 use crate::devices::{Devices, OpenError};
 use crate::offer::Offer;
 use crate::random;
@@ -101,7 +102,7 @@ pub struct DeviceStatus {
 #[derive(Debug)]
 pub struct Server {
     directory: PathBuf,
-    tokens: Arc<Mutex<Tokens>>,
+    devices: Arc<Mutex<DeviceTable>>,
     commands: Sender<Command>,
     offers: Sender<ReceivedOffer>,
     wake: Arc<OwnedFd>,
@@ -131,7 +132,7 @@ impl Server {
             .map_err(ServerError::Thread)?;
         let (commands, received) = unbounded();
         let (offers, received_offers) = bounded(OFFERS_WAITING_MAX);
-        let tokens = Arc::new(Mutex::new(Tokens::new()));
+        let table = Arc::<Mutex<DeviceTable>>::default();
         let worker = Worker {
             devices,
             commands: received,
@@ -143,7 +144,7 @@ impl Server {
         let control = Control::new(
             socket,
             stopped,
-            Arc::clone(&tokens),
+            Arc::clone(&table),
             commands.clone(),
             Arc::clone(&wake),
         );
@@ -153,7 +154,7 @@ impl Server {
         ];
         Ok(Self {
             directory: directory.to_owned(),
-            tokens,
+            devices: table,
             commands,
             offers,
             wake,
@@ -174,9 +175,9 @@ impl Server {
                 name: name.to_owned(),
             });
         }
-        let mut tokens = lock(&self.tokens);
-        if let Some((other, _)) = tokens.values().find(|(_, it)| it.gid == device.gid) {
-            let name = other.clone();
+        let mut devices = lock(&self.devices);
+        if let Some(name) = devices.name_of(&device.gid) {
+            let name = name.to_owned();
             return Err(ServerError::GidInUse { name });
         }
         let path = self.directory.join(name);
@@ -203,7 +204,7 @@ impl Server {
             let _ = remove_device(&path);
             return Err(failed(source));
         }
-        tokens.insert(token, (name.to_owned(), device));
+        devices.insert(token, name, device);
         Ok(path)
     }
 
@@ -212,14 +213,14 @@ impl Server {
     /// # Errors
     /// There is no such device, or its directory could not be removed.
     pub fn destroy(&self, name: &str) -> Result<(), ServerError> {
-        let mut tokens = lock(&self.tokens);
-        if !tokens.values().any(|(other, _)| other == name) {
+        let mut devices = lock(&self.devices);
+        if !devices.contains(name) {
             let name = name.to_owned();
             return Err(ServerError::NoDevice { name });
         }
         let path = self.directory.join(name);
         remove_device(&path).map_err(|source| ServerError::File { path, source })?;
-        tokens.retain(|_, (other, _)| other != name);
+        devices.remove(name);
         Ok(())
     }
 
@@ -230,19 +231,17 @@ impl Server {
         send(&self.commands, &self.wake, Command::Count { answer });
         // The worker is gone only when the server is dropped.
         let counts = counts.recv().unwrap_or_default();
-        let status = |(name, device): &(String, Device)| {
+        let status = |(name, device): (&str, &Device)| {
             let (contexts, queue_pairs) = counts.get(&device.gid).copied().unwrap_or_default();
             DeviceStatus {
-                name: name.clone(),
+                name: name.to_owned(),
                 gid: device.gid,
                 directory: self.directory.join(name),
                 contexts,
                 queue_pairs,
             }
         };
-        let mut all: Vec<DeviceStatus> = lock(&self.tokens).values().map(status).collect();
-        all.sort_by(|one, other| one.name.cmp(&other.name));
-        all
+        lock(&self.devices).iter().map(status).collect()
     }
 
     /// An offer has come from the node `owner`, as authenticated.

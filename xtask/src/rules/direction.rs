@@ -50,6 +50,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &["weft-device", "weft-device-socket", "weft-engine"],
     ),
     ("weft-sim", &["weft-core", "weft-crypto", "weft-memory"]),
+    ("weft-rdmacm-shim", &[]),
     (
         "weft-verbs-shim",
         &["weft-device", "weft-device-socket", "weft-memory"],

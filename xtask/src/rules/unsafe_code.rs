@@ -34,10 +34,16 @@ const PLACES: &[(&str, &str)] = &[
 
 /// Folders whose interface is C's, so that nearly each function is unsafe to call. There each block of `unsafe` needs its
 /// comment; clippy's `undocumented_unsafe_blocks` asks for it.
-const FOLDERS: &[(&str, &str)] = &[(
-    "transport/verbs-shim/src/",
-    "libibverbs: pointers of programs in C, and tables of functions that they call",
-)];
+const FOLDERS: &[(&str, &str)] = &[
+    (
+        "transport/rdmacm-shim/src/",
+        "librdmacm: pointers of programs in C, and functions of libibverbs",
+    ),
+    (
+        "transport/verbs-shim/src/",
+        "libibverbs: pointers of programs in C, and tables of functions that they call",
+    ),
+];
 
 /// How far above a use its SAFETY comment may begin.
 const REACH: usize = 6;

@@ -1,0 +1,22 @@
+//! Names the shared object, and its version nodes. They are empty: `.symver` in `src/symbols.rs` puts each symbol into its
+//! own, as in `libibverbs.so.1`.
+
+use std::path::PathBuf;
+
+const NODES: &str = "RDMACM_1.0 { };
+RDMACM_1.1 { } RDMACM_1.0;
+RDMACM_1.2 { } RDMACM_1.1;
+RDMACM_1.3 { } RDMACM_1.2;
+";
+
+fn main() {
+    let out = std::env::var_os("OUT_DIR").map(PathBuf::from);
+    let path = out.expect("cargo sets OUT_DIR").join("versions");
+    std::fs::write(&path, NODES).expect("cargo's directory can be written to");
+    println!("cargo::rerun-if-changed=build.rs");
+    println!(
+        "cargo::rustc-cdylib-link-arg=-Wl,--version-script={}",
+        path.display()
+    );
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,librdmacm.so.1");
+}

@@ -24,7 +24,6 @@ use crate::random;
 
 mod datagrams;
 
-pub(crate) use datagrams::Receivers;
 use datagrams::is_local;
 
 /// Bits of a queue pair's number that tell the contexts of a device apart; the others count within one.

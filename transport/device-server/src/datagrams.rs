@@ -16,7 +16,6 @@ use weft_engine::{
 };
 
 use crate::datagram::{Datagram, Header, MESSAGE_BYTES_MAX};
-use crate::devices::Receivers;
 use crate::offer::{OFFER_INTERVAL_MIN, OFFER_TIMEOUT, Offer, QueuePairName};
 use crate::random;
 
@@ -112,6 +111,15 @@ struct Loopback {
     gid: Gid,
     message: Box<[u8]>,
     immediate: Option<u32>,
+}
+
+/// To whom datagrams are delivered.
+pub(crate) trait Receivers<'d> {
+    /// Whose connections bring them.
+    fn engine(&self) -> &'d Engine;
+
+    /// Puts a datagram into a receive of the queue pair that it names, or counts it as dropped.
+    fn deliver(&mut self, datagram: &Datagram<'_>, drops: &mut DatagramDrops);
 }
 
 /// The connections for datagrams of all devices of a server.
@@ -347,11 +355,11 @@ impl Datagrams {
     }
 
     /// Something has happened on a connection. Answers whether it is one of these.
-    pub(crate) fn on_event(
+    pub(crate) fn on_event<'d>(
         &mut self,
         event: &Event,
         now: Duration,
-        receivers: &mut Receivers<'_>,
+        receivers: &mut impl Receivers<'d>,
     ) -> bool {
         let (Event::Completed { connection, .. }
         | Event::Received { connection, .. }
@@ -364,7 +372,7 @@ impl Datagrams {
         let Some(&ends) = self.by_connection.get(&connection) else {
             return false;
         };
-        let engine = receivers.engine;
+        let engine = receivers.engine();
         match *event {
             Event::Completed { .. } => self.completed(ends),
             Event::Received {
@@ -403,12 +411,12 @@ impl Datagrams {
     }
 
     /// A datagram lies in a buffer.
-    fn received(
+    fn received<'d>(
         &mut self,
         ends: Ends,
         (buffer, bytes): (u64, u64),
         immediate: Option<u32>,
-        receivers: &mut Receivers<'_>,
+        receivers: &mut impl Receivers<'d>,
     ) {
         let Some(link) = self.links.get(&ends) else {
             return;
@@ -418,19 +426,19 @@ impl Datagrams {
         };
         let mut message = vec![0; bytes as usize];
         let is_read = buffers.read(buffer * MESSAGE_BYTES_MAX as u64, &mut message);
-        post_buffer(receivers.engine, link.offer.end.id, *key, buffer);
+        post_buffer(receivers.engine(), link.offer.end.id, *key, buffer);
         match is_read {
             Ok(()) => self.deliver(ends, &message, immediate, receivers),
             Err(_) => self.drops.malformed += 1,
         }
     }
 
-    fn deliver(
+    fn deliver<'d>(
         &mut self,
         (to, from): Ends,
         message: &[u8],
         immediate: Option<u32>,
-        receivers: &mut Receivers<'_>,
+        receivers: &mut impl Receivers<'d>,
     ) {
         let Some((header, payload)) = Header::parse(message) else {
             self.drops.malformed += 1;
@@ -447,7 +455,7 @@ impl Datagrams {
     }
 
     /// Delivers what devices have sent to themselves. Answers whether there was something.
-    pub(crate) fn take_loopback(&mut self, receivers: &mut Receivers<'_>) -> bool {
+    pub(crate) fn take_loopback<'d>(&mut self, receivers: &mut impl Receivers<'d>) -> bool {
         let is_busy = !self.loopback.is_empty();
         while let Some(sent) = self.loopback.pop_front() {
             let ends = (sent.gid, sent.gid);

@@ -27,7 +27,6 @@ use crate::regions::remote_access;
 
 mod datagrams;
 
-pub(crate) use datagrams::Receivers;
 use datagrams::is_local;
 
 /// Bits of a queue pair's number that tell the contexts of a device apart; the others count within one.

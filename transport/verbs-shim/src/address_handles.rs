@@ -3,12 +3,11 @@
 use std::ffi::c_int;
 use std::net::Ipv4Addr;
 
-use weft_device::control::{Answer, ErrorNumber, Request};
+use weft_device::control::{Address, Answer, ErrorNumber, Request};
 use weft_device::work_request::{DatagramAddress, Operation};
 
 use crate::abi::{AddressHandle, AhAttr, Context, ProtectionDomain, RoutingHeader, SendWr, Wc};
 use crate::contexts::{done, not_made, own_context, set_errno};
-use crate::queue_pairs::address;
 
 /// `enum ibv_wc_flags`: a global routing header lies before the bytes.
 pub(crate) const WITH_ROUTING_HEADER: u32 = 1;
@@ -141,6 +140,26 @@ impl Addressed {
             traffic_class: (first >> 20) as u8,
             flow_label: first & 0xf_ffff,
         })
+    }
+}
+
+fn gid(words: [u64; 2]) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
+        bytes.copy_from_slice(&word.to_ne_bytes());
+    }
+    bytes
+}
+
+pub(crate) fn address(attr: &AhAttr) -> Address {
+    Address {
+        gid: gid(attr.dgid),
+        is_global: attr.is_global != 0,
+        gid_index: attr.sgid_index,
+        port: attr.port_num,
+        traffic_class: attr.traffic_class,
+        hop_limit: attr.hop_limit,
+        service_level: attr.sl,
     }
 }
 

@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::Mutex;
 
 use weft_device::control::{
-    Address, Answer, ErrorNumber, QueuePair as Wanted, QueuePairAttributes, QueueSizes, Request,
+    Answer, ErrorNumber, QueuePair as Wanted, QueuePairAttributes, QueueSizes, Request,
 };
 use weft_device::entry::Entry;
 use weft_device::ring::Producer;
@@ -15,7 +15,7 @@ use crate::abi::{
     AhAttr, Context, ProtectionDomain, QpAttr, QpCap, QpEx, QpExOps, QpInitAttr, QpInitAttrEx,
     QueuePair,
 };
-use crate::address_handles::words;
+use crate::address_handles::{address, words};
 use crate::contexts::{done, not_made, own_context, set_errno};
 use crate::pair::{Builder, OwnPair, Receives, Sends, UD, own_pair};
 use crate::work_requests;
@@ -195,26 +195,6 @@ unsafe extern "C" fn ibv_destroy_qp(pair: *mut QueuePair) -> c_int {
             drop(Box::from_raw(pair.cast::<OwnPair>()));
         }
         error
-    }
-}
-
-fn gid(words: [u64; 2]) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
-        bytes.copy_from_slice(&word.to_ne_bytes());
-    }
-    bytes
-}
-
-pub(crate) fn address(attr: &AhAttr) -> Address {
-    Address {
-        gid: gid(attr.dgid),
-        is_global: attr.is_global != 0,
-        gid_index: attr.sgid_index,
-        port: attr.port_num,
-        traffic_class: attr.traffic_class,
-        hop_limit: attr.hop_limit,
-        service_level: attr.sl,
     }
 }
 

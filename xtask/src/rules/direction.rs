@@ -126,6 +126,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "weft-engine",
             "weft-device",
             "weft-device-server",
+            "weft-device-socket",
             "weft-sim",
             "weft-transfer",
             "weft-agent",

@@ -9,7 +9,7 @@ use weft_engine::{Engine, Event};
 use super::{ContextId, Devices};
 use crate::context::Context;
 use crate::datagram::Datagram;
-use crate::datagrams::{DATAGRAMS, DatagramDrops};
+use crate::datagrams::{DATAGRAMS, DatagramDrops, Receivers};
 use crate::offer::{Offer, QueuePairName};
 
 /// The contexts of a device.
@@ -32,15 +32,18 @@ fn receives(contexts: &BTreeMap<ContextId, Context>, gid: [u8; 16]) -> bool {
     contexts.any(|(_, context)| context.receives_datagrams())
 }
 
-/// To whom datagrams are delivered.
-pub(crate) struct Receivers<'d> {
-    pub(crate) engine: &'d Engine,
+/// The contexts of all devices.
+struct Contexts<'d> {
+    engine: &'d Engine,
     contexts: &'d mut BTreeMap<ContextId, Context>,
 }
 
-impl Receivers<'_> {
-    /// Puts a datagram into a receive of the queue pair that it names, or counts it as dropped.
-    pub(crate) fn deliver(&mut self, datagram: &Datagram<'_>, drops: &mut DatagramDrops) {
+impl<'d> Receivers<'d> for Contexts<'d> {
+    fn engine(&self) -> &'d Engine {
+        self.engine
+    }
+
+    fn deliver(&mut self, datagram: &Datagram<'_>, drops: &mut DatagramDrops) {
         let name = QueuePairName {
             gid: datagram.to,
             number: datagram.header.destination,
@@ -72,7 +75,7 @@ impl Devices {
         for (id, context) in &mut self.contexts {
             is_busy |= context.take_datagrams(id.gid, now, &self.engine, &mut self.datagrams);
         }
-        let mut receivers = Receivers {
+        let mut receivers = Contexts {
             engine: &self.engine,
             contexts: &mut self.contexts,
         };
@@ -83,7 +86,7 @@ impl Devices {
 
     /// Answers whether the event is of a connection for datagrams.
     pub(super) fn on_datagram_event(&mut self, event: &Event, now: Duration) -> bool {
-        let mut receivers = Receivers {
+        let mut receivers = Contexts {
             engine: &self.engine,
             contexts: &mut self.contexts,
         };

@@ -64,7 +64,7 @@ unsafe extern "C" fn ibv_init_ah_from_wc(
     let (own, wc) = unsafe { (own_context(context).client().gid(), &*wc) };
     let mut attr = AhAttr {
         dlid: wc.slid,
-        sl: wc.sl,
+        sl: 0,
         src_path_bits: wc.dlid_path_bits,
         port_num: port,
         ..AhAttr::default()

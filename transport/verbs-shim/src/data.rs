@@ -252,6 +252,9 @@ pub(crate) unsafe extern "C" fn poll_cq(
     count: c_int,
     out: *mut Wc,
 ) -> c_int {
+    /// RoCE has no service levels. NICs of Mellanox say here what kind of packet it was, and UCX 1.13 looks for the
+    /// addresses by it: 8 for UDP, and 2 for IPv4.
+    const ROCE_V2_OF_IPV4: u8 = 8 | 2;
     const WITH_IMMEDIATE: u32 = 2;
     // SAFETY: it is one of ours, and its context is open (invariant 1).
     let (own, context) = unsafe { (own_queue(queue), own_context((*queue).context)) };
@@ -287,6 +290,7 @@ pub(crate) unsafe extern "C" fn poll_cq(
                 | completion
                     .source_queue_pair
                     .map_or(0, |_| WITH_ROUTING_HEADER),
+            sl: completion.source_queue_pair.map_or(0, |_| ROCE_V2_OF_IPV4),
             ..Wc::default()
         };
         // SAFETY: the program passes room for so many (invariant 1).

@@ -128,6 +128,7 @@ impl Stage {
             return Ok(());
         };
         devices::put_libraries(&devices.libraries)?;
+        devices::put_device_node()?;
         for (at, i) in devices.nodes.iter().copied().enumerate() {
             let setup = &self.setup;
             let mut command = setup.ground.command(i, &devices.program, setup.stays);

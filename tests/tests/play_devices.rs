@@ -12,6 +12,13 @@ use weft_tests::{program, stdout_of};
 /// A program that hangs is ended after so many seconds. Nothing here takes a tenth of it on an idle machine.
 const PATIENCE: &str = "60";
 
+/// Where perftest and rdma-core's examples listen.
+const PORT: u16 = 18_515;
+/// Where `ucx_perftest` does.
+const UCX_PORT: u16 = 13_337;
+/// UCX over the device, and over nothing else.
+const UCX: &str = "env UCX_TLS=rc_verbs,ud_verbs:aux UCX_NET_DEVICES=weft0:1";
+
 /// A fabric that is left running. Dropping it ends it.
 struct Fabric {
     pid: i32,
@@ -74,12 +81,18 @@ impl Fabric {
 
     /// A program at both nodes: that of node 0 waits, the other connects to it. What the latter prints.
     fn pair(&self, line: &str, meanwhile: impl FnOnce()) -> String {
+        self.pair_at(PORT, line, meanwhile)
+    }
+
+    /// The same with programs that listen at another port.
+    fn pair_at(&self, port: u16, line: &str, meanwhile: impl FnOnce()) -> String {
         let waiting = self.spawn(&format!("run node0 -- {line}"));
-        // The port of perftest and of rdma-core's examples, without connecting: they take one connection.
+        // Without connecting: they take one connection.
+        let port = format!(":{port:04X} ");
         let listens = |table: String| {
             table
                 .lines()
-                .any(|line| line.contains(":4853 ") && line.contains(" 0A "))
+                .any(|line| line.contains(&port) && line.contains(" 0A "))
         };
         until(line, || {
             listens(self.device("run node0 -- cat /proc/net/tcp /proc/net/tcp6"))
@@ -196,6 +209,12 @@ fn programs_use_the_devices_of_two_nodes_over_all_spines_and_go_on_without_one()
     ] {
         let told = fabric.pair(line, || {});
         assert!(told.contains("#bytes"), "{line}: {told}");
+    }
+    // UCX makes its connections by datagrams, and then uses RC with shared receive queues.
+    for test in ["tag_lat", "tag_bw -s 65536", "ucp_get -s 4096", "ucp_add"] {
+        let line = format!("{UCX} ucx_perftest -n 500 -t {test}");
+        let told = fabric.pair_at(UCX_PORT, &line, || {});
+        assert!(told.contains("Final: "), "{line}: {told}");
     }
     let told = fabric.pair("ib_write_bw -x 0 -s 65536 -D 3", || {
         let open = |node: &str| {

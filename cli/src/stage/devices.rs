@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nix::mount::{MsFlags, mount};
 use tokio::net::UnixStream;
 use weft_proto::engine::v1::CreateDeviceRequest;
 
@@ -119,6 +120,49 @@ pub(super) fn put_libraries(from: &Path) -> Result<(), StageError> {
     };
     put().map_err(|source| StageError::Files {
         path: directory.clone(),
+        source,
+    })
+}
+
+/// Gives the nodes a `/dev` of their own with `/dev/infiniband/weft0` in it. It is the null device: UCX looks whether there
+/// is such a character device that it may use, and does not open it.
+pub(super) fn put_device_node() -> Result<(), StageError> {
+    let made = Path::new(DIRECTORY).join("dev");
+    let bind = |from: &Path, to: &Path| {
+        let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
+        mount(Some(from), to, None::<&str>, flags, None::<&str>).map_err(io::Error::from)
+    };
+    let put = || {
+        let of_devices = made.join("infiniband");
+        fs::create_dir_all(&of_devices)?;
+        for entry in fs::read_dir("/dev")? {
+            let entry = entry?;
+            let (from, to, kind) = (
+                entry.path(),
+                made.join(entry.file_name()),
+                entry.file_type()?,
+            );
+            if to == of_devices {
+                continue;
+            } else if kind.is_symlink() {
+                symlink(fs::read_link(&from)?, &to)?;
+                continue;
+            } else if kind.is_dir() {
+                fs::create_dir(&to)?;
+            } else {
+                fs::File::create(&to)?;
+            }
+            if let Err(error) = bind(&from, &to) {
+                tracing::debug!("{} is not visible in here: {error}", from.display());
+            }
+        }
+        let node = of_devices.join(DEVICE);
+        fs::File::create(&node)?;
+        bind(Path::new("/dev/null"), &node)?;
+        bind(&made, Path::new("/dev"))
+    };
+    put().map_err(|source| StageError::Files {
+        path: made.clone(),
         source,
     })
 }

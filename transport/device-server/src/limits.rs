@@ -14,7 +14,8 @@ pub const OPEN_LIMITS: Limits = Limits {
     completion_queues: 4096,
     queue_pairs: 4096,
     address_handles: 4096,
-    completions: 1 << 16,
+    // As libfabric asks for 196,608.
+    completions: 1 << 18,
     work_requests: 1 << 14,
     sges: 30,
     inline_bytes: 512,

@@ -24,10 +24,12 @@ fn invalid() -> io::Error {
 unsafe fn bind_id(id: *mut CmId, address: SocketAddr) -> io::Result<()> {
     // SAFETY: as the caller says.
     let own = unsafe { own_id(id) };
-    let device = match address.ip().is_unspecified() {
+    let ip = address.ip().to_canonical();
+    // libfabric binds an id to each address in turn and takes those that have a device: peers cannot reach a loopback one.
+    let device = match ip.is_unspecified() || ip.is_loopback() {
         true => None,
         false => {
-            let found = devices::of_address(address.ip().to_canonical());
+            let found = devices::of_address(ip);
             let missing = || io::Error::from_raw_os_error(libc::ENODEV);
             Some(found.ok_or_else(missing)?)
         }

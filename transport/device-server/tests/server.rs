@@ -7,12 +7,15 @@ use std::time::{Duration, Instant};
 
 use weft_device::completion::{Outcome, Status};
 use weft_device::control::{
-    Address, Answer, ErrorNumber, Limits, QueuePair, QueuePairAttributes, QueueSizes, Request,
+    Address, Answer, ErrorNumber, Limits, QueuePair, QueuePairAttributes, QueueSizes, Region,
+    Request,
 };
 use weft_device::entry::Entry;
 use weft_device::ring::{Consumer, Producer};
 use weft_device::state::{Attributes, QueuePairType, State};
-use weft_device::work_request::{Operation, Payload, ReceiveRequest, WorkRequest};
+use weft_device::work_request::{
+    Operation, Payload, ReceiveRequest, RemoteAddress, Sge, WorkRequest,
+};
 use weft_device_server::{Device, Offer, Server, ServerError};
 use weft_device_socket::{Client, OpenError, devices_in, packet};
 use weft_engine::{EngineConfig, EngineError, Nanos, PortRange, Secret, Words};
@@ -65,6 +68,7 @@ fn start_with(directory: &Path, send_offer: impl Fn(Offer) + Clone + Send + 'sta
 /// A program with one queue pair, which sends and receives without memory.
 struct Program {
     client: Client,
+    domain: u32,
     number: u32,
     completions: Consumer<Words>,
     sends: Producer<Words>,
@@ -111,6 +115,7 @@ impl Program {
         };
         let ring = |place| client.ring(place).expect("it lies in the memory");
         Self {
+            domain,
             number: queue_pair,
             completions: Consumer::new(completions, 0),
             sends: Producer::new(ring(send_ring), 0),
@@ -182,16 +187,36 @@ impl Program {
         }
     }
 
+    /// Registers memory for everything. Answers its key.
+    fn register(&self, memory: &[u8]) -> u32 {
+        let address = memory.as_ptr() as u64;
+        let region = Region {
+            domain: self.domain,
+            address,
+            bytes: memory.len() as u64,
+            io_address: address,
+            access: 0b1111,
+        };
+        match self.client.ask(&Request::RegisterRegion(region)) {
+            Ok(Answer::Created(key)) => key,
+            other => panic!("a region: {other:?}"),
+        }
+    }
+
     fn send(&mut self, wr_id: u64) {
+        self.post(wr_id, Operation::Send, Payload::Inline(&[]));
+    }
+
+    fn post(&mut self, wr_id: u64, operation: Operation, payload: Payload<'_>) {
         let mut entry = Entry::new();
         let request = WorkRequest {
             wr_id,
-            operation: Operation::Send,
+            operation,
             immediate: None,
             signaled: true,
             fence: false,
             solicited: false,
-            payload: Payload::Inline(&[]),
+            payload,
         };
         entry.set_work_request(&request).expect("it is small");
         self.sends.push(entry.slots()).expect("there is room");
@@ -263,6 +288,74 @@ fn two_programs_play_ping_pong_and_one_that_ends_is_missed() {
     assert!(end.is_empty());
     let gone = a.client.ask(&Request::CreateDomain);
     assert_eq!(gone, Err(ErrorNumber::EngineGone));
+}
+
+/// Open files and mappings of this process.
+fn held() -> (usize, usize) {
+    let files = std::fs::read_dir("/proc/self/fd").expect("it is there");
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("it is text");
+    (files.count(), maps.lines().count())
+}
+
+#[test]
+fn five_hundred_programs_that_end_in_mid_write_leave_nothing() {
+    const BYTES: usize = 1 << 20;
+
+    let directory = tempfile::tempdir().expect("a directory");
+    let server = start(&directory.path().join("devices"));
+    let paths = [1, 2].map(|last| {
+        let path = server.create(&format!("weft{last}"), device(last));
+        path.expect("it is made")
+    });
+    let memory = [vec![1; BYTES], vec![2; BYTES]];
+    let mut before = None;
+    for death in 0..500 {
+        let [mut a, mut b] = paths.each_ref().map(|path| Program::open(path));
+        a.connect(&b);
+        b.connect(&a);
+        let (key, there) = (a.register(&memory[0]), b.register(&memory[1]));
+        let sge = Sge {
+            address: memory[0].as_ptr() as u64,
+            bytes: BYTES as u32,
+            local_key: key,
+        };
+        let remote = RemoteAddress {
+            address: memory[1].as_ptr() as u64,
+            key: there,
+        };
+        b.receive(1);
+        a.send(1);
+        assert_eq!(b.next(), (1, Status::Success));
+        for wr_id in 2..8 {
+            a.post(wr_id, Operation::Write(remote), Payload::Sges(&[sge]));
+        }
+        // First the one that writes, first the one that is written to, or that one and the other hears of it.
+        match death % 3 {
+            0 => drop((a, b)),
+            1 => drop((b, a)),
+            _ => {
+                drop(b);
+                assert_eq!(a.next(), (1, Status::Success));
+                let ends: Vec<Status> = (2..8).map(|_| a.next().1).collect();
+                let failed = ends.iter().position(|end| *end != Status::Success);
+                let after = failed.map_or(&[][..], |failed| &ends[failed + 1..]);
+                assert!(after.iter().all(|end| *end == Status::Flushed), "{ends:?}");
+                drop(a);
+            }
+        }
+        let begun = Instant::now();
+        while server.list().iter().any(|it| it.contexts > 0) {
+            assert!(begun.elapsed() < PATIENCE, "a context stays");
+        }
+        if death == 20 {
+            before = Some(held());
+        }
+    }
+    let (files, maps) = held();
+    let (files_before, maps_before) = before.expect("there were more");
+    assert!(files <= files_before + 4, "{files_before} to {files} files");
+    // The allocator has some of its own.
+    assert!(maps <= maps_before + 20, "{maps_before} to {maps} mappings");
 }
 
 #[test]

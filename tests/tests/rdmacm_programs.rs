@@ -77,6 +77,23 @@ fn programs_of_perftest_connect_by_it() {
     }
 }
 
+/// Of two programs that are started together, either may be the first.
+#[test]
+fn a_client_that_is_a_little_early_finds_its_server() {
+    let node = Node::default();
+    for port in 17_280..17_290 {
+        let client = format!("rping -c -V -a 127.0.0.1 -C 1 -p {port}");
+        let server = format!("rping -s -V -p {port}");
+        let [client, server] = [(1, &client), (0, &server)].map(|(device, line)| {
+            let spawned = node.command_at(device, line).spawn();
+            (line, spawned.expect("it starts"))
+        });
+        for (line, child) in [client, server] {
+            stdout_of(line, &ended(child));
+        }
+    }
+}
+
 #[test]
 fn a_client_hears_that_nobody_listens_and_that_somebody_else_does() {
     let node = Node::default();

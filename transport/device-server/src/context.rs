@@ -236,7 +236,7 @@ impl Context {
             (Request::DestroyQueuePair(number), _) => {
                 self.datagrams.remove(*number);
                 if let Some(mut pair) = self.queue_pairs.remove(number) {
-                    pair.disconnect(engine);
+                    pair.reset(&mut self.regions, engine);
                 }
                 self.remove_doorbell(Queue::Pair(*number));
             }
@@ -357,6 +357,13 @@ impl Context {
     fn take_shared(&mut self, queue: u32, engine: &Engine) {
         if let Some(shared) = self.shared_receive_queues.get_mut(&queue) {
             shared.take(&mut self.regions, engine);
+        }
+    }
+
+    /// A message has taken a shared receive for a queue pair that is no more, and is lost; the receive is not.
+    pub(crate) fn give_back(&mut self, queue: u32, token: u64) {
+        if let Some(shared) = self.shared_receive_queues.get_mut(&queue) {
+            shared.give_back(token);
         }
     }
 

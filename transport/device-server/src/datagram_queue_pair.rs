@@ -21,6 +21,8 @@ use crate::queue_pair::{Surroundings, outcome, put};
 const KEPT_MAX: usize = 1024;
 /// Their bytes.
 const KEPT_BYTES_MAX: usize = 4 << 20;
+/// Sends that are taken of one queue pair before another's turn.
+const SENDS_PER_TURN: u32 = 256;
 /// A Q_Key of a work request with this bit stands for that of the sending queue pair, as verbs has it.
 const OWN_Q_KEY: u32 = 1 << 31;
 
@@ -144,7 +146,7 @@ impl DatagramQueuePair {
         around: &mut Surroundings<'_>,
         outbound: &mut Outbound<'_>,
     ) -> Fault {
-        for _ in 0..self.made.sizes.sends {
+        for _ in 0..self.made.sizes.sends.min(SENDS_PER_TURN) {
             match self.next_send() {
                 Ok(true) => {}
                 Ok(false) => return Fault::None,

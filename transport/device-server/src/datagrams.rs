@@ -16,7 +16,7 @@ use weft_engine::{
 };
 
 use crate::datagram::{Datagram, Header, MESSAGE_BYTES_MAX};
-use crate::offer::{OFFER_INTERVAL_MIN, OFFER_TIMEOUT, Offer, QueuePairName};
+use crate::offer::{OFFER_INTERVAL_MIN, OFFER_TIMEOUT, Offer, OfferBackoff, QueuePairName};
 use crate::random;
 
 /// In place of a queue pair's number, which has 24 bits: all datagrams of the device.
@@ -77,7 +77,10 @@ impl Message {
 
 enum Phase {
     /// The offer is sent again and again, since this time.
-    Offered { since: Duration },
+    Offered {
+        since: Duration,
+        backoff: OfferBackoff,
+    },
     /// Connected. Sends of the peer land in these buffers.
     Joined { buffers: Arc<Region>, key: Key },
 }
@@ -132,6 +135,8 @@ pub(crate) struct Datagrams {
     /// Queue pairs that may go on: there is room for their next datagrams.
     released: Vec<QueuePairName>,
     loopback: VecDeque<Loopback>,
+    /// Queue pairs that wait for room there.
+    loopback_blocked: BTreeSet<QueuePairName>,
     repeat_at: Duration,
     pub(crate) drops: DatagramDrops,
 }
@@ -148,6 +153,7 @@ impl Datagrams {
             offers: Vec::new(),
             released: Vec::new(),
             loopback: VecDeque::new(),
+            loopback_blocked: BTreeSet::new(),
             repeat_at: Duration::ZERO,
             drops: DatagramDrops::default(),
         }
@@ -155,6 +161,13 @@ impl Datagrams {
 
     /// Whether a further datagram may go to this device now. Where not, the queue pair is released once one may.
     pub(crate) fn has_room(&mut self, from: QueuePairName, to: Gid) -> bool {
+        if from.gid == to {
+            let has_room = self.loopback.len() < MESSAGES_MAX;
+            if !has_room {
+                self.loopback_blocked.insert(from);
+            }
+            return has_room;
+        }
         let Some(link) = self.links.get_mut(&(from.gid, to)) else {
             return true;
         };
@@ -234,7 +247,10 @@ impl Datagrams {
         let link = Link {
             offer,
             domain,
-            phase: Phase::Offered { since: now },
+            phase: Phase::Offered {
+                since: now,
+                backoff: OfferBackoff::new(now),
+            },
             messages: VecDeque::new(),
             blocked: BTreeSet::new(),
             last_released: None,
@@ -461,6 +477,9 @@ impl Datagrams {
             let ends = (sent.gid, sent.gid);
             self.deliver(ends, &sent.message, sent.immediate, receivers);
         }
+        self.released.append(&mut Vec::from_iter(std::mem::take(
+            &mut self.loopback_blocked,
+        )));
         is_busy
     }
 
@@ -477,14 +496,17 @@ impl Datagrams {
         }
         self.repeat_at = now + OFFER_INTERVAL_MIN;
         let mut over = Vec::new();
-        for (ends, link) in &self.links {
+        for (ends, link) in &mut self.links {
             let is_idle = link.messages.is_empty() && !receives(&ends.0);
-            match link.phase {
-                Phase::Offered { since } if now.saturating_sub(since) >= OFFER_TIMEOUT => {
+            match &mut link.phase {
+                Phase::Offered { since, .. } if now.saturating_sub(*since) >= OFFER_TIMEOUT => {
                     over.push(*ends);
                 }
                 _ if is_idle => over.push(*ends),
-                Phase::Offered { .. } => self.offers.push(link.offer.clone()),
+                Phase::Offered { backoff, .. } => {
+                    let again = backoff.is_due(now).then(|| link.offer.clone());
+                    self.offers.extend(again);
+                }
                 Phase::Joined { .. } => {}
             }
         }

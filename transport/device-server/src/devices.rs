@@ -96,6 +96,17 @@ impl OpenError {
     }
 }
 
+/// Whose an end of a connection is, or was.
+#[derive(Debug, Clone, Copy)]
+struct ConnectedPair {
+    context: ContextId,
+    number: u32,
+    /// Where its receives come from, if not from a queue of its own.
+    shared_receive_queue: Option<u32>,
+    /// The engine says when it is closed.
+    is_connected: bool,
+}
+
 /// The devices of a node, and the engine that carries their work requests out.
 pub struct Devices {
     engine: Engine,
@@ -104,7 +115,7 @@ pub struct Devices {
     events: Receiver<Event>,
     contexts: BTreeMap<ContextId, Context>,
     /// Queue pairs by the ends of their connections, until the engine says that these are closed.
-    by_connection: HashMap<ConnectionId, (ContextId, u32)>,
+    by_connection: HashMap<ConnectionId, ConnectedPair>,
     datagrams: Datagrams,
     /// Offers that are to be sent.
     offers: Vec<Offer>,
@@ -295,7 +306,13 @@ impl Devices {
             key_prefix: domain.prefix,
             answers: None,
         };
-        self.by_connection.insert(offer.end.id, (id, number));
+        let pair = ConnectedPair {
+            context: id,
+            number,
+            shared_receive_queue: found.made.shared_receive_queue,
+            is_connected: false,
+        };
+        self.by_connection.insert(offer.end.id, pair);
         if let Some(pair) = context.queue_pair_mut(number) {
             pair.joining = Joining::Offered {
                 offer: Box::new(offer.clone()),
@@ -344,6 +361,9 @@ impl Devices {
                 if let Err(error) = connected {
                     tracing::debug!(queue_pair = number, "not connected: {error}");
                     return;
+                }
+                if let Some(pair) = self.by_connection.get_mut(&own.end.id) {
+                    pair.is_connected = true;
                 }
                 context.with(number, &self.engine, |pair, state, around| {
                     pair.join(offer, around);
@@ -444,9 +464,10 @@ impl Devices {
         | Event::Written { connection, .. }
         | Event::Delivered { connection, .. }
         | Event::Signal { connection, .. }) = *event;
-        let Some(&(id, number)) = self.by_connection.get(&connection) else {
+        let Some(&pair) = self.by_connection.get(&connection) else {
             return;
         };
+        let (id, number) = (pair.context, pair.number);
         if let Event::Closed { .. } = event {
             self.by_connection.remove(&connection);
             return;
@@ -456,6 +477,11 @@ impl Devices {
         };
         // A queue pair that was reset since has another connection, or none.
         if !context.is_of(number, connection) {
+            if let Event::Received { context: token, .. } = event
+                && let Some(queue) = pair.shared_receive_queue
+            {
+                context.give_back(queue, *token);
+            }
             return;
         }
         context.with(number, &self.engine, |pair, state, around| {
@@ -491,9 +517,10 @@ impl Devices {
         }
         self.repeat_at = now + OFFER_INTERVAL_MIN;
         // Of an end that is closed before it was connected no event says so.
-        self.by_connection.retain(|connection, (id, number)| {
-            let context = self.contexts.get(id);
-            context.is_some_and(|context| context.is_of(*number, *connection))
+        self.by_connection.retain(|connection, pair| {
+            let context = self.contexts.get(&pair.context);
+            pair.is_connected
+                || context.is_some_and(|context| context.is_of(pair.number, *connection))
         });
         for context in self.contexts.values_mut() {
             let mut overdue = Vec::new();

@@ -119,6 +119,14 @@ impl ReceiveQueue {
         self.outstanding.iter().map(|receive| receive.buffer)
     }
 
+    /// The buffer of one that is outstanding.
+    fn buffer(&self, token: u64) -> Option<ReceiveBuffer> {
+        let found = self
+            .outstanding
+            .binary_search_by_key(&token, |receive| receive.buffer.token);
+        Some(self.outstanding.get(found.ok()?)?.buffer)
+    }
+
     /// A message of a peer has filled this one.
     pub(crate) fn filled(
         &mut self,
@@ -183,6 +191,13 @@ impl SharedReceiveQueue {
         Self {
             queue,
             buffers: Arc::default(),
+        }
+    }
+
+    /// Gives a receive to the next message again.
+    pub(crate) fn give_back(&self, token: u64) {
+        if let Some(buffer) = self.queue.buffer(token) {
+            self.buffers.post_first(buffer);
         }
     }
 

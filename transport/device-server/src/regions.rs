@@ -27,7 +27,12 @@ struct Registered {
     local: Option<Key>,
     /// What peers reach it by: the prefix and the program's key.
     remote: Option<Key>,
+    /// How many regions of several entries have a part of it.
+    parts: usize,
 }
+
+/// Regions of several entries that a context has at a time: each is an entry in the engine's table as well.
+const JOINED_MAX: usize = 65_536;
 
 /// The regions of a context.
 #[derive(Default)]
@@ -93,6 +98,7 @@ impl Regions {
             memory,
             local,
             remote,
+            parts: 0,
         };
         self.registered.insert(key, registered);
         Ok(())
@@ -106,11 +112,20 @@ impl Regions {
         for key in [region.local, region.remote].into_iter().flatten() {
             engine.deregister(key);
         }
-        let joined = self.joined.extract_if(.., |_, of| of.contains(&key));
-        joined.for_each(|(joined, _)| drop(engine.deregister(joined)));
+        if region.parts > 0 {
+            let of_it = self.joined.iter().filter(|(_, of)| of.contains(&key));
+            let joined: Vec<Key> = of_it.map(|(joined, _)| *joined).collect();
+            joined.iter().for_each(|key| self.forget(engine, *key));
+        }
     }
 
     pub(crate) fn remove_all(&mut self, engine: &Engine) {
+        while let Some((key, _)) = self.joined.pop_first() {
+            engine.deregister(key);
+        }
+        for region in self.registered.values_mut() {
+            region.parts = 0;
+        }
         let keys: Vec<u32> = self.registered.keys().copied().collect();
         keys.into_iter().for_each(|key| self.remove(engine, key));
     }
@@ -210,6 +225,9 @@ impl Regions {
                 bytes: first.bytes.into(),
             });
         }
+        if self.joined.len() >= JOINED_MAX {
+            return Err(Status::LocalQueuePairOperation);
+        }
         let of = self.find(domain, first)?.domain;
         let (mut parts, mut keys) = (Vec::new(), Vec::new());
         for sge in sges.iter().filter(|sge| sge.bytes > 0) {
@@ -225,6 +243,11 @@ impl Regions {
         let joined = Region::joined(parts);
         let bytes = joined.len();
         let key = engine.register_for(of, Access::WRITE, joined);
+        for key in &keys {
+            if let Some(region) = self.registered.get_mut(key) {
+                region.parts += 1;
+            }
+        }
         self.joined.insert(key, keys);
         Ok(Target {
             key,
@@ -235,8 +258,14 @@ impl Regions {
 
     /// A work request whose bytes went to this key's region is done.
     pub(crate) fn forget(&mut self, engine: &Engine, key: Key) {
-        if self.joined.remove(&key).is_some() {
-            engine.deregister(key);
+        let Some(keys) = self.joined.remove(&key) else {
+            return;
+        };
+        engine.deregister(key);
+        for key in keys {
+            if let Some(region) = self.registered.get_mut(&key) {
+                region.parts -= 1;
+            }
         }
     }
 }

@@ -387,9 +387,18 @@ fn shared_receives_are_taken_as_messages_come_and_outlive_a_queue_pair() {
         assert_eq!(pair.next_a(), success(wr_id, 9));
         assert_eq!(pair.b.look(100 * wr_id as usize, 9), [wr_id as u8; 9]);
     }
+    // One has taken the next receive, and nobody has looked, when the queue pair is reset: the receive is not lost.
+    pair.a.post(30, Operation::Send, Payload::Inline(&[7]));
+    for _ in 0..10 {
+        let mut server = pair.a.devices.borrow_mut();
+        let polled = server.poll(Duration::from_secs(1), Duration::ZERO);
+        polled.expect("the engine runs");
+    }
+    pair.b.reset();
+    assert_eq!(pair.next_a(), success(30, 1));
+    pair.a.reset();
     let (a, b) = (pair.a.name(), pair.b.name());
     for (program, peer) in [(&mut pair.a, b), (&mut pair.b, a)] {
-        program.reset();
         program.init();
         program.ready(peer);
     }

@@ -17,6 +17,11 @@ impl SharedReceiveQueue {
         self.lock().push_back(buffer);
     }
 
+    /// Posts a buffer before the others.
+    pub fn post_first(&self, buffer: ReceiveBuffer) {
+        self.lock().push_front(buffer);
+    }
+
     fn lock(&self) -> MutexGuard<'_, VecDeque<ReceiveBuffer>> {
         // No panic leaves it half changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

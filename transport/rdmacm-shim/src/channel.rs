@@ -10,6 +10,9 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 use socket2::Socket;
 
 use crate::acknowledgement::Owner;
@@ -22,6 +25,14 @@ const PENDING_MAX: usize = 64;
 const EVENTS_AT_ONCE: usize = 32;
 /// The token of the descriptor that says that events are ready.
 const READY: u64 = 0;
+/// The token of the timer of those that are to connect again.
+const RETRY: u64 = 1;
+/// A connection that is refused is tried again after this. A server may make a new listener in place of one that it has
+/// closed, as perftest does, and addresses are resolved at once here, so a client is often earlier than elsewhere.
+const RETRY_AFTER: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 50_000_000,
+};
 
 /// What the program has not taken yet.
 pub(crate) struct Queued {
@@ -53,6 +64,8 @@ struct State {
     /// By their tokens, so the oldest is first.
     pending: BTreeMap<u64, Pending>,
     events: VecDeque<Queued>,
+    /// Those that were refused, and connect again when the timer ends.
+    refused: Vec<u64>,
     /// `ready` can be read.
     is_ready: bool,
 }
@@ -62,13 +75,14 @@ pub(crate) struct Channel {
     /// The program's descriptor.
     epoll: OwnedFd,
     ready: OwnedFd,
+    timer: OwnedFd,
     state: Mutex<State>,
 }
 
 /// A number that no other endpoint and no other connection of this process has.
 pub(crate) fn token() -> u64 {
     use std::sync::atomic::{AtomicU64, Ordering};
-    static NEXT: AtomicU64 = AtomicU64::new(READY + 1);
+    static NEXT: AtomicU64 = AtomicU64::new(RETRY + 1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
@@ -81,9 +95,14 @@ impl Channel {
         let made = Self {
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
             ready: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            timer: timerfd_create(
+                TimerfdClockId::Monotonic,
+                TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+            )?,
             state: Mutex::default(),
         };
         watch(&made.epoll, &made.ready, READY, EventFlags::IN)?;
+        watch(&made.epoll, &made.timer, RETRY, EventFlags::IN)?;
         Ok(made)
     }
 
@@ -125,7 +144,7 @@ impl Channel {
 
     /// Gives an id and its events to another channel.
     pub(crate) fn move_to(&self, other: &Channel, token: u64) -> io::Result<()> {
-        let (entry, pending, events) = {
+        let (entry, pending, events, is_refused) = {
             let mut state = self.lock();
             let entry = state.endpoints.remove(&token);
             let of_it = |_: &u64, pending: &mut Pending| pending.listener == token;
@@ -134,7 +153,9 @@ impl Channel {
             state.events = left;
             self.settle(&mut state);
             let moved: VecDeque<Queued> = moved;
-            (entry, pending, moved)
+            let is_refused = state.refused.contains(&token);
+            state.refused.retain(|other| *other != token);
+            (entry, pending, moved, is_refused)
         };
         let mut state = other.lock();
         for (token, pending) in pending {
@@ -151,6 +172,9 @@ impl Channel {
             state.endpoints.insert(token, (id, endpoint));
         }
         state.events.extend(events);
+        if is_refused {
+            other.retry_later(&mut state, token);
+        }
         other.settle(&mut state);
         Ok(())
     }
@@ -226,11 +250,46 @@ impl Channel {
         let count = epoll::wait(&self.epoll, &mut found[..], Some(&now)).unwrap_or(0);
         for event in &found[..count] {
             let token = event.data.u64();
+            if token == RETRY {
+                self.connect_again(state);
+                continue;
+            }
             let stage = state.endpoints.get(&token).map(|(_, it)| it.stage);
             match stage {
                 Some(Stage::Listening) => self.accept(state, token),
                 Some(_) => self.receive(state, token),
                 None => self.receive_request(state, token),
+            }
+        }
+    }
+
+    /// Has an endpoint connect again in a while.
+    fn retry_later(&self, state: &mut State, token: u64) {
+        state.refused.push(token);
+        let value = Itimerspec {
+            it_interval: Timespec::default(),
+            it_value: RETRY_AFTER,
+        };
+        // It fails only for a time that is none.
+        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value);
+    }
+
+    /// The timer has ended: those that were refused connect again.
+    fn connect_again(&self, state: &mut State) {
+        let _ = rustix::io::read(&self.timer, &mut [0; 8]);
+        for token in std::mem::take(&mut state.refused) {
+            let Some((owner, endpoint)) = state.endpoints.get_mut(&token) else {
+                continue;
+            };
+            let begun = endpoint.connect_again();
+            let watched = begun.and_then(|()| self.watch(token, endpoint));
+            if let Err(error) = watched {
+                let event = endpoint.not_connected(&error);
+                state.events.push_back(Queued {
+                    owner: owner.clone(),
+                    token,
+                    what: What::Event(event),
+                });
             }
         }
     }
@@ -241,7 +300,16 @@ impl Channel {
         };
         let events = match endpoint.stage {
             Stage::Connecting => {
-                let event = endpoint.handle_connected();
+                let outcome = endpoint.connected();
+                if endpoint.may_retry(&outcome) {
+                    if let Some(socket) = &endpoint.socket {
+                        // It is looked at again when it connects again.
+                        let _ = epoll::delete(&self.epoll, socket);
+                    }
+                    self.retry_later(state, token);
+                    return;
+                }
+                let event = endpoint.handle_connected(outcome);
                 if let Some(socket) = &endpoint.socket {
                     // It is watched already; should this fail, the socket is only looked at too often.
                     let data = EventData::new_u64(token);

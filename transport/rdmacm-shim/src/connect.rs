@@ -12,7 +12,7 @@ use crate::devices::OpenDevice;
 use crate::endpoint::{BY_PROGRAM, Endpoint, Event, Stage, kind, socket_for};
 use crate::errno::{fail, fail_with};
 use crate::events::complete;
-use crate::ids::own_id;
+use crate::ids::{acknowledge_last, own_id};
 use crate::message::{End, Message};
 use crate::queue_pairs::{self, DATAGRAM_KEY};
 use crate::{addresses, channel::Channel};
@@ -266,7 +266,14 @@ unsafe extern "C" fn rdma_accept(id: *mut CmId, param: *const ConnParam) -> c_in
         channel.watch(own.token, endpoint)
     });
     match accepted.unwrap_or_else(|| Err(invalid())) {
-        Ok(()) if own.has_datagrams() => 0,
+        Ok(()) if own.has_datagrams() => {
+            if own.is_sync() {
+                // No event follows, and that of the request belongs to the listener.
+                // SAFETY: as before.
+                unsafe { acknowledge_last(id) };
+            }
+            0
+        }
         // SAFETY: as before.
         Ok(()) => unsafe { complete(id) },
         Err(error) => {

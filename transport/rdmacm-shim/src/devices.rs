@@ -48,6 +48,8 @@ fn open(verbs: &Verbs, device: *mut Device) -> Option<OpenDevice> {
         ];
         let domain = (verbs.alloc_pd)(context);
         if answers != [0; 3] || domain.is_null() {
+            // What it has made goes with it.
+            (verbs.close_device)(context);
             return None;
         }
         // 255 means "as many as possible" to programs.

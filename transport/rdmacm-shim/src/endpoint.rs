@@ -80,6 +80,8 @@ pub(crate) struct Endpoint {
     pub(crate) port_space: u16,
     /// Where to connect to.
     pub(crate) destination: Option<SocketAddr>,
+    /// How often it connects again where nobody listens: for a second.
+    retries: u8,
     /// What this end says of itself.
     pub(crate) own: End,
     /// What the peer has said of itself.
@@ -107,6 +109,7 @@ impl Endpoint {
             received: Vec::new(),
             port_space,
             destination: None,
+            retries: 20,
             own,
             peer: None,
             traffic_class: 0,
@@ -258,13 +261,44 @@ impl Endpoint {
         events
     }
 
-    /// The TCP connection is there, or is not going to be.
-    pub(crate) fn handle_connected(&mut self) -> Option<Event> {
-        let socket = self.socket.as_ref()?;
-        let outcome = match socket.take_error() {
+    /// How connecting has ended.
+    pub(crate) fn connected(&self) -> io::Result<()> {
+        let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
+        match socket.take_error() {
             Ok(None) => Ok(()),
             Ok(Some(error)) | Err(error) => Err(error),
-        };
+        }
+    }
+
+    /// Whether it was refused, and is to connect again.
+    pub(crate) fn may_retry(&mut self, outcome: &io::Result<()>) -> bool {
+        let refused = ErrorKind::ConnectionRefused;
+        let is_refused = matches!(outcome, Err(error) if error.kind() == refused);
+        let may = is_refused && self.retries > 0;
+        self.retries -= u8::from(may);
+        may
+    }
+
+    /// Connects again, by the same socket.
+    pub(crate) fn connect_again(&self) -> io::Result<()> {
+        let (socket, to) = self
+            .socket
+            .as_ref()
+            .zip(self.destination)
+            .ok_or(ErrorKind::NotConnected)?;
+        let mut begun = socket.connect(&to.into());
+        if matches!(&begun, Err(error) if error.kind() == ErrorKind::ConnectionAborted) {
+            // Linux says once more that the last attempt has failed.
+            begun = socket.connect(&to.into());
+        }
+        match begun {
+            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The TCP connection is there, or is not going to be.
+    pub(crate) fn handle_connected(&mut self, outcome: io::Result<()>) -> Option<Event> {
         self.stage = Stage::Requesting;
         let request = Message::Request {
             port_space: self.port_space,

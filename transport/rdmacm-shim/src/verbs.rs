@@ -43,6 +43,7 @@ functions! {
     get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut *mut Device;
     free_device_list: unsafe extern "C" fn(*mut *mut Device);
     open_device: unsafe extern "C" fn(*mut Device) -> *mut Context;
+    close_device: unsafe extern "C" fn(*mut Context) -> c_int;
     query_device: unsafe extern "C" fn(*mut Context, *mut DeviceAttr) -> c_int;
     query_port: unsafe extern "C" fn(*mut Context, u8, *mut PortAttr) -> c_int;
     query_gid: unsafe extern "C" fn(*mut Context, u8, c_int, *mut [u8; 16]) -> c_int;

@@ -17,6 +17,9 @@ use std::collections::VecDeque;
 /// thread that copies; packets beyond are lost, by which the sender slows down.
 const PENDING_MAX: usize = 256;
 
+/// The longest message of InfiniBand, which the report of a write may name.
+const MESSAGE_BYTES_MAX: u64 = 1 << 31;
+
 /// More requests of a peer are refused until it has acknowledged responses: twice what the peer has under way, for it
 /// stops counting a request when the response arrives, before its acknowledgement is here.
 const RESPONSES_MAX: usize = 2 * REQUESTS_MAX;
@@ -66,7 +69,7 @@ impl ReceiveHalf {
             Opcode::Write => Err(DropReason::Key),
             Opcode::Send if header.flags.contains(Flags::WRITTEN) => {
                 let is_whole = header.packets == 1 && header.flags.contains(Flags::LAST);
-                match bytes == 0 && is_whole {
+                match bytes == 0 && is_whole && header.offset <= MESSAGE_BYTES_MAX {
                     true => self.receives.place_of(header.key.0, 0, 0),
                     false => Err(DropReason::Malformed),
                 }

@@ -664,10 +664,13 @@ impl Connection {
     }
 
     /// The peer has refused a chunk for good. On an in-order connection all that was posted before it completes first:
-    /// the chunk is sent again, and refused again, until then.
+    /// the chunk is sent again, and refused again, until then. Responses that are still waited for when all else is
+    /// complete never come if they are behind a chunk that this end has refused for good.
     fn refuse(&mut self, chunk: ChunkNumber, failure: Failure) {
         let requests = self.receive.requests();
-        if let Some(failure) = self.transmit.refuse(chunk, failure, requests) {
+        let failed = self.transmit.refuse(chunk, failure, requests);
+        let waits_in_vain = self.transmit.is_first(chunk) && self.receive.is_stuck();
+        if let Some(failure) = failed.or(waits_in_vain.then_some(failure)) {
             self.fail(failure);
         }
     }

@@ -231,6 +231,11 @@ impl ReceiveHalf {
         self.lacks_place
     }
 
+    /// Whether nothing more of the peer is placed, on an in-order connection: its next chunk was refused for good.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.in_order.refused == Some(self.board.cumulative())
+    }
+
     /// Whether a packet is here, placed or waiting for its turn.
     pub(super) fn has(&self, header: &DataHeader) -> bool {
         self.board.has(place_of(header))

@@ -189,3 +189,35 @@ fn a_request_that_the_peer_refuses_fails_after_all_before_it_are_complete_and_is
         assert_eq!(pair.memory(Side::B).bytes[FLAG..][..8], [0; 8]);
     }
 }
+
+#[test]
+fn two_ends_that_refuse_each_other_s_writes_do_not_wait_for_the_responses_behind_them() {
+    let mut pair = in_order();
+    pair.expect_drop(DropReason::Key);
+    pair.expect_drop(DropReason::Closed);
+    for host in [0, 1] {
+        let write = Write {
+            token: 901,
+            bytes: 8,
+            key: Key(77),
+            offset: 0,
+            immediate: None,
+        };
+        let read = Read {
+            token: 900,
+            bytes: 8,
+            key: KEY,
+            offset: 0,
+            to_key: KEY,
+            to_offset: 1_000,
+        };
+        // The response to each read is sent behind the write that the reader refuses.
+        pair.post(host, 0, read).expect("the connection is open");
+        pair.post(host, 0, write).expect("the connection is open");
+    }
+    pair.run_for(Nanos::from_millis(100));
+    for side in [Side::A, Side::B] {
+        let told = pair.events(side);
+        assert!(matches!(told[..], [Event::Failed(_)]), "{side:?}: {told:?}");
+    }
+}

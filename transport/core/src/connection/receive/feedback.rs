@@ -31,6 +31,7 @@ impl PathMap {
 }
 
 impl ReceiveHalf {
+    #[inline(never)]
     pub(super) fn refuse(
         &mut self,
         path: PathId,
@@ -44,6 +45,9 @@ impl ReceiveHalf {
             // Its place is this end's mistake: refused, it would look like the peer's.
             self.lacks_place = true;
             return;
+        }
+        if let DropReason::Key | DropReason::Bounds = reason {
+            self.in_order.set_refused(chunk);
         }
         // The packets of a chunk come one after the other, and one of them is enough.
         let is_queued = self

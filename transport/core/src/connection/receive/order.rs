@@ -14,7 +14,7 @@ use super::{PlacedRun, ReceiveHalf, ends_message, place_of, report};
 use crate::drops::DropReason;
 use crate::memory::{Access, DomainId, Memory, Place, Placed, Ticket};
 use crate::recovery::{Marked, MessageEnd};
-use crate::units::{ConnectionId, Key, Time};
+use crate::units::{ChunkNumber, ConnectionId, Key, Time};
 use crate::wire::{Atomic, DataHeader, Flags, HEADER_BYTES, Opcode, Request};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -61,6 +61,9 @@ pub(super) struct InOrder {
     /// The first of `due` is being copied.
     #[serde(skip)]
     copying: Option<Ticket>,
+    /// The chunk that was refused for good last. Not saved: it comes again, and is refused again.
+    #[serde(skip)]
+    pub(super) refused: Option<ChunkNumber>,
 }
 
 impl Waiting {
@@ -79,6 +82,11 @@ impl Waiting {
 impl InOrder {
     pub(super) fn heap_bytes(&self) -> usize {
         self.bytes
+    }
+
+    #[cold]
+    pub(super) fn set_refused(&mut self, chunk: ChunkNumber) {
+        self.refused = Some(chunk);
     }
 
     /// Requests that wait.

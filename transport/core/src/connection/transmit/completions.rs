@@ -90,6 +90,11 @@ impl SendHalf {
         self.completions.first()?.1
     }
 
+    /// Whether everything before a chunk is acknowledged.
+    pub(in super::super) fn is_first(&self, chunk: ChunkNumber) -> bool {
+        self.board.first() == chunk
+    }
+
     /// The oldest work request that is not reported, on a connection that completes in order.
     pub(in super::super) fn first_unreported(&self) -> Option<u64> {
         Some(self.completions.first()?.0)

@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use crate::abi::{Context, Device, DeviceAttr, PortAttr, ProtectionDomain};
+use weft_verbs_abi::{Context, Device, DeviceAttr, PortAttr, ProtectionDomain};
+
 use crate::addresses;
 use crate::verbs::{Verbs, verbs};
 

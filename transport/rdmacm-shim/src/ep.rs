@@ -3,7 +3,9 @@
 use std::ffi::c_int;
 use std::ptr;
 
-use crate::abi::{AddrInfo, CmId, ProtectionDomain, QpInitAttr};
+use weft_verbs_abi::{ProtectionDomain, QpInitAttr};
+
+use crate::abi::{AddrInfo, CmId};
 use crate::addrinfo::PASSIVE;
 use crate::endpoint::kind;
 use crate::errno::{fail, fail_with};

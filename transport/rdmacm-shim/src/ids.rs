@@ -6,7 +6,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::abi::{CmId, EventChannel, QpInitAttr};
+use weft_verbs_abi::QpInitAttr;
+
+use crate::abi::{CmId, EventChannel};
 use crate::acknowledgement::{Owner, Unacknowledged, rdma_ack_cm_event};
 use crate::channel::{Channel, token};
 use crate::devices::OpenDevice;

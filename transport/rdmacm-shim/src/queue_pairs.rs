@@ -4,10 +4,12 @@ use std::ffi::c_int;
 use std::io;
 use std::ptr;
 
-use crate::abi::{
-    AhAttr, CmId, CompletionChannel, CompletionQueue, ProtectionDomain, QpAttr, QpInitAttr,
-    QpInitAttrEx, SrqInitAttr, SrqInitAttrEx,
+use weft_verbs_abi::{
+    AhAttr, CompletionChannel, CompletionQueue, ProtectionDomain, QpAttr, QpInitAttr, QpInitAttrEx,
+    SrqInitAttr, SrqInitAttrEx,
 };
+
+use crate::abi::CmId;
 use crate::endpoint::Stage;
 use crate::errno::{fail, fail_with};
 use crate::ids::{UD, own_id};
@@ -385,7 +387,13 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
         let mut extended = QpInitAttrEx {
             attr: *attr,
             pd: domain,
-            rest: [0; 8],
+            xrcd: ptr::null_mut(),
+            create_flags: 0,
+            max_tso_header: 0,
+            rwq_ind_tbl: ptr::null_mut(),
+            rx_hash_conf: [0; 3],
+            source_qpn: 0,
+            send_ops_flags: 0,
         };
         extended.attr.comp_mask = PD;
         let made = rdma_create_qp_ex(id, &raw mut extended);

@@ -4,9 +4,9 @@ use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
 use std::sync::OnceLock;
 
-use crate::abi::{
+use weft_verbs_abi::{
     CompletionChannel, CompletionQueue, Context, Device, DeviceAttr, PortAttr, ProtectionDomain,
-    QpAttr, QpInitAttr, QpInitAttrEx, QueuePair, SharedReceiveQueue, SrqInitAttr,
+    QpAttr, QpInitAttr, QpInitAttrEx, QueuePair, SharedReceives, SrqInitAttr,
 };
 
 macro_rules! functions {
@@ -62,8 +62,8 @@ functions! {
     modify_qp: unsafe extern "C" fn(*mut QueuePair, *mut QpAttr, c_int) -> c_int;
     destroy_qp: unsafe extern "C" fn(*mut QueuePair) -> c_int;
     create_srq:
-        unsafe extern "C" fn(*mut ProtectionDomain, *mut SrqInitAttr) -> *mut SharedReceiveQueue;
-    destroy_srq: unsafe extern "C" fn(*mut SharedReceiveQueue) -> c_int;
+        unsafe extern "C" fn(*mut ProtectionDomain, *mut SrqInitAttr) -> *mut SharedReceives;
+    destroy_srq: unsafe extern "C" fn(*mut SharedReceives) -> c_int;
 }
 
 /// The functions, or none where there is no libibverbs.

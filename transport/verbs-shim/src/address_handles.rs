@@ -6,8 +6,8 @@ use std::net::Ipv4Addr;
 use weft_device::control::{Address, Answer, ErrorNumber, Request};
 use weft_device::work_request::{DatagramAddress, Operation};
 
-use crate::abi::{AddressHandle, AhAttr, Context, ProtectionDomain, RoutingHeader, SendWr, Wc};
 use crate::contexts::{done, not_made, own_context, set_errno};
+use weft_verbs_abi::{AddressHandle, AhAttr, Context, ProtectionDomain, RoutingHeader, SendWr, Wc};
 
 /// `enum ibv_wc_flags`: a global routing header lies before the bytes.
 pub(crate) const WITH_ROUTING_HEADER: u32 = 1;

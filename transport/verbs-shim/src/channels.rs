@@ -6,9 +6,9 @@ use std::ptr;
 
 use weft_device::control::{Answer, ErrorNumber, Request};
 
-use crate::abi::{CompletionChannel, CompletionQueue, Context};
 use crate::completion_queue::{OwnQueue, own_queue};
 use crate::contexts::{done, lock, not_made, own_context, set_errno};
+use weft_verbs_abi::{CompletionChannel, CompletionQueue, Context};
 
 /// A completion channel.
 #[repr(C)]

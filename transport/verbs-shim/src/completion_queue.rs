@@ -6,7 +6,7 @@ use weft_device::entry::Entry;
 use weft_device::ring::Consumer;
 use weft_memory::Words;
 
-use crate::abi::CompletionQueue;
+use weft_verbs_abi::CompletionQueue;
 
 /// A completion queue. Room behind it: a program may take it for an extended one.
 #[repr(C)]

@@ -13,9 +13,11 @@ use weft_device::event::Event;
 use weft_device_socket::Client;
 use weft_memory::Words;
 
-use crate::abi::{AsyncEvent, Context, DeviceAttr, DeviceAttrEx, GidEntry, PortAttr, VerbsContext};
 use crate::devices::{ibv_get_device_guid, put_text};
 use crate::events::Events;
+use weft_verbs_abi::{
+    AsyncEvent, Context, DeviceAttr, DeviceAttrEx, GidEntry, PortAttr, VerbsContext,
+};
 
 /// `enum ibv_mtu`: 4,096 bytes.
 const MTU_4096: c_int = 5;

@@ -11,11 +11,11 @@ use weft_device::work_request::{
     INLINE_MAX, Operation, Payload, ReceiveRequest, RemoteAddress, SGES_MAX, WorkRequest,
 };
 
-use crate::abi::{CompletionQueue, QueuePair, RecvWr, SendWr, Sge, Wc};
 use crate::address_handles::{self, WITH_ROUTING_HEADER};
 use crate::completion_queue::own_queue;
 use crate::contexts::{lock, own_context};
 use crate::pair::{Receives, flag, own_pair};
+use weft_verbs_abi::{CompletionQueue, QueuePair, RecvWr, SendWr, Sge, Wc};
 
 /// After so many polls without a completion it is looked whether the engine is still there.
 const EMPTY_POLLS_MAX: u32 = 1 << 20;

@@ -6,7 +6,7 @@ use std::ptr;
 
 use weft_device_socket::devices_in;
 
-use crate::abi::Device;
+use weft_verbs_abi::Device;
 
 /// Where devices are mounted.
 const DIRECTORY: &str = "/dev/weft";

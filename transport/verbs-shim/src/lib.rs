@@ -18,7 +18,6 @@
     reason = "the interface is C's: pointers of programs, and tables of functions"
 )]
 
-mod abi;
 mod address_handles;
 mod channels;
 mod completion_queue;

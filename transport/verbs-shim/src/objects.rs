@@ -7,10 +7,10 @@ use weft_device::control::{Answer, ErrorNumber, Region, Request};
 use weft_device::entry::Entry;
 use weft_device::ring::Consumer;
 
-use crate::abi::{CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain};
 use crate::channels::own_channel;
 use crate::completion_queue::{OwnQueue, Taken, own_queue};
 use crate::contexts::{done, lock, not_made, own_context};
+use weft_verbs_abi::{CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_alloc_pd(context: *mut Context) -> *mut ProtectionDomain {

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 
 use weft_device_socket::Client;
 
-use crate::abi::{Context, ContextOps, Device, VerbsContext};
 use crate::contexts::{OwnContext, query_device_ex, query_port, set_errno};
 use crate::devices::own;
 use crate::events::Events;
 use crate::{data, queue_pairs, shared_receives};
+use weft_verbs_abi::{Context, ContextOps, Device, VerbsContext};
 
 /// `ibv_open_device`.
 #[unsafe(no_mangle)]

@@ -10,8 +10,8 @@ use weft_device::state::State;
 use weft_device::work_request::{Operation, Payload, WorkRequest};
 use weft_memory::Words;
 
-use crate::abi::{QpEx, QueuePair, Sge};
 use crate::contexts::lock;
+use weft_verbs_abi::{QpEx, QueuePair, Sge};
 
 /// `enum ibv_qp_type`: unreliable datagrams.
 pub(crate) const UD: c_int = 4;

@@ -11,14 +11,14 @@ use weft_device::entry::Entry;
 use weft_device::ring::Producer;
 use weft_device::state::{Attributes, QueuePairType, State};
 
-use crate::abi::{
-    AhAttr, Context, ProtectionDomain, QpAttr, QpCap, QpEx, QpExOps, QpInitAttr, QpInitAttrEx,
-    QueuePair,
-};
 use crate::address_handles::{address, words};
 use crate::contexts::{done, not_made, own_context, set_errno};
 use crate::pair::{Builder, OwnPair, Receives, Sends, UD, own_pair};
 use crate::work_requests;
+use weft_verbs_abi::{
+    AhAttr, Context, ProtectionDomain, QpAttr, QpCap, QpEx, QpExOps, QpInitAttr, QpInitAttrEx,
+    QueuePair,
+};
 
 /// Bytes of a send that lie in a ring's shortest entry. Programs count on a few without asking, as `rdma_xclient` does.
 const INLINE_BYTES_MIN: u32 = 32;

@@ -7,10 +7,10 @@ use weft_device::control::{Answer, ErrorNumber, Request};
 use weft_device::entry::Entry;
 use weft_device::ring::Producer;
 
-use crate::abi::{ProtectionDomain, RecvWr, SharedReceives, SrqAttr, SrqInitAttr};
 use crate::contexts::{done, not_made, own_context};
 use crate::data;
 use crate::pair::Receives;
+use weft_verbs_abi::{ProtectionDomain, RecvWr, SharedReceives, SrqAttr, SrqInitAttr};
 
 /// A shared receive queue of this library.
 #[repr(C)]

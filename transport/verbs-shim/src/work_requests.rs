@@ -5,11 +5,11 @@ use std::slice;
 
 use weft_device::work_request::{INLINE_MAX, Operation, RemoteAddress, SGES_MAX};
 
-use crate::abi::{AddressHandle, DataBuf, QpEx, QpExOps, Sge};
 use crate::address_handles::datagram;
 use crate::contexts::own_context;
 use crate::data::{error_of, gather};
 use crate::pair::{Begun, OwnPair, own_pair};
+use weft_verbs_abi::{AddressHandle, DataBuf, QpEx, QpExOps, Sge};
 
 /// `enum ibv_qp_create_send_ops_flags`: write, write with immediate, send, send with immediate, read, compare-and-swap,
 /// fetch-and-add.

@@ -50,10 +50,16 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &["weft-device", "weft-device-socket", "weft-engine"],
     ),
     ("weft-sim", &["weft-core", "weft-crypto", "weft-memory"]),
-    ("weft-rdmacm-shim", &[]),
+    ("weft-verbs-abi", &["weft-device"]),
+    ("weft-rdmacm-shim", &["weft-verbs-abi"]),
     (
         "weft-verbs-shim",
-        &["weft-device", "weft-device-socket", "weft-memory"],
+        &[
+            "weft-device",
+            "weft-device-socket",
+            "weft-memory",
+            "weft-verbs-abi",
+        ],
     ),
     ("weft-fabric", &[]),
     (

@@ -40,6 +40,10 @@ const FOLDERS: &[(&str, &str)] = &[
         "librdmacm: pointers of programs in C, and functions of libibverbs",
     ),
     (
+        "transport/verbs-abi/src/",
+        "tables of functions of verbs.h: their types are unsafe to call, and nothing there calls one",
+    ),
+    (
         "transport/verbs-shim/src/",
         "libibverbs: pointers of programs in C, and tables of functions that they call",
     ),

@@ -18,7 +18,7 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = HEADER_BYTES + PAYLOAD_MAX;
 /// What a receive has before the payload (InfiniBand Architecture Specification, volume 1, section 11.4.1.2).
 pub(crate) const ROUTING_HEADER_BYTES: usize = 40;
 
-/// Where a datagram is from, and for whom it is.
+/// The queue pairs that a datagram is from and for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     /// The number of the queue pair that sends it.

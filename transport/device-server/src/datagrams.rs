@@ -116,9 +116,9 @@ struct Loopback {
     immediate: Option<u32>,
 }
 
-/// To whom datagrams are delivered.
+/// The queue pairs that datagrams are delivered to.
 pub(crate) trait Receivers<'d> {
-    /// Whose connections bring them.
+    /// The engine that carries them.
     fn engine(&self) -> &'d Engine;
 
     /// Puts a datagram into a receive of the queue pair that it names, or counts it as dropped.
@@ -377,14 +377,7 @@ impl Datagrams {
         now: Duration,
         receivers: &mut impl Receivers<'d>,
     ) -> bool {
-        let (Event::Completed { connection, .. }
-        | Event::Received { connection, .. }
-        | Event::RequestFailed { connection, .. }
-        | Event::Failed { connection, .. }
-        | Event::Closed { connection }
-        | Event::Written { connection, .. }
-        | Event::Delivered { connection, .. }
-        | Event::Signal { connection, .. }) = *event;
+        let connection = event.connection();
         let Some(&ends) = self.by_connection.get(&connection) else {
             return false;
         };

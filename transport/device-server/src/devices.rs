@@ -96,7 +96,7 @@ impl OpenError {
     }
 }
 
-/// Whose an end of a connection is, or was.
+/// The queue pair that an end of a connection belongs to, or belonged to.
 #[derive(Debug, Clone, Copy)]
 struct ConnectedPair {
     context: ContextId,
@@ -456,14 +456,7 @@ impl Devices {
     }
 
     fn on_event(&mut self, event: &Event) {
-        let (Event::Completed { connection, .. }
-        | Event::Received { connection, .. }
-        | Event::RequestFailed { connection, .. }
-        | Event::Failed { connection, .. }
-        | Event::Closed { connection }
-        | Event::Written { connection, .. }
-        | Event::Delivered { connection, .. }
-        | Event::Signal { connection, .. }) = *event;
+        let connection = event.connection();
         let Some(&pair) = self.by_connection.get(&connection) else {
             return;
         };

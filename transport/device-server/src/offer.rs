@@ -26,9 +26,9 @@ pub struct QueuePairName {
 /// One end of a connection to be. It is a secret between the two servers.
 #[derive(Debug, Clone)]
 pub struct Offer {
-    /// Whose end it is.
+    /// The queue pair that makes it.
     pub from: QueuePairName,
-    /// Whom it is for.
+    /// The queue pair that it is for.
     pub to: QueuePairName,
     /// The end.
     pub end: LocalEnd,

@@ -83,3 +83,19 @@ pub enum Event {
         connection: ConnectionId,
     },
 }
+
+impl Event {
+    /// The connection that it happened on.
+    pub fn connection(&self) -> ConnectionId {
+        match *self {
+            Event::Written { connection, .. }
+            | Event::Completed { connection, .. }
+            | Event::Received { connection, .. }
+            | Event::Delivered { connection, .. }
+            | Event::Signal { connection, .. }
+            | Event::RequestFailed { connection, .. }
+            | Event::Failed { connection, .. }
+            | Event::Closed { connection } => connection,
+        }
+    }
+}

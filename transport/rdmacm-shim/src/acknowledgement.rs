@@ -34,7 +34,7 @@ impl Unacknowledged {
     }
 }
 
-/// Whose an event is.
+/// The id that an event belongs to.
 #[derive(Clone)]
 pub(crate) struct Owner {
     pub(crate) id: *mut CmId,

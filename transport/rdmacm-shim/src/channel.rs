@@ -36,7 +36,7 @@ const RETRY_AFTER: Timespec = Timespec {
 
 /// What the program has not taken yet.
 pub(crate) struct Queued {
-    /// Whom it is for: of a request, the listener.
+    /// The id that it is for; a request is for the listener.
     pub(crate) owner: Owner,
     token: u64,
     pub(crate) what: What,

@@ -139,7 +139,7 @@ impl OwnId {
         }
     }
 
-    /// Whose its events are.
+    /// The owner of its events.
     pub(crate) fn owner(&self) -> Owner {
         Owner {
             id: self.head(),

@@ -25,7 +25,7 @@ const AHEAD_MAX: u64 = 1 << 16;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct PostedReceives {
-    /// Where more come from. Not saved: whoever restores the connection shares them again.
+    /// The queue that more come from. It is not saved: after a restore it is shared again.
     #[serde(skip)]
     shared: Option<Arc<dyn SharedReceives>>,
     /// The number of the first one of the queue.

@@ -19,7 +19,7 @@ use crate::queue_pair::Surroundings;
 #[derive(Default)]
 pub(super) struct DatagramQueuePairs {
     by_number: BTreeMap<u32, DatagramQueuePair>,
-    /// Whose rings have something new, or whose state has changed.
+    /// Those with something new in their rings, or in a new state.
     due: BTreeSet<u32>,
 }
 

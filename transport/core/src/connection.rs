@@ -653,8 +653,8 @@ impl Connection {
         match refusal.refused {
             // Of a chunk that has arrived since: what was refused was a copy that was delayed somewhere.
             _ if !under_way => {}
-            wire::Refused::Key => self.refuse(refusal.chunk, Failure::KeyRefused),
-            wire::Refused::Bounds => self.refuse(refusal.chunk, Failure::BoundsRefused),
+            wire::Refused::Key => self.refuse(now, refusal.chunk, Failure::KeyRefused),
+            wire::Refused::Bounds => self.refuse(now, refusal.chunk, Failure::BoundsRefused),
             wire::Refused::NotArmed => {
                 let timers = &mut self.timers;
                 self.transmit.handle_not_ready(now, refusal.chunk, timers);
@@ -666,12 +666,13 @@ impl Connection {
     /// The peer has refused a chunk for good. On an in-order connection all that was posted before it completes first:
     /// the chunk is sent again, and refused again, until then. Responses that are still waited for when all else is
     /// complete never come if they are behind a chunk that this end has refused for good.
-    fn refuse(&mut self, chunk: ChunkNumber, failure: Failure) {
+    fn refuse(&mut self, now: Time, chunk: ChunkNumber, failure: Failure) {
         let requests = self.receive.requests();
         let failed = self.transmit.refuse(chunk, failure, requests);
         let waits_in_vain = self.transmit.is_first(chunk) && self.receive.is_stuck();
-        if let Some(failure) = failed.or(waits_in_vain.then_some(failure)) {
-            self.fail(failure);
+        match failed.or(waits_in_vain.then_some(failure)) {
+            Some(failure) => self.fail(failure),
+            None => self.transmit.handle_refused(now, chunk, &mut self.timers),
         }
     }
 
@@ -761,7 +762,12 @@ impl Connection {
 
     /// Whether every write is complete and nothing waits to be sent.
     pub fn is_idle(&self) -> bool {
-        !self.transmit.is_busy() && !self.has_pending_ack()
+        !self.is_sending() && !self.has_pending_ack()
+    }
+
+    /// Whether a message is not complete, or a response to the peer is not acknowledged.
+    pub fn is_sending(&self) -> bool {
+        self.transmit.is_busy()
     }
 
     /// Whether something has arrived that no acknowledgement was sent for.

@@ -221,3 +221,32 @@ fn two_ends_that_refuse_each_other_s_writes_do_not_wait_for_the_responses_behind
         assert!(matches!(told[..], [Event::Failed(_)]), "{side:?}: {told:?}");
     }
 }
+
+#[test]
+fn a_write_that_is_refused_for_good_does_not_hold_up_those_that_the_peer_was_not_ready_for() {
+    for held in 0..40 {
+        let mut pair = in_order();
+        pair.expect_drop(DropReason::NotArmed);
+        pair.expect_drop(DropReason::Key);
+        pair.expect_drop(DropReason::Closed);
+        pair.hold(Side::B, true);
+        let first = pair.write_to(Side::A, 8, 0, Some(1));
+        let write = Write {
+            token: 900,
+            bytes: 8,
+            key: Key(77),
+            offset: 0,
+            immediate: Some(2),
+        };
+        pair.post(0, 0, write).expect("the connection is open");
+        pair.run_for(micros(500 * held));
+        pair.hold(Side::B, false);
+        pair.run_for(Nanos::from_millis(500));
+        let told = [
+            Event::Completed { token: first },
+            Event::Failed(Failure::KeyRefused),
+        ];
+        assert_eq!(pair.events(Side::A), told, "{held}");
+        assert_eq!(pair.failed_request(Side::A), Some(900), "{held}");
+    }
+}

@@ -517,6 +517,11 @@ impl Pair {
         connection.expect("the connection is open")
     }
 
+    /// Whether a side takes no ends of messages for now.
+    pub(crate) fn hold(&mut self, side: Side, held: bool) {
+        self.ends[side as usize].host.endpoint.hold(id(side), held);
+    }
+
     /// What the peer of a side may do to regions.
     pub(crate) fn set_access(&mut self, side: Side, access: Access) {
         let endpoint = &mut self.ends[side as usize].host.endpoint;

@@ -111,6 +111,24 @@ impl SendHalf {
         self.readiness = Readiness::NotReady(waiting);
     }
 
+    /// A chunk was refused for good, and the connection goes on until what was posted before it is complete. If it was sent
+    /// to ask, another one asks after a while.
+    #[cold]
+    pub(in crate::connection) fn handle_refused(
+        &mut self,
+        now: Time,
+        chunk: ChunkNumber,
+        timers: &mut TimerTable,
+    ) {
+        if let Readiness::Asked { chunk: asked, .. } = self.readiness
+            && asked == chunk
+            && let Readiness::Asked { waiting, .. } = std::mem::take(&mut self.readiness)
+        {
+            timers.set_earlier(Timer::ReceiverNotReady, now + waiting.backoff);
+            self.readiness = Readiness::NotReady(waiting);
+        }
+    }
+
     /// Of what has waited for long enough, one is sent again: a window of them, refused time and again,
     /// would fill the network for nothing.
     pub(in crate::connection) fn ask_receiver(&mut self) {

@@ -150,6 +150,14 @@ fn gid(device: &Device) -> String {
     )
 }
 
+/// Whether it moves bytes.
+fn state(device: &Device) -> &'static str {
+    match device.stalled {
+        false => "Active",
+        true => "Stalled",
+    }
+}
+
 struct List<'a>(&'a [(String, Device)]);
 
 impl fmt::Display for List<'_> {
@@ -160,10 +168,16 @@ impl fmt::Display for List<'_> {
                 gid(device),
                 device.contexts.to_string(),
                 device.queue_pairs.to_string(),
+                device.refused.to_string(),
+                state(device).to_owned(),
             ]
         };
         let rows: Vec<Vec<String>> = self.0.iter().map(row).collect();
-        columns(f, &["DEVICE", "GID", "OPEN", "QUEUE PAIRS"], &rows)
+        columns(
+            f,
+            &["DEVICE", "GID", "OPEN", "QUEUE PAIRS", "REFUSED", "STATE"],
+            &rows,
+        )
     }
 }
 
@@ -177,7 +191,15 @@ impl fmt::Display for Detail<'_> {
         writeln!(f, "GID:          {}", gid(device))?;
         writeln!(f, "Directory:    {}", device.directory)?;
         writeln!(f, "Open:         {} times", device.contexts)?;
-        writeln!(f, "Queue pairs:  {}", device.queue_pairs)
+        writeln!(f, "Queue pairs:  {}", device.queue_pairs)?;
+        writeln!(f, "Refused:      {} packets", device.refused)?;
+        writeln!(f, "State:        {}", state(device))?;
+        if device.stalled {
+            let cause =
+                "the memory of a program that has it open holds up a copy: end that program";
+            writeln!(f, "              {cause}")?;
+        }
+        Ok(())
     }
 }
 
@@ -204,12 +226,17 @@ mod tests {
             directory: "/run/weft-devices/node0/weft0".to_owned(),
             contexts: 1,
             queue_pairs: 4,
+            refused: 2,
+            stalled: true,
         };
         let all = [("node0".to_owned(), device)];
         assert_eq!(
             List(&all).to_string(),
-            "DEVICE       GID              OPEN  QUEUE PAIRS\nnode0/weft0  ::ffff:10.0.0.1  1     4\n"
+            "DEVICE       GID              OPEN  QUEUE PAIRS  REFUSED  STATE\nnode0/weft0  ::ffff:10.0.0.1  1     4            2        Stalled\n"
         );
-        assert!(Detail(&all[0]).to_string().contains("Queue pairs:  4"));
+        let detail = Detail(&all[0]).to_string();
+        assert!(
+            detail.contains("Queue pairs:  4\nRefused:      2 packets\nState:        Stalled\n")
+        );
     }
 }

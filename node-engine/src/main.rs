@@ -27,12 +27,15 @@ struct Arguments {
     /// The address on the data network that packets are sent from and to.
     #[arg(long, value_name = "IP")]
     address: Ipv4Addr,
-    /// The first UDP port.
+    /// The first UDP port. The devices that are open take --ports each, from here on.
     #[arg(long, value_name = "PORT")]
     first_port: u16,
-    /// Consecutive UDP ports, one socket each.
+    /// Consecutive UDP ports of each open device, one socket each.
     #[arg(long, value_name = "COUNT", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=16))]
     ports: u16,
+    /// How many devices may be open at a time.
+    #[arg(long, value_name = "COUNT", default_value_t = 256)]
+    open_devices: u16,
     /// Bytes of the largest IP packet of the data network.
     #[arg(long, value_name = "BYTES", default_value_t = 1500)]
     mtu: u16,
@@ -142,7 +145,13 @@ fn run(arguments: &Arguments) -> Result<(), String> {
                 _ = interrupt.recv() => {}
             }
         };
-        let served = serve(&arguments.socket, &arguments.devices, config, stopped);
+        let served = serve(
+            &arguments.socket,
+            &arguments.devices,
+            config,
+            arguments.open_devices,
+            stopped,
+        );
         served.await.map_err(|error| error.to_string())
     })
 }

@@ -44,7 +44,7 @@ pub enum ServeError {
     Service(#[from] tonic::transport::Error),
 }
 
-/// Serves devices, which are directories in `devices`, and the calls at `socket`, until `stopped` returns. Then the devices
+/// Serves devices, which are directories in `devices` and of which so many may be open at a time, and the calls at `socket`, until `stopped` returns. Then the devices
 /// are gone: programs find that the engine has ended.
 ///
 /// # Errors
@@ -53,6 +53,7 @@ pub async fn serve(
     socket: &Path,
     devices: &Path,
     config: EngineConfig,
+    open_devices: u16,
     stopped: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let listener = listen(socket).map_err(|source| ServeError::Socket {
@@ -65,7 +66,7 @@ pub async fn serve(
         // Without an agent nobody receives.
         let _ = sender.send(offer::to_proto(&offer));
     };
-    let server = Server::start(devices, config, send_offer)?;
+    let server = Server::start(devices, config, open_devices, send_offer)?;
     let service = EngineServer::new(Service { server, offers });
     let served = tonic::transport::Server::builder()
         .add_service(service)
@@ -144,6 +145,8 @@ impl Engine for Service {
             directory: status.directory.display().to_string(),
             contexts: status.contexts,
             queue_pairs: status.queue_pairs,
+            refused: status.refused,
+            stalled: status.is_stalled,
         };
         let devices = self.server.list().into_iter().map(device).collect();
         Ok(Response::new(proto::ListDevicesResponse { devices }))

@@ -6,13 +6,14 @@ use std::{
     os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 use weft_device::control::Limits;
-use weft_device_server::{Device, Server, ServerError};
-use weft_engine::{EngineConfig, EngineError, PortRange, Secret};
+use weft_device_server::{Device, Server};
+use weft_engine::{EngineConfig, PortRange, Secret};
 
 use crate::{program, stdout_of};
 
@@ -194,19 +195,14 @@ fn await_listener(port: u16) {
 }
 
 fn start(directory: &Path) -> Server {
-    for step in 0..300 {
-        let ports = PortRange {
-            first: 22_000 + ((std::process::id() + step) % 300) as u16 * 16,
-            count: 16,
-        };
-        let mut config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
-        config.mtu = 9000;
-        match Server::start(directory, config, drop) {
-            Ok(server) => return server,
-            Err(ServerError::Engine(EngineError::Link(error))) if error.reason() == "PortTaken" => {
-            }
-            Err(error) => panic!("{error}"),
-        }
-    }
-    panic!("no free ports");
+    // Of each server of each process that runs at the same time.
+    static SERVERS: AtomicU32 = AtomicU32::new(0);
+    let server = std::process::id() * 8 + SERVERS.fetch_add(1, Ordering::Relaxed);
+    let ports = PortRange {
+        first: 22_000 + (server % 150) as u16 * 64,
+        count: 16,
+    };
+    let mut config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
+    config.mtu = 9000;
+    Server::start(directory, config, 4, drop).expect("these ports are free")
 }

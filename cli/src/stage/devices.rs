@@ -85,6 +85,7 @@ pub(super) fn arguments(i: usize, socket: &Path, setup: &Setup) -> Vec<OsString>
             "--ports",
             super::ground::port_count(setup.paths).to_string(),
         ),
+        ("--open-devices", "1".to_owned()),
         ("--paths", setup.paths.to_string()),
         ("--mtu", setup.ground.mtu().to_string()),
         ("--policy", setup.policy.to_string()),

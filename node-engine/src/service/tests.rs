@@ -26,7 +26,9 @@ async fn devices_are_made_listed_and_destroyed() {
     let (stop, stopped) = oneshot::channel::<()>();
     let (at, of) = (socket.clone(), devices.clone());
     let served =
-        tokio::spawn(async move { serve(&at, &of, config, async { drop(stopped.await) }).await });
+        tokio::spawn(
+            async move { serve(&at, &of, config, 1, async { drop(stopped.await) }).await },
+        );
     while !socket.exists() {
         tokio::task::yield_now().await;
         assert!(!served.is_finished());

@@ -62,7 +62,7 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
         count: 16,
     };
     let config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([1; 32]));
-    let server = Server::start(&directory.0, config, drop).map_err(failed)?;
+    let server = Server::start(&directory.0, config, 1, drop).map_err(failed)?;
     let before = anonymous_bytes("self")?;
     let mut made = 0;
     let few = make(&server, &mut made, SAMPLE)?;

@@ -1,6 +1,7 @@
-//! The thread of the control socket: it takes packets of programs, which may be anything, and has their requests carried
-//! out.
+//! The threads of the control socket. One accepts programs, and each program that opens a device has one more, which takes
+//! its packets. They may be anything.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
@@ -18,197 +19,190 @@ use weft_engine::AddressSpace;
 use crate::context::Device;
 use crate::device_table::{DeviceTable, lock};
 use crate::devices::{ContextId, Opened};
-use crate::limits::Totals;
-use crate::work::{Command, send};
+use crate::open_devices::{OpenDevice, OpenDevices};
+use crate::server::spawn;
+use crate::work::Command;
 
 /// Connections that have not opened a device; of more, the oldest is closed.
 const UNOPENED_MAX: usize = 64;
-/// Connections in all: one that opens a device beyond what the node may have is told so.
-const CONNECTIONS_MAX: usize = Totals::DEFAULT.node.opens as usize + UNOPENED_MAX;
 
-/// A program that has connected.
-struct Connection {
-    socket: OwnedFd,
-    /// Once it has opened a device.
-    context: Option<ContextId>,
-}
-
+/// Accepts programs.
 pub(crate) struct Control {
-    listening: OwnedFd,
-    /// Its other end is closed when the thread is to end.
-    stopped: OwnedFd,
-    devices: Arc<Mutex<DeviceTable>>,
-    commands: Sender<Command>,
-    wake: Arc<OwnedFd>,
-    connections: Vec<Connection>,
+    pub(crate) listening: OwnedFd,
+    /// Its other end is closed when all threads are to end.
+    pub(crate) stopped: Arc<OwnedFd>,
+    pub(crate) table: Arc<Mutex<DeviceTable>>,
+    pub(crate) devices: Arc<OpenDevices>,
+    /// Dropped by each thread when it ends.
+    pub(crate) ended: Sender<()>,
 }
 
 impl Control {
-    pub(crate) fn new(
-        listening: OwnedFd,
-        stopped: OwnedFd,
-        devices: Arc<Mutex<DeviceTable>>,
-        commands: Sender<Command>,
-        wake: Arc<OwnedFd>,
-    ) -> Self {
-        Self {
-            listening,
-            stopped,
-            devices,
-            commands,
-            wake,
-            connections: Vec::new(),
-        }
-    }
-
-    pub(crate) fn run(mut self) {
+    pub(crate) fn run(self) {
+        let mut unopened: Vec<OwnedFd> = Vec::new();
         loop {
-            let sockets = self.connections.iter().map(|it| it.socket.as_fd());
             let all = [self.stopped.as_fd(), self.listening.as_fd()];
-            let all = all.into_iter().chain(sockets);
-            let mut polled: Vec<PollFd<'_>> = all
-                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-                .collect();
-            match poll(&mut polled, None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                // Without readiness it can only hang in silence.
-                Err(error) => panic!("waiting for programs failed: {error}"),
-            }
-            let ready: Vec<bool> = polled.iter().map(|it| !it.revents().is_empty()).collect();
+            let all = all.into_iter().chain(unopened.iter().map(AsFd::as_fd));
+            let ready = wait(all.collect());
             if ready[0] {
                 return;
             }
-            // From the last on: one that is closed moves none that is still to be looked at.
-            for at in (0..self.connections.len()).rev() {
-                if ready[at + 2] && !self.serve(at) {
-                    let connection = self.connections.swap_remove(at);
-                    if let Some(context) = connection.context {
-                        send(&self.commands, &self.wake, Command::Close(context));
-                    }
+            // From the last on: one that is removed moves none that is still to be looked at.
+            for at in (0..unopened.len()).rev() {
+                if ready[at + 2] {
+                    self.take_opening(unopened.remove(at));
                 }
             }
             if ready[1] {
-                self.accept();
+                self.accept(&mut unopened);
             }
         }
     }
 
-    fn accept(&mut self) {
+    fn accept(&self, unopened: &mut Vec<OwnedFd>) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let Ok(socket) = accept_with(&self.listening, flags) else {
             // The program has gone, or descriptors are short: then it is tried again, as the socket stays ready.
             std::thread::yield_now();
             return;
         };
-        let unopened = || self.connections.iter().filter(|it| it.context.is_none());
-        if unopened().count() >= UNOPENED_MAX
-            && let Some(oldest) = self.connections.iter().position(|it| it.context.is_none())
-        {
-            self.connections.remove(oldest);
+        if unopened.len() >= UNOPENED_MAX {
+            unopened.remove(0);
         }
-        if self.connections.len() < CONNECTIONS_MAX {
-            self.connections.push(Connection {
-                socket,
-                context: None,
-            });
-        }
+        unopened.push(socket);
     }
 
-    /// Takes one packet of a program. Answers whether the connection goes on.
-    fn serve(&mut self, at: usize) -> bool {
+    /// Takes the first packet of a program. One that opens no device is closed.
+    fn take_opening(&self, socket: OwnedFd) {
         let mut buffer = [0; MESSAGE_BYTES_MAX];
-        let connection = &self.connections[at];
-        let (request, descriptors) = match packet::receive(&connection.socket, &mut buffer) {
-            Ok((bytes, descriptors)) if !bytes.is_empty() => {
-                (message::parse::<Request>(bytes), descriptors)
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return true,
-            Ok(_) | Err(_) => return false,
+        let Some((request, descriptors)) = receive(&socket, &mut buffer) else {
+            return;
         };
-        let Ok(request) = request else {
-            tracing::debug!("a packet on a device's control socket is no request: it is closed");
-            return false;
+        let Request::Open { version, token } = request else {
+            return;
         };
-        let (mut opened, mut channel) = (None, None);
-        let outcome = match (connection.context, request) {
-            (None, Request::Open { version, token }) => {
-                match self.open(version, token, descriptors) {
-                    Ok((device, made)) => {
-                        let made = opened.insert(made);
-                        self.connections[at].context = Some(made.context);
-                        Ok(Answer::Opened {
-                            limits: device.limits,
-                            gid: device.gid,
-                        })
-                    }
-                    Err(error) => Err(error),
-                }
-            }
-            (Some(context), request) => {
-                let (outcome, passed) = self.ask(context, request);
-                channel = passed;
-                outcome
-            }
-            (None, _) => return false,
+        let device = match version {
+            VERSION => lock(&self.table)
+                .opened_by(&token)
+                .ok_or(ErrorNumber::AccessDenied),
+            _ => Err(ErrorNumber::OtherVersion),
         };
-        let passed: Vec<BorrowedFd<'_>> = match &opened {
-            Some(Opened {
-                shared,
-                wake,
-                events,
-                ..
-            }) => {
-                let sockets = [wake.as_fd(), events.as_fd()];
-                shared.file().into_iter().chain(sockets).collect()
+        let device = match device {
+            Ok(device) => device,
+            Err(error) => {
+                // It may have gone.
+                let _ = answer(&socket, &Err(error), &[]);
+                return;
             }
-            None => channel.iter().map(AsFd::as_fd).collect(),
         };
-        let mut buffer = [0; MESSAGE_BYTES_MAX];
-        let answer = message::emit(&outcome, &mut buffer);
-        // A program that asks without taking answers is closed.
-        packet::send(&self.connections[at].socket, answer, &passed).is_ok()
-    }
-
-    fn open(
-        &self,
-        version: u32,
-        token: [u8; 32],
-        descriptors: Vec<OwnedFd>,
-    ) -> Result<(Device, Opened), ErrorNumber> {
-        if version != VERSION {
-            return Err(ErrorNumber::OtherVersion);
-        }
-        let device = lock(&self.devices).opened_by(&token);
-        let device = device.ok_or(ErrorNumber::AccessDenied)?;
-        let [memory] =
-            <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| ErrorNumber::InvalidArgument)?;
-        let program = AddressSpace::new(memory).map_err(|_| ErrorNumber::InvalidArgument)?;
-        let (answer, answered) = bounded(1);
-        let command = Command::Open {
-            device,
-            program,
-            answer,
-        };
-        send(&self.commands, &self.wake, command);
-        match answered.recv() {
-            Ok(Ok(opened)) => Ok((device, opened)),
-            Ok(Err(error)) => {
-                tracing::warn!("a device was not opened: {error}");
-                Err(error.error_number())
-            }
-            Err(_) => Err(ErrorNumber::EngineGone),
+        let (devices, stopped) = (Arc::clone(&self.devices), Arc::clone(&self.stopped));
+        let ended = self.ended.clone();
+        let served = spawn("weft-program", move || {
+            serve(&devices, device, &socket, descriptors, &stopped);
+            drop(ended);
+        });
+        if let Err(error) = served {
+            tracing::warn!("a program is turned away: {error}");
         }
     }
+}
 
-    fn ask(&self, context: ContextId, request: Request) -> (Outcome, Option<OwnedFd>) {
-        let (answer, answered) = bounded(1);
-        let command = Command::Request {
-            context,
-            request,
-            answer,
-        };
-        send(&self.commands, &self.wake, command);
-        let gone = (Err(ErrorNumber::EngineGone), None);
-        answered.recv().unwrap_or(gone)
+/// Waits until one of these has something. Answers which have.
+fn wait(descriptors: Vec<BorrowedFd<'_>>) -> Vec<bool> {
+    let polled = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+    let mut polled: Vec<PollFd<'_>> = descriptors.into_iter().map(polled).collect();
+    match poll(&mut polled, None) {
+        Ok(_) | Err(Errno::INTR) => {}
+        // Without readiness it can only hang in silence.
+        Err(error) => panic!("waiting for programs failed: {error}"),
     }
+    polled.iter().map(|it| !it.revents().is_empty()).collect()
+}
+
+/// A packet of a program. `None` when it has gone, or has sent what is no request: then its socket is closed.
+fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Option<(Request, Vec<OwnedFd>)> {
+    let (bytes, descriptors) = packet::receive(socket, buffer).ok()?;
+    if bytes.is_empty() {
+        return None;
+    }
+    let request = message::parse::<Request>(bytes);
+    if request.is_err() {
+        tracing::debug!("a packet on a device's control socket is no request: it is closed");
+    }
+    Some((request.ok()?, descriptors))
+}
+
+/// A program that asks without taking answers gets an error, and is closed.
+fn answer(socket: &OwnedFd, outcome: &Outcome, passed: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut buffer = [0; MESSAGE_BYTES_MAX];
+    packet::send(socket, message::emit(outcome, &mut buffer), passed)
+}
+
+/// Opens the device for a program, and serves it until it has gone.
+fn serve(
+    devices: &Arc<OpenDevices>,
+    device: Device,
+    socket: &OwnedFd,
+    descriptors: Vec<OwnedFd>,
+    stopped: &OwnedFd,
+) {
+    let (thread, opened) = match open(devices, device, descriptors) {
+        Ok(opened) => opened,
+        Err(error) => {
+            let _ = answer(socket, &Err(error), &[]);
+            return;
+        }
+    };
+    let context = opened.context;
+    if tell_opened(socket, device, &opened).is_ok() {
+        drop(opened);
+        loop {
+            let ready = wait(vec![stopped.as_fd(), socket.as_fd()]);
+            let is_over = ready[0] || ready[1] && take_request(&thread, context, socket).is_none();
+            if is_over {
+                break;
+            }
+        }
+    }
+    thread.send(Command::Close(context));
+}
+
+fn open(
+    devices: &Arc<OpenDevices>,
+    device: Device,
+    descriptors: Vec<OwnedFd>,
+) -> Result<(OpenDevice, Opened), ErrorNumber> {
+    let [memory] =
+        <[OwnedFd; 1]>::try_from(descriptors).map_err(|_| ErrorNumber::InvalidArgument)?;
+    let program = AddressSpace::new(memory).map_err(|_| ErrorNumber::InvalidArgument)?;
+    devices.open(device, program).map_err(|error| {
+        tracing::warn!("a device was not opened: {error}");
+        error.error_number()
+    })
+}
+
+fn tell_opened(socket: &OwnedFd, device: Device, opened: &Opened) -> io::Result<()> {
+    let told = Answer::Opened {
+        limits: device.limits,
+        gid: device.gid,
+    };
+    let sockets = [opened.wake.as_fd(), opened.events.as_fd()];
+    let passed: Vec<BorrowedFd<'_>> = opened.shared.file().into_iter().chain(sockets).collect();
+    answer(socket, &Ok(told), &passed)
+}
+
+/// Takes one packet of a program, and has the device's thread carry it out. `None` when the program has gone.
+fn take_request(thread: &OpenDevice, context: ContextId, socket: &OwnedFd) -> Option<()> {
+    let mut buffer = [0; MESSAGE_BYTES_MAX];
+    let (request, _) = receive(socket, &mut buffer)?;
+    let (sender, answered) = bounded(1);
+    thread.send(Command::Request {
+        context,
+        request,
+        answer: sender,
+    });
+    let gone = (Err(ErrorNumber::EngineGone), None);
+    let (outcome, passed) = answered.recv().unwrap_or(gone);
+    let passed: Vec<BorrowedFd<'_>> = passed.iter().map(AsFd::as_fd).collect();
+    answer(socket, &outcome, &passed).ok()
 }

@@ -12,8 +12,8 @@ use weft_device::control::{ErrorNumber, Outcome, Request};
 use weft_device::objects::Usage;
 use weft_device::space::DOORBELL_BYTES;
 use weft_engine::{
-    Access, AddressSpace, ConnectionId, DomainId, Engine, EngineConfig, EngineError, Event,
-    MemfdError, Progress, Region, Secret,
+    Access, AddressSpace, ConnectionId, DomainId, DropReason, Engine, EngineConfig, EngineError,
+    Event, MemfdError, Progress, Region, Secret,
 };
 
 use crate::channel::event_socket;
@@ -38,7 +38,7 @@ const ACKNOWLEDGING_TURNS_MAX: usize = 8;
 /// An offer, its answer, and one to spare.
 const LOCAL_OFFERS_MAX: usize = 3;
 /// One program's use of a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ContextId {
     gid: [u8; 16],
     index: u8,
@@ -71,6 +71,11 @@ pub struct Opened {
 /// Why a device was not opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
+    /// As many devices of the node are open as may be.
+    #[error(
+        "{0} devices of this node are open, which is the most: end programs first, or start weft-engine with more --open-devices"
+    )]
+    TooManyDevices(u16),
     /// The device is open as often as it may be.
     #[error("the device is open {0} times, which is the most: close it elsewhere first")]
     TooManyOfDevice(u32),
@@ -83,9 +88,15 @@ pub enum OpenError {
     /// The eventfd or the event socket could not be made.
     #[error("an eventfd or a socket could not be made: {0}: raise the limit of open files")]
     Descriptor(#[from] std::io::Error),
-    /// The engine does not wait for it.
+    /// The engine does not start, or does not wait for the program.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// The device's thread does not start.
+    #[error("a thread could not be started: {0}: raise the limit of threads")]
+    Thread(std::io::Error),
+    /// The server ends.
+    #[error("the engine ends")]
+    Ended,
 }
 
 impl OpenError {
@@ -107,10 +118,13 @@ struct ConnectedPair {
     is_connected: bool,
 }
 
-/// The devices of a node, and the engine that carries their work requests out.
+/// Devices, and the engine that carries their work requests out. A [`Server`](crate::Server) has one of these for each device
+/// that is open.
 pub struct Devices {
     engine: Engine,
     totals: Totals,
+    /// Queue pairs of devices of this node that are not here.
+    queue_pairs_elsewhere: u32,
     sender: Sender<Event>,
     events: Receiver<Event>,
     contexts: BTreeMap<ContextId, Context>,
@@ -138,6 +152,7 @@ impl Devices {
         Ok(Self {
             engine: Engine::start(config)?,
             totals: Totals::DEFAULT,
+            queue_pairs_elsewhere: 0,
             datagrams: Datagrams::new(sender.clone()),
             sender,
             events,
@@ -221,19 +236,31 @@ impl Devices {
         let usage = |context: &Context| context.objects().usage();
         let device = self.contexts_of(gid).map(usage);
         let device = device.fold(Usage::default(), |all, one| all + one);
-        let queue_pairs = self.contexts.values().map(|it| usage(it).queue_pairs);
-        self.totals.check(request, device, queue_pairs.sum())
+        let here = self.contexts.values().map(|it| usage(it).queue_pairs);
+        let all = here.sum::<u32>() + self.queue_pairs_elsewhere;
+        self.totals.check(request, device, all)
     }
 
-    /// How many contexts and queue pairs each GID has.
-    pub(crate) fn count(&self) -> BTreeMap<[u8; 16], (u32, u32)> {
-        let mut counts: BTreeMap<[u8; 16], (u32, u32)> = BTreeMap::new();
-        for (id, context) in &self.contexts {
-            let (contexts, queue_pairs) = counts.entry(id.gid).or_default();
-            *contexts += 1;
-            *queue_pairs += context.queue_pair_count();
-        }
-        counts
+    /// How many queue pairs there are in other [`Devices`] of the node: its total is of all.
+    pub(crate) fn set_queue_pairs_elsewhere(&mut self, queue_pairs: u32) {
+        self.queue_pairs_elsewhere = queue_pairs;
+    }
+
+    /// Whether a program has one open.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.contexts.is_empty()
+    }
+
+    /// How many contexts and queue pairs there are.
+    pub(crate) fn count(&self) -> (u32, u32) {
+        let queue_pairs = self.contexts.values().map(Context::queue_pair_count);
+        (self.contexts.len() as u32, queue_pairs.sum())
+    }
+
+    /// Packets that asked for memory which they may not reach.
+    pub(crate) fn refused(&self) -> u64 {
+        let drops = self.engine.snapshot().drops;
+        drops.get(DropReason::Key) + drops.get(DropReason::Bounds)
     }
 
     /// Sends the acknowledgements of what has come. A program may end a queue pair as soon as it has a message: the peer,

@@ -10,12 +10,8 @@
 //! [`Offer`] over a channel that somebody else provides, which must say truly from whom an offer comes. The programs
 //! may connect their ends in any order: the offer of the later one is answered with that of the earlier one.
 //!
-//! Whoever holds [`Devices`] runs it: nothing happens but in [`Devices::poll`], and time is an argument. [`Server`] does so
-//! in a thread, and serves the control socket in another.
-//!
-//! # What a queue pair cannot do yet
-//! UC and shared receive queues are refused when they are made. A write with an immediate, and reads and receives with
-//! more than one scatter-gather entry, complete with `IBV_WC_LOC_QP_OP_ERR`. There are no asynchronous events.
+//! Whoever holds [`Devices`] runs it: nothing happens but in [`Devices::poll`], and time is an argument. [`Server`] has one,
+//! with a thread, for each device that is open, and a thread for each program.
 
 mod channel;
 mod context;
@@ -27,6 +23,7 @@ mod device_table;
 mod devices;
 mod limits;
 mod offer;
+mod open_devices;
 mod queue_pair;
 mod random;
 mod receive_queue;

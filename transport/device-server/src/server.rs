@@ -1,32 +1,33 @@
-//! The devices of a node as a service: their directories, the thread of their control socket, and the thread that moves
-//! their work requests.
+//! The devices of a node as a service: their directories, their control socket, and the threads of those that are open.
 
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crossbeam_channel::{Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, bounded};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
 use weft_device_socket::{CONTROL_FILE, TOKEN_FILE};
-use weft_engine::{EngineConfig, EngineError};
+use weft_engine::{EngineConfig, EngineError, LinkAddress, PortRange};
 
 use crate::context::Device;
 use crate::control::Control;
 use crate::device_table::{DeviceTable, lock};
-use crate::devices::{Devices, OpenError};
 use crate::offer::Offer;
+use crate::open_devices::OpenDevices;
 use crate::random;
-use crate::work::{Command, OFFERS_WAITING_MAX, ReceivedOffer, Worker, send, wake_worker};
+use crate::work::OFFERS_WAITING_MAX;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
+/// How long the end of a server waits for its threads: one whose program's memory holds up a copy may end only with the process.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Why a server was not started, or a device not made.
 #[derive(Debug, thiserror::Error)]
@@ -34,9 +35,6 @@ pub enum ServerError {
     /// The engine did not start.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The system gives no eventfd.
-    #[error(transparent)]
-    Waker(#[from] OpenError),
     /// A file could not be made.
     #[error(
         "{path}: {source}: give a directory that this process may write to, with a path of at most 90 bytes"
@@ -71,6 +69,17 @@ pub enum ServerError {
         /// The name.
         name: String,
     },
+    /// No device could be open, or there are not so many ports.
+    #[error(
+        "{open_devices} devices cannot be open at a time: give at least 1, and at most as many as have {} ports each from {} on",
+        .ports.count, .ports.first
+    )]
+    OpenDevices {
+        /// How many.
+        open_devices: u16,
+        /// Those of the first.
+        ports: PortRange,
+    },
     /// A thread could not be started.
     #[error("a thread could not be started: {0}: raise the limit of threads")]
     Thread(io::Error),
@@ -96,70 +105,69 @@ pub struct DeviceStatus {
     pub contexts: u32,
     /// Queue pairs of all who have it open.
     pub queue_pairs: u32,
+    /// Packets that asked for memory which they may not reach, since the device was opened after nobody had it open. Counted each
+    /// second.
+    pub refused: u64,
+    /// It does nothing: its program's memory holds up a copy. That is so until the program ends.
+    pub is_stalled: bool,
 }
 
 /// The devices of a node, in a directory. Dropping it ends them all: programs find that the engine is gone.
 #[derive(Debug)]
 pub struct Server {
     directory: PathBuf,
-    devices: Arc<Mutex<DeviceTable>>,
-    commands: Sender<Command>,
-    offers: Sender<ReceivedOffer>,
-    wake: Arc<OwnedFd>,
-    /// Dropped to end the control thread.
+    table: Arc<Mutex<DeviceTable>>,
+    devices: Arc<OpenDevices>,
+    /// Dropped to end the control threads.
     stop: Option<OwnedFd>,
-    threads: Vec<JoinHandle<()>>,
+    /// Closed when all threads have ended.
+    ended: Receiver<()>,
 }
 
 impl Server {
-    /// Makes the directory, which only its owner may enter, and the control socket in it, and starts the engine. `send_offer`
-    /// is called with each offer to a device of another server. It must not wait: it is called by the thread that moves
-    /// the bytes.
+    /// Makes the directory, which only its owner may enter, and the control socket in it. Each device that is open has an
+    /// engine of its own as `engine` says, and at most `open_devices` are open at a time: the ports of the first follow those of `engine`,
+    /// and so on. `send_offer` is called with each offer to a device of another server. It must not wait: it is called by
+    /// the threads that move the bytes.
     ///
     /// # Errors
     /// [`ServerError`].
     pub fn start(
         directory: &Path,
         engine: EngineConfig,
-        send_offer: impl Fn(Offer) + Send + 'static,
+        open_devices: u16,
+        send_offer: impl Fn(Offer) + Send + Sync + 'static,
     ) -> Result<Self, ServerError> {
-        let spin = Duration::from_nanos(engine.spin.get());
-        let devices = Devices::start(engine)?;
-        let wake = Arc::new(devices.waker()?);
-        let socket = listen_in(directory)?;
+        let LinkAddress::Udp { ports, .. } = engine.address;
+        let last = u32::from(ports.first) + u32::from(ports.count) * u32::from(open_devices);
+        if open_devices == 0 || last > 1 << 16 {
+            return Err(ServerError::OpenDevices {
+                open_devices,
+                ports,
+            });
+        }
+        let (ending, ended) = bounded(0);
+        let devices = OpenDevices::new(engine, open_devices, Box::new(send_offer), ending.clone())?;
+        let devices = Arc::new(devices);
+        let listening = listen_in(directory)?;
         let (stop, stopped) = io::pipe()
             .map(|(reader, writer)| (OwnedFd::from(writer), OwnedFd::from(reader)))
             .map_err(ServerError::Thread)?;
-        let (commands, received) = unbounded();
-        let (offers, received_offers) = bounded(OFFERS_WAITING_MAX);
         let table = Arc::<Mutex<DeviceTable>>::default();
-        let worker = Worker {
-            devices,
-            commands: received,
-            offers: received_offers,
-            send_offer: Box::new(send_offer),
-            begun: Instant::now(),
-            spin,
+        let control = Control {
+            listening,
+            stopped: Arc::new(stopped),
+            table: Arc::clone(&table),
+            devices: Arc::clone(&devices),
+            ended: ending,
         };
-        let control = Control::new(
-            socket,
-            stopped,
-            Arc::clone(&table),
-            commands.clone(),
-            Arc::clone(&wake),
-        );
-        let threads = vec![
-            spawn("weft-devices", move || worker.run())?,
-            spawn("weft-control", move || control.run())?,
-        ];
+        spawn("weft-control", move || control.run()).map_err(ServerError::Thread)?;
         Ok(Self {
             directory: directory.to_owned(),
-            devices: table,
-            commands,
-            offers,
-            wake,
+            table,
+            devices,
             stop: Some(stop),
-            threads,
+            ended,
         })
     }
 
@@ -175,7 +183,7 @@ impl Server {
                 name: name.to_owned(),
             });
         }
-        let mut devices = lock(&self.devices);
+        let mut devices = lock(&self.table);
         if let Some(name) = devices.name_of(&device.gid) {
             let name = name.to_owned();
             return Err(ServerError::GidInUse { name });
@@ -213,7 +221,7 @@ impl Server {
     /// # Errors
     /// There is no such device, or its directory could not be removed.
     pub fn destroy(&self, name: &str) -> Result<(), ServerError> {
-        let mut devices = lock(&self.devices);
+        let mut devices = lock(&self.table);
         if !devices.contains(name) {
             let name = name.to_owned();
             return Err(ServerError::NoDevice { name });
@@ -227,21 +235,25 @@ impl Server {
     /// All devices, by name.
     #[must_use]
     pub fn list(&self) -> Vec<DeviceStatus> {
-        let (answer, counts) = bounded(1);
-        send(&self.commands, &self.wake, Command::Count { answer });
-        // The worker is gone only when the server is dropped.
-        let counts = counts.recv().unwrap_or_default();
         let status = |(name, device): (&str, &Device)| {
-            let (contexts, queue_pairs) = counts.get(&device.gid).copied().unwrap_or_default();
-            DeviceStatus {
+            let mut status = DeviceStatus {
                 name: name.to_owned(),
                 gid: device.gid,
                 directory: self.directory.join(name),
-                contexts,
-                queue_pairs,
+                contexts: 0,
+                queue_pairs: 0,
+                refused: 0,
+                is_stalled: false,
+            };
+            if let Some((shown, is_stalled)) = self.devices.shown(&device.gid) {
+                status.contexts = shown.contexts.load(Ordering::Relaxed);
+                status.queue_pairs = shown.queue_pairs.load(Ordering::Relaxed);
+                status.refused = shown.refused.load(Ordering::Relaxed);
+                status.is_stalled = is_stalled;
             }
+            status
         };
-        lock(&self.devices).iter().map(status).collect()
+        lock(&self.table).iter().map(status).collect()
     }
 
     /// An offer has come from the node `owner`, as authenticated.
@@ -249,22 +261,16 @@ impl Server {
     /// # Errors
     /// Too many wait. The peer's engine sends it again.
     pub fn receive_offer(&self, owner: Arc<str>, offer: Offer) -> Result<(), TooManyOffers> {
-        let received = ReceivedOffer { owner, offer };
-        // The worker is gone only when the server is dropped.
-        self.offers.try_send(received).map_err(|_| TooManyOffers)?;
-        wake_worker(&self.wake);
-        Ok(())
+        self.devices.receive_offer(owner, offer)
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop = None;
-        send(&self.commands, &self.wake, Command::Stop);
-        for thread in self.threads.drain(..) {
-            // A thread that panics ends the process.
-            let _ = thread.join();
-        }
+        self.devices.stop();
+        // Nothing is ever sent.
+        let _ = self.ended.recv_timeout(END_TIMEOUT);
         if let Err(error) = clear(&self.directory) {
             tracing::warn!("{}: {error}: it is left", self.directory.display());
         }
@@ -338,10 +344,7 @@ fn listen_in(directory: &Path) -> Result<OwnedFd, ServerError> {
 }
 
 /// A thread whose panic ends the process: its devices would be silent for ever.
-fn spawn(
-    name: &'static str,
-    body: impl FnOnce() + Send + 'static,
-) -> Result<JoinHandle<()>, ServerError> {
+pub(crate) fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     struct AbortOnPanic(&'static str);
     impl Drop for AbortOnPanic {
         fn drop(&mut self) {
@@ -355,9 +358,9 @@ fn spawn(
         }
     }
     let thread = std::thread::Builder::new().name(name.to_owned());
-    let spawned = thread.spawn(move || {
+    thread.spawn(move || {
         let _guard = AbortOnPanic(name);
         body();
-    });
-    spawned.map_err(ServerError::Thread)
+    })?;
+    Ok(())
 }

@@ -1,9 +1,9 @@
-//! The thread that moves the devices' work requests: it owns them, and the engine.
+//! The thread of an open device: it owns its objects, and its engine.
 
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 use weft_device::control::{Outcome, Request};
@@ -11,10 +11,16 @@ use weft_engine::AddressSpace;
 
 use crate::context::Device;
 use crate::devices::{ContextId, Devices, OpenError, Opened};
-use crate::offer::Offer;
+use crate::offer::{OFFER_TIMEOUT, Offer};
+use crate::open_devices::{OpenDevices, Shown};
 
 /// How long it sleeps at most: offers that are not answered are sent again at about this time.
 const WAIT_MAX: Duration = Duration::from_millis(100);
+/// How long the thread of a device that nobody has open goes on: as long as a connection of a peer may stall. Until then
+/// peers are told that their queue pairs are gone.
+const LINGER: Duration = OFFER_TIMEOUT;
+/// How often refused packets are counted, and logged where there are more.
+const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Commands that are carried out in one turn, and as many offers: then packets are moved again.
 const COMMANDS_PER_TURN: usize = 64;
@@ -28,11 +34,11 @@ pub(crate) struct ReceivedOffer {
     pub(crate) offer: Offer,
 }
 
-/// What other threads ask of it. Their queue needs no bound: the control thread waits for the answer to each request before
-/// it takes the next packet of any program, a caller of `list` waits too, and each context is closed once. What comes
-/// from other nodes is not a command but a [`ReceivedOffer`], and their queue has a bound.
+/// What other threads ask of it. Their queue needs no bound: the thread of each program waits for the answer to a request
+/// before it takes the next one, and each context is closed once. What comes from other nodes is not a command but a
+/// [`ReceivedOffer`], and their queue has a bound.
 pub(crate) enum Command {
-    /// A program opens a device.
+    /// A program opens the device.
     Open {
         device: Device,
         program: AddressSpace,
@@ -46,19 +52,8 @@ pub(crate) enum Command {
     },
     /// A program has closed the device, or has ended.
     Close(ContextId),
-    /// How many contexts and queue pairs each GID has.
-    Count {
-        answer: Sender<BTreeMap<[u8; 16], (u32, u32)>>,
-    },
     /// The end.
     Stop,
-}
-
-/// Gives the worker a command and wakes it.
-pub(crate) fn send(commands: &Sender<Command>, wake: &OwnedFd, command: Command) {
-    // The worker is gone only when the server is dropped.
-    let _ = commands.send(command);
-    wake_worker(wake);
 }
 
 /// Ends the worker's sleep. The write fails only when the counter is full: the worker is awake.
@@ -76,22 +71,28 @@ enum Taken {
 }
 
 pub(crate) struct Worker {
+    pub(crate) gid: [u8; 16],
     pub(crate) devices: Devices,
     pub(crate) commands: Receiver<Command>,
     /// Offers that have come, at most [`OFFERS_WAITING_MAX`].
     pub(crate) offers: Receiver<ReceivedOffer>,
-    /// Where offers to other servers go.
-    pub(crate) send_offer: Box<dyn Fn(Offer) + Send>,
-    pub(crate) begun: Instant,
+    pub(crate) shown: Arc<Shown>,
+    pub(crate) all: Arc<OpenDevices>,
     /// How long it polls before it sleeps when there is nothing to do.
     pub(crate) spin: Duration,
+    /// When somebody had the device open last.
+    pub(crate) used_at: Duration,
+    /// When refused packets were counted last.
+    pub(crate) counted_at: Duration,
 }
 
 impl Worker {
     pub(crate) fn run(mut self) {
         let mut idle_since = Duration::ZERO;
         loop {
-            let now = self.begun.elapsed();
+            let now = self.all.now();
+            let turned_at = &self.shown.turned_at;
+            turned_at.store(now.as_millis() as u64, Ordering::Relaxed);
             match self.take_commands(now) {
                 Taken::Nothing => {}
                 // It does not sleep in this turn: there may be more.
@@ -111,11 +112,41 @@ impl Worker {
                 // Without readiness it can only hang in silence.
                 Err(error) => panic!("waiting for packets failed: {error}"),
             }
-            self.devices
-                .take_offers()
-                .into_iter()
-                .for_each(&self.send_offer);
+            for offer in self.devices.take_offers() {
+                self.all.pass_on(offer);
+            }
+            self.count_refused(now);
+            if self.devices.is_open() {
+                self.used_at = now;
+            } else if now.saturating_sub(self.used_at) >= LINGER
+                && self.all.end(self.gid, || !self.commands.is_empty())
+            {
+                return;
+            }
         }
+    }
+
+    /// Counts what was refused, and says so where it is more than before.
+    fn count_refused(&mut self, now: Duration) {
+        if now.saturating_sub(self.counted_at) < COUNT_INTERVAL {
+            return;
+        }
+        self.counted_at = now;
+        let refused = self.devices.refused();
+        let before = self.shown.refused.swap(refused, Ordering::Relaxed);
+        if refused > before {
+            let (device, more) = (Gid(self.gid), refused - before);
+            tracing::warn!(%device, "{more} packets asked for memory that they may not reach: refused");
+        }
+    }
+
+    /// Shows what there is now. The node's total follows.
+    fn show(&self) {
+        let (contexts, queue_pairs) = self.devices.count();
+        self.shown.contexts.store(contexts, Ordering::Relaxed);
+        let before = self.shown.queue_pairs.swap(queue_pairs, Ordering::Relaxed);
+        let more = queue_pairs.wrapping_sub(before);
+        self.all.queue_pairs.fetch_add(more, Ordering::Relaxed);
     }
 
     /// Carries out what other threads ask, no more than a turn's share of it.
@@ -149,10 +180,13 @@ impl Worker {
                 program,
                 answer,
             } => {
-                if let Err(unsent) = answer.send(self.devices.open(&device, program))
+                let opened = self.devices.open(&device, program);
+                self.show();
+                if let Err(unsent) = answer.send(opened)
                     && let Ok(opened) = unsent.0
                 {
                     self.devices.close(opened.context);
+                    self.show();
                 }
             }
             Command::Request {
@@ -160,16 +194,37 @@ impl Worker {
                 request,
                 answer,
             } => {
+                let all = self.all.queue_pairs.load(Ordering::Relaxed);
+                let own = self.shown.queue_pairs.load(Ordering::Relaxed);
+                self.devices
+                    .set_queue_pairs_elsewhere(all.saturating_sub(own));
                 let outcome = self.devices.handle(context, &request, now);
+                self.show();
                 let _ = answer.send((outcome, self.devices.take_passed(context)));
             }
-            Command::Count { answer } => {
-                let _ = answer.send(self.devices.count());
+            Command::Close(context) => {
+                self.devices.close(context);
+                self.show();
             }
-            Command::Close(context) => self.devices.close(context),
             Command::Stop => return false,
         }
         true
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let own = self.shown.queue_pairs.load(Ordering::Relaxed);
+        self.all.queue_pairs.fetch_sub(own, Ordering::Relaxed);
+    }
+}
+
+/// A GID as it is written.
+struct Gid([u8; 16]);
+
+impl std::fmt::Display for Gid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::net::Ipv6Addr::from(self.0).fmt(f)
     }
 }
 
@@ -191,20 +246,26 @@ mod tests {
         let address = Ipv4Addr::new(127, 0, 32, 1);
         let config = EngineConfig::new(address, ports, Secret([9; 32]));
         let ((commands, received), (_offers, offers)) = (unbounded(), bounded(1));
+        let all = OpenDevices::new(config.clone(), 1, Box::new(drop), bounded(0).0);
         let mut worker = Worker {
+            gid: [0; 16],
             devices: Devices::start(config).expect("nobody has this address"),
             commands: received,
             offers,
-            send_offer: Box::new(drop),
-            begun: Instant::now(),
+            shown: Arc::default(),
+            all: Arc::new(all.expect("nobody has this address")),
             spin: Duration::ZERO,
+            used_at: Duration::ZERO,
+            counted_at: Duration::ZERO,
         };
         let (answer, answers) = unbounded();
         for _ in 0..COMMANDS_PER_TURN + 1 {
-            let answer = answer.clone();
-            commands
-                .send(Command::Count { answer })
-                .expect("it is there");
+            let request = Command::Request {
+                context: ContextId::default(),
+                request: Request::CreateDomain,
+                answer: answer.clone(),
+            };
+            commands.send(request).expect("it is there");
         }
         commands.send(Command::Stop).expect("it is there");
         assert_eq!(worker.take_commands(Duration::ZERO), Taken::Some);

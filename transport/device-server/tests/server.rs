@@ -1,8 +1,11 @@
 //! Programs that open devices by their directories, over the control socket.
 
+use std::io::{BufRead, BufReader, Read};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use weft_device::completion::{Outcome, Status};
@@ -16,9 +19,9 @@ use weft_device::state::{Attributes, QueuePairType, State};
 use weft_device::work_request::{
     Operation, Payload, ReceiveRequest, RemoteAddress, Sge, WorkRequest,
 };
-use weft_device_server::{Device, Offer, Server, ServerError};
+use weft_device_server::{Device, Offer, QueuePairName, Server, ServerError};
 use weft_device_socket::{Client, OpenError, devices_in, packet};
-use weft_engine::{EngineConfig, EngineError, Nanos, PortRange, Secret, Words};
+use weft_engine::{EngineConfig, Nanos, PortRange, Secret, Words};
 
 /// Nothing here takes a tenth of this on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -47,22 +50,17 @@ fn start(directory: &Path) -> Server {
     start_with(directory, drop)
 }
 
-fn start_with(directory: &Path, send_offer: impl Fn(Offer) + Clone + Send + 'static) -> Server {
-    for step in 0..400 {
-        let ports = PortRange {
-            first: 46_000 + ((std::process::id() + step) % 400) as u16 * 32,
-            count: 16,
-        };
-        let mut config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
-        config.stall_timeout = Nanos::from_secs(2);
-        match Server::start(directory, config, send_offer.clone()) {
-            Ok(server) => return server,
-            Err(ServerError::Engine(EngineError::Link(error))) if error.reason() == "PortTaken" => {
-            }
-            Err(error) => panic!("{error}"),
-        }
-    }
-    panic!("no free ports");
+fn start_with(directory: &Path, send_offer: impl Fn(Offer) + Send + Sync + 'static) -> Server {
+    // Of each server of each process that runs at the same time.
+    static SERVERS: AtomicU32 = AtomicU32::new(0);
+    let server = std::process::id() * 16 + SERVERS.fetch_add(1, Ordering::Relaxed);
+    let ports = PortRange {
+        first: 46_000 + (server % 200) as u16 * 64,
+        count: 16,
+    };
+    let mut config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
+    config.stall_timeout = Nanos::from_secs(2);
+    Server::start(directory, config, 4, send_offer).expect("these ports are free")
 }
 
 /// A program with one queue pair, which sends and receives without memory.
@@ -77,7 +75,10 @@ struct Program {
 
 impl Program {
     fn open(directory: &Path) -> Self {
-        let client = Client::open(directory).expect("it opens");
+        Self::with(Client::open(directory).expect("it opens"))
+    }
+
+    fn with(client: Client) -> Self {
         let Ok(Answer::Created(domain)) = client.ask(&Request::CreateDomain) else {
             panic!("a domain");
         };
@@ -189,11 +190,14 @@ impl Program {
 
     /// Registers memory for everything. Answers its key.
     fn register(&self, memory: &[u8]) -> u32 {
-        let address = memory.as_ptr() as u64;
+        self.register_at(memory.as_ptr() as u64, memory.len() as u64)
+    }
+
+    fn register_at(&self, address: u64, bytes: u64) -> u32 {
         let region = Region {
             domain: self.domain,
             address,
-            bytes: memory.len() as u64,
+            bytes,
             io_address: address,
             access: 0b1111,
         };
@@ -354,8 +358,188 @@ fn five_hundred_programs_that_end_in_mid_write_leave_nothing() {
     let (files, maps) = held();
     let (files_before, maps_before) = before.expect("there were more");
     assert!(files <= files_before + 4, "{files_before} to {files} files");
-    // The allocator has some of its own.
-    assert!(maps <= maps_before + 20, "{maps_before} to {maps} mappings");
+    // The allocator has some for each thread that there was at a time.
+    assert!(maps <= maps_before + 60, "{maps_before} to {maps} mappings");
+}
+
+/// A file system with one file, whose reads wait as long as there is a receiver for them.
+struct Hanging(crossbeam_channel::Sender<fuser::ReplyData>);
+
+impl Hanging {
+    const BYTES: usize = 4096;
+
+    fn attributes(node: fuser::INodeNo) -> fuser::FileAttr {
+        let is_root = node == fuser::INodeNo::ROOT;
+        let kind = match is_root {
+            true => fuser::FileType::Directory,
+            false => fuser::FileType::RegularFile,
+        };
+        fuser::FileAttr {
+            ino: node,
+            size: Self::BYTES as u64,
+            blocks: 1,
+            atime: std::time::UNIX_EPOCH,
+            mtime: std::time::UNIX_EPOCH,
+            ctime: std::time::UNIX_EPOCH,
+            crtime: std::time::UNIX_EPOCH,
+            kind,
+            perm: 0o755,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        }
+    }
+
+    /// Mounts it. Answers the mount, and a process that has mapped the file, and where. The kernel locks its memory while a copy
+    /// hangs, so it is not this process.
+    fn map(self, at: &Path) -> (fuser::BackgroundSession, Child, u64) {
+        const MAP: &str = "import mmap, sys
+file = open(sys.argv[1], 'rb')
+memory = mmap.mmap(file.fileno(), 4096, mmap.MAP_SHARED, mmap.PROT_READ)
+print(next(line for line in open('/proc/self/maps') if sys.argv[1] in line), flush=True)
+sys.stdin.read()";
+
+        let mounted = fuser::spawn_mount(self, at, &fuser::Config::default());
+        let mounted = mounted.expect("root may mount");
+        let mut program = Command::new("python3");
+        program.args(["-c", MAP]).arg(at.join("file"));
+        program.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut program = program.spawn().expect("it is there");
+        let mut mapped = String::new();
+        let said = BufReader::new(program.stdout.take().expect("it is piped"));
+        (said.take(99).read_line(&mut mapped)).expect("it is text");
+        let address = mapped.split('-').next().expect("it has a beginning");
+        let address = u64::from_str_radix(address, 16).expect("it is a number");
+        (mounted, program, address)
+    }
+}
+
+impl fuser::Filesystem for Hanging {
+    fn lookup(
+        &self,
+        _: &fuser::Request,
+        _: fuser::INodeNo,
+        _: &std::ffi::OsStr,
+        reply: fuser::ReplyEntry,
+    ) {
+        let attributes = Self::attributes(fuser::INodeNo(2));
+        reply.entry(&PATIENCE, &attributes, fuser::Generation(0));
+    }
+
+    fn getattr(
+        &self,
+        _: &fuser::Request,
+        node: fuser::INodeNo,
+        _: Option<fuser::FileHandle>,
+        reply: fuser::ReplyAttr,
+    ) {
+        reply.attr(&PATIENCE, &Self::attributes(node));
+    }
+
+    fn read(
+        &self,
+        _: &fuser::Request,
+        _: fuser::INodeNo,
+        _: fuser::FileHandle,
+        _: u64,
+        _: u32,
+        _: fuser::OpenFlags,
+        _: Option<fuser::LockOwner>,
+        reply: fuser::ReplyData,
+    ) {
+        // One that is dropped is answered by an error.
+        let _ = self.0.send(reply);
+    }
+}
+
+#[test]
+fn a_program_whose_memory_holds_up_a_copy_holds_up_no_other_device() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let server = start(&directory.path().join("devices"));
+    let paths = [1, 2, 3].map(|last| {
+        let path = server.create(&format!("weft{last}"), device(last));
+        path.expect("it is made")
+    });
+    let (sender, reads) = crossbeam_channel::unbounded();
+    let mount = tempfile::tempdir().expect("a directory");
+    let (mounted, mut program, address) = Hanging(sender).map(mount.path());
+    let memory = format!("/proc/{}/mem", program.id());
+    let client = Client::open_for(&paths[0], Path::new(&memory));
+    let mut a = Program::with(client.expect("it opens"));
+    let [b, mut c] = [&paths[1], &paths[2]].map(|path| Program::open(path));
+    a.connect(&b);
+    b.connect(&a);
+    let key = a.register_at(address, Hanging::BYTES as u64);
+    let remote = RemoteAddress { address: 0, key: 7 };
+    let sge = Sge {
+        address,
+        bytes: 8,
+        local_key: key,
+    };
+    a.post(1, Operation::Write(remote), Payload::Sges(&[sge]));
+    let stalled = || {
+        let stalled = server.list().into_iter().filter(|it| it.is_stalled);
+        stalled.map(|it| it.name).collect::<Vec<String>>()
+    };
+    let begun = Instant::now();
+    while stalled().is_empty() {
+        assert!(begun.elapsed() < PATIENCE, "the copy does not hang");
+        std::thread::yield_now();
+    }
+    assert_eq!(stalled(), ["weft1"]);
+    // The others go on, by calls and by data; a program in a call of the one that hangs holds up no other.
+    let waits = std::thread::spawn(move || {
+        let made = a.client.ask(&Request::CreateDomain);
+        (a, made)
+    });
+    let mut d = Program::open(&paths[1]);
+    c.connect(&d);
+    d.connect(&c);
+    d.receive(2);
+    c.send(2);
+    assert_eq!(d.next(), (2, Status::Success));
+    assert_eq!(c.next(), (2, Status::Success));
+    drop(reads);
+    let (mut a, made) = waits.join().expect("its call is answered");
+    assert!(matches!(made, Ok(Answer::Created(_))), "{made:?}");
+    let (wr_id, status) = a.next();
+    assert_eq!((wr_id, status), (1, Status::LocalProtection));
+    assert!(stalled().is_empty());
+    program.kill().expect("it runs");
+    program.wait().expect("it ends");
+    mounted.umount_and_join().expect("it ends");
+}
+
+#[test]
+fn attempts_on_memory_that_they_may_not_reach_are_counted_by_device() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let server = start(&directory.path().join("devices"));
+    let paths = [1, 2].map(|last| {
+        let path = server.create(&format!("weft{last}"), device(last));
+        path.expect("it is made")
+    });
+    let [mut a, b] = paths.each_ref().map(|path| Program::open(path));
+    a.connect(&b);
+    b.connect(&a);
+    let remote = RemoteAddress { address: 0, key: 7 };
+    a.post(1, Operation::Write(remote), Payload::Inline(&[1; 8]));
+    assert_eq!(a.next(), (1, Status::RemoteAccess));
+    let begun = Instant::now();
+    let refused = || {
+        server
+            .list()
+            .iter()
+            .map(|it| it.refused)
+            .collect::<Vec<u64>>()
+    };
+    while refused()[1] == 0 {
+        assert!(begun.elapsed() < PATIENCE, "nothing is counted");
+        std::thread::yield_now();
+    }
+    assert_eq!(refused()[0], 0);
 }
 
 #[test]
@@ -372,7 +556,7 @@ fn a_server_removes_what_servers_leave_and_no_other_file() {
     std::fs::write(directory.join("thesis"), "years").expect("it is ours");
     let ports = PortRange { first: 1, count: 1 };
     let config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
-    let refused = Server::start(&directory, config, drop).expect_err("it is not for devices");
+    let refused = Server::start(&directory, config, 1, drop).expect_err("it is not for devices");
     assert!(refused.to_string().contains("not of devices"), "{refused}");
     assert!(directory.join("thesis").exists());
 }
@@ -444,6 +628,11 @@ fn of_offers_that_come_faster_than_they_are_taken_some_are_refused_and_programs_
         program
     });
     let offer = sent.recv().expect("the engine sends its offer");
+    let to = QueuePairName {
+        gid: device(1).gid,
+        ..offer.to
+    };
+    let offer = Offer { to, ..offer };
     let receive = || server.receive_offer("node1".into(), offer.clone());
     let received = (0..5000).filter(|_| receive().is_ok()).count();
     assert_eq!(received, 4096);

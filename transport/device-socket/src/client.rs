@@ -82,6 +82,14 @@ impl Client {
     /// # Errors
     /// [`OpenError`].
     pub fn open(directory: &Path) -> Result<Self, OpenError> {
+        Self::open_for(directory, Path::new("/proc/self/mem"))
+    }
+
+    /// The same, for a process whose memory this file of `/proc` is.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open_for(directory: &Path, memory: &Path) -> Result<Self, OpenError> {
         let at = |file: &str| {
             let path = directory.join(file);
             move |source: io::Error| OpenError::File { path, source }
@@ -105,9 +113,9 @@ impl Client {
         let memory = OpenOptions::new()
             .read(true)
             .write(true)
-            .open("/proc/self/mem")
+            .open(memory)
             .map_err(|source| OpenError::File {
-                path: "/proc/self/mem".into(),
+                path: memory.to_owned(),
                 source,
             })?;
         let request = Request::Open {

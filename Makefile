@@ -20,6 +20,7 @@ vopr: ## Look for bugs of the transport by random seeds, for a minute unless ARG
 bench: ## Measure against the peers; prints a table and writes target/bench/*.json
 	@hack/setup.sh bench
 	@cargo build --release --locked -p weft-cli -p weft-agent -p weft-tests --bins
+	@cargo build --release --locked -p weft-verbs-shim
 	@"$${CARGO_TARGET_DIR:-target}/release/bench" $(ARGS)
 
 bench-cluster: ## Measure operator and agents on a real Kubernetes; writes target/bench/cluster.json

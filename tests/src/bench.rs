@@ -33,6 +33,7 @@ mod split;
 pub mod spray;
 pub mod stage;
 mod ucx;
+mod verbs;
 pub mod writes;
 
 use std::io;
@@ -57,6 +58,8 @@ pub enum Work {
     Core,
     /// Virtual RDMA devices: how long each takes to make, and what a program makes of one.
     Devices,
+    /// Verbs programs over virtual devices: rate, latency, and instructions.
+    Verbs,
     /// The engine against a UDP blaster, memory to memory, and the receiver's CPU time.
     Raw,
     /// Encrypted writes against unencrypted ones.
@@ -195,6 +198,7 @@ impl Work {
             Self::Core => core::measure(context),
             Self::Idle => idle::measure(context),
             Self::Devices => devices::measure(context),
+            Self::Verbs => verbs::measure(context),
             Self::Raw => raw::measure(context),
             Self::Encryption => encryption::measure(context),
             Self::Split => split::measure(context),

@@ -118,7 +118,7 @@ impl Case {
 }
 
 /// Microseconds of each way.
-fn exchange(ends: Ends, count: usize) -> Result<Vec<f64>, BenchError> {
+pub(super) fn exchange(ends: Ends, count: usize) -> Result<Vec<f64>, BenchError> {
     let (near, far) = ends.connect()?;
     let Ends { sender, receiver } = ends;
     let over = AtomicBool::new(false);

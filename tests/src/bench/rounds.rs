@@ -13,6 +13,8 @@ pub enum Must {
     RatioAtLeast(f64),
     /// The median ratio (ours ÷ theirs where less is better) is at most this.
     RatioAtMost(f64),
+    /// Our median is at most the peer's and this.
+    MoreByAtMost(f64),
     /// Nothing: the figure is reported only.
     Reported,
 }
@@ -81,6 +83,10 @@ impl Rounds {
                 format!("≤ {most} × {peer}"),
                 ratio.is_some_and(|ratio| ratio <= most),
             ),
+            Must::MoreByAtMost(most) => (
+                format!("≤ {peer} + {most} {unit}"),
+                self.theirs().is_some_and(|theirs| ours <= theirs + most),
+            ),
             Must::Reported => ("reported".to_owned(), true),
         };
         Row {
@@ -131,6 +137,8 @@ mod tests {
             (Must::AtLeast(3.1), false),
             (Must::RatioAtLeast(0.75), true),
             (Must::RatioAtLeast(0.76), false),
+            (Must::MoreByAtMost(0.0), true),
+            (Must::MoreByAtMost(-1.1), false),
             (Must::Reported, true),
         ] {
             let row = rounds.row("x", String::new(), "GB/s", "nc", must);

@@ -106,6 +106,46 @@ pub fn measure(ends: &Ends, writes: Writes) -> Result<Measured, BenchError> {
     Ok(measured)
 }
 
+/// Writes `count` times from one place to one place, as `ib_write_bw` does, and checks the last: payload, GB/s.
+///
+/// # Errors
+/// [`BenchError`]: also when a byte differs.
+pub(super) fn repeat(
+    ends: &Ends,
+    bytes: usize,
+    count: u64,
+    outstanding: u64,
+) -> Result<f64, BenchError> {
+    let (near, far) = ends.connect()?;
+    let run = Run {
+        ends,
+        near: &near,
+        far: &far,
+        writes: Writes {
+            bytes,
+            count,
+            outstanding,
+            memory: bytes,
+            lap: bytes,
+        },
+        sources: vec![Source::new(pattern(0, bytes))],
+        landing: ends.receiver.register(vec![0xA5; bytes]),
+    };
+    let lap = |writes| Lap {
+        first: 0,
+        shift: 0,
+        writes,
+    };
+    let begun = Instant::now();
+    run.write_at(lap(count), |_| 0)?;
+    let took = begun.elapsed();
+    run.check(lap(1))?;
+    ends.sender.close(&near);
+    ends.receiver.close(&far);
+    ends.receiver.deregister(run.landing.target);
+    Ok(bytes as f64 * count as f64 / took.as_secs_f64() / 1e9)
+}
+
 /// The writes that go once through the receiver's region.
 #[derive(Clone, Copy)]
 struct Lap {
@@ -133,6 +173,11 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn write(&self, lap: Lap) -> Result<(), BenchError> {
+        self.write_at(lap, |slot| slot * self.writes.bytes as u64)
+    }
+
+    /// `offset` says where a slot is.
+    fn write_at(&self, lap: Lap, offset: impl Fn(u64) -> u64) -> Result<(), BenchError> {
         let bytes = self.writes.bytes;
         let (mut posted, mut written) = (0, 0);
         while written < lap.writes {
@@ -143,7 +188,7 @@ impl Run<'_> {
                         source: &self.sources[lap.source_of(posted, self.sources.len())],
                         bytes,
                         target: self.landing.target,
-                        offset: posted * bytes as u64,
+                        offset: offset(posted),
                         immediate: None,
                         context: posted,
                     },

@@ -222,6 +222,7 @@ impl Entry {
     ///
     /// # Errors
     /// The slots hold no completion of this version.
+    #[inline]
     pub fn completion(&self) -> Result<Completion<'_>, CompletionError> {
         let (header, payload) =
             Header::read_from_prefix(self.bytes()).map_err(|_| CompletionError)?;

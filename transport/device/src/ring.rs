@@ -225,6 +225,7 @@ impl<M: Deref<Target = [AtomicU64]>> Batch<'_, M> {
     ///
     /// # Errors
     /// [`RingError::Full`], [`RingError::TooLong`], and of the consumer [`RingError::Count`]; the batch is as it was.
+    #[inline]
     pub fn append(&mut self, entry: &[Slot]) -> Result<(), RingError> {
         let slots = self.producer.ring.slots;
         let wanted = u32::try_from(entry.len()).unwrap_or(u32::MAX);

@@ -291,6 +291,7 @@ impl Entry {
     ///
     /// # Errors
     /// [`WorkRequestError::TooLarge`]; nothing was changed.
+    #[inline]
     pub fn set_work_request(&mut self, request: &WorkRequest<'_>) -> Result<(), WorkRequestError> {
         let (sges, payload) = match request.payload {
             Payload::Sges(sges) => {

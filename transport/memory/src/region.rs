@@ -2,6 +2,7 @@
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -317,10 +318,16 @@ impl Region {
 /// Whole words of a region that processes share, as a ring or a doorbell page is.
 #[derive(Debug, Clone)]
 pub struct Words {
-    region: Arc<Region>,
-    first: usize,
-    count: usize,
+    /// Keeps the memory.
+    _region: Arc<Region>,
+    /// Looked up once: a ring reads a word for each operation.
+    words: NonNull<[AtomicU64]>,
 }
+
+// SAFETY: it is shared memory that `_region` keeps, used as atomics only (invariant 1).
+unsafe impl Send for Words {}
+// SAFETY: as before.
+unsafe impl Sync for Words {}
 
 impl Words {
     /// `count` words from `offset` on.
@@ -330,13 +337,13 @@ impl Words {
     pub fn new(region: &Arc<Region>, offset: u64, count: usize) -> Result<Words, DropReason> {
         let length = count.checked_mul(size_of::<AtomicU64>());
         let bytes = region.range(offset, length.ok_or(DropReason::Bounds)?)?;
-        if !bytes.as_ptr().cast::<AtomicU64>().is_aligned() {
+        let first = NonNull::from(bytes).cast::<AtomicU64>();
+        if !first.is_aligned() {
             return Err(DropReason::Bounds);
         }
         Ok(Words {
-            region: Arc::clone(region),
-            first: offset as usize,
-            count,
+            _region: Arc::clone(region),
+            words: NonNull::slice_from_raw_parts(first, count),
         })
     }
 }
@@ -344,11 +351,11 @@ impl Words {
 impl Deref for Words {
     type Target = [AtomicU64];
 
+    #[inline]
     fn deref(&self) -> &[AtomicU64] {
-        let words = self.region.bytes()[self.first..].as_ptr().cast();
         // SAFETY: `new` has checked that so many aligned words lie in the region, whose memory neither moves nor shrinks and
         // lives as long as `self` (invariant 3). They are used as atomics only (invariant 1).
-        unsafe { std::slice::from_raw_parts(words, self.count) }
+        unsafe { self.words.as_ref() }
     }
 }
 

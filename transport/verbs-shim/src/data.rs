@@ -104,7 +104,6 @@ pub(crate) unsafe extern "C" fn post_send(
     // SAFETY: it is one of ours, and its context is open (invariant 1).
     let (own, context) = unsafe { (own_pair(pair), own_context((*pair).context)) };
     let mut error = if own.takes_sends() { 0 } else { libc::EINVAL };
-    let mut inline = [0; INLINE_MAX];
     let mut sends = own.lock_sends();
     let sends = &mut *sends;
     let mut batch = sends.ring.begin();
@@ -114,19 +113,24 @@ pub(crate) unsafe extern "C" fn post_send(
         let (request, next) = unsafe { (&*wr, (*wr).next) };
         // SAFETY: as before.
         let list = unsafe { sges(request.sg_list, request.num_sge) };
-        let is_inline = request.send_flags & flag::INLINE != 0;
-        let payload = list.and_then(|list| match is_inline {
-            true => {
+        let mut inline;
+        let payload = match list {
+            // Only these need room here.
+            Some(list) if request.send_flags & flag::INLINE != 0 => {
                 let parts = list.iter().map(|sge| {
                     let from = std::ptr::with_exposed_provenance(sge.address as usize);
                     (from, sge.bytes as usize)
                 });
+                inline = [0; INLINE_MAX];
                 // SAFETY: the program may read what it wants sent.
-                let bytes = unsafe { gather(parts, &mut inline) }?;
-                (bytes.len() <= own.sizes.inline_bytes as usize).then_some(Payload::Inline(bytes))
+                let bytes = unsafe { gather(parts, &mut inline) };
+                let bytes = bytes.filter(|bytes| bytes.len() <= own.sizes.inline_bytes as usize);
+                bytes.map(Payload::Inline)
             }
-            false => (list.len() <= own.sizes.send_sges as usize).then_some(Payload::Sges(list)),
-        });
+            list => list
+                .filter(|list| list.len() <= own.sizes.send_sges as usize)
+                .map(Payload::Sges),
+        };
         let operation = match own.is_of_datagrams() {
             // SAFETY: the program passes an address handle.
             true => unsafe { address_handles::operation(request) },

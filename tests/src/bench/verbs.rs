@@ -1,0 +1,169 @@
+//! `verbs`: programs of Debian over virtual devices, unmodified, and what they cost beside the engine alone.
+//!
+//! The engines are in this process, each in the network namespace of its node; the programs are processes with private
+//! memory. A limit in microseconds needs a core for each thread that polls: a program, an engine, and the same at the
+//! other end. On a machine with fewer cores the row is held against as many threads, without Weft, that pass a token.
+
+mod copy;
+mod devices;
+mod instructions;
+mod token;
+
+use weft_engine::Progress;
+use weft_fabric::{Fabric, Spec};
+
+use self::devices::{Devices, Place};
+use self::token::Course;
+use super::ends::{Ends, Shape};
+use super::rounds::{Must, Rounds};
+use super::{BenchError, Context, latency, writes};
+use crate::report::{Row, median};
+
+/// `ib_write_bw` keeps so many writes under way unless it is told otherwise.
+const OUTSTANDING: u64 = 128;
+/// Sizes of writes, and what the ids of their rows end with.
+const SIZES: [(usize, &str); 2] = [(64 << 10, "64k"), (1 << 20, "1m")];
+/// Ours beside what as many threads without Weft take, where there are too few cores: they reach 0.85 of it at least.
+const OF_THREADS: f64 = 1.18;
+/// What a program may take longer than the engine alone, microseconds.
+const LONGER_BY: f64 = 3.0;
+/// The longest one way between two programs of one node, microseconds.
+const LOCAL: f64 = 3.0;
+/// The most instructions of a program for a write, its posting and its completion.
+const INSTRUCTIONS: f64 = 400.0;
+
+/// Programs that measure latency, and the ids of their rows.
+const PINGS: [(&str, &str); 2] = [
+    ("verbs-write-lat", "ib_write_lat"),
+    ("verbs-send-lat", "ib_send_lat"),
+];
+
+/// All rows.
+pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
+    let fabric = context.fabric(&Spec {
+        nodes: 2,
+        leaves: 1,
+        ..Spec::default()
+    })?;
+    let devices = Devices::start(&fabric)?;
+    let mut rows = Vec::new();
+    for (bytes, name) in SIZES {
+        rows.extend(rates(context, &fabric, &devices, bytes, name)?);
+    }
+    for ping in PINGS {
+        rows.extend(latencies(context, &fabric, &devices, ping)?);
+    }
+    rows.push(instructions(context, &devices)?);
+    Ok(rows)
+}
+
+fn rates(
+    context: &Context,
+    fabric: &Fabric,
+    devices: &Devices<'_>,
+    bytes: usize,
+    name: &str,
+) -> Result<[Row; 2], BenchError> {
+    let all = if context.quick { 256 << 20 } else { 1 << 30 };
+    let count = all / bytes as u64;
+    let ends = Ends::start(fabric, Shape::default())?;
+    writes::repeat(&ends, bytes, count / 8, OUTSTANDING)?;
+    let (mut apart, mut together) = (Rounds::default(), Rounds::default());
+    for _ in 0..context.rounds {
+        let ours = devices.rate(Place::TwoNodes, bytes, count)?;
+        apart.add_pair(ours, writes::repeat(&ends, bytes, count, OUTSTANDING)?);
+        let ours = devices.rate(Place::OneNode, bytes, count)?;
+        together.add_pair(ours, copy::rate(bytes, count)?);
+    }
+    let work = |place: &str| format!("ib_write_bw -s {bytes}, {place}, private memory");
+    Ok([
+        apart.row(
+            &format!("verbs-bw-{name}"),
+            work("two nodes"),
+            "GB/s",
+            "the engine alone",
+            Must::RatioAtLeast(0.65),
+        ),
+        together.row(
+            &format!("verbs-bw-{name}-local"),
+            work("one node"),
+            "GB/s",
+            "process_vm_writev",
+            Must::RatioAtLeast(0.8),
+        ),
+    ])
+}
+
+fn latencies(
+    context: &Context,
+    fabric: &Fabric,
+    devices: &Devices<'_>,
+    (id, program): (&str, &str),
+) -> Result<[Row; 2], BenchError> {
+    let count = if context.quick { 2_000 } else { 20_000 };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let row = |place| -> Result<Row, BenchError> {
+        let course = match place {
+            Place::TwoNodes => Course::TwoNodes(fabric),
+            Place::OneNode => Course::OneNode,
+        };
+        let (mut rounds, mut alone) = (Rounds::default(), Rounds::default());
+        let has_cores = cores >= course.threads();
+        for _ in 0..context.rounds {
+            let ours = devices.latency(place, program, count)?;
+            let own = match place {
+                Place::TwoNodes => Some(engine_alone(fabric, count)?),
+                Place::OneNode => None,
+            };
+            own.into_iter().for_each(|own| alone.add(own));
+            let theirs = match has_cores {
+                true => own,
+                false => Some(token::one_way(course, count)?),
+            };
+            match theirs {
+                Some(theirs) => rounds.add_pair(ours, theirs),
+                None => rounds.add(ours),
+            }
+        }
+        let threads = format!("{} threads on {cores} cores", course.threads());
+        let (peer, must) = match (has_cores, place) {
+            (false, _) => (&*threads, Must::RatioAtMost(OF_THREADS)),
+            (true, Place::TwoNodes) => ("the engine alone", Must::MoreByAtMost(LONGER_BY)),
+            (true, Place::OneNode) => ("", Must::AtMost(LOCAL)),
+        };
+        let work = format!("{} -s 8 one way, ", program);
+        let (id, work) = match place {
+            Place::TwoNodes => (
+                id.to_owned(),
+                format!("{work}two nodes; the engine alone {:.1}", alone.ours()),
+            ),
+            Place::OneNode => (format!("{}-local", id), work + "one node"),
+        };
+        Ok(rounds.row(&id, work, "µs", peer, must))
+    };
+    Ok([row(Place::TwoNodes)?, row(Place::OneNode)?])
+}
+
+/// One way between two engines whose callers poll them, microseconds.
+fn engine_alone(fabric: &Fabric, count: usize) -> Result<f64, BenchError> {
+    let shape = Shape {
+        progress: Progress::Inline,
+        draw: 1,
+        ..Shape::default()
+    };
+    let mut ways = latency::exchange(Ends::start(fabric, shape)?, count)?;
+    Ok(median(&mut ways))
+}
+
+fn instructions(context: &Context, devices: &Devices<'_>) -> Result<Row, BenchError> {
+    let mut rounds = Rounds::default();
+    let count = if context.quick { 2_048 } else { 16_384 };
+    rounds.add(instructions::of_a_write(devices, count)?);
+    Ok(rounds.row(
+        "verbs-instructions",
+        "ibv_post_send and ibv_poll_cq of a write of 8 B".to_owned(),
+        "instructions",
+        "",
+        Must::AtMost(INSTRUCTIONS),
+    ))
+}

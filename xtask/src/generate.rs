@@ -11,6 +11,7 @@ use crate::rules::{self, Weight};
 use crate::tree::Tree;
 
 mod api;
+mod verbs;
 
 /// A section: the file it stands in, the name on its markers, and what makes it.
 struct Section {
@@ -34,6 +35,11 @@ const SECTIONS: &[Section] = &[
         path: "docs/add-a-kind.md",
         name: "example",
         make: example_kind,
+    },
+    Section {
+        path: "docs/verbs.md",
+        name: "verbs",
+        make: verbs::calls,
     },
 ];
 

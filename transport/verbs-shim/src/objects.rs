@@ -103,19 +103,6 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
     unsafe { register(pd, addr, length, iova, access) }
 }
 
-/// NCCL takes any other error for "supported".
-#[unsafe(no_mangle)]
-extern "C" fn ibv_reg_dmabuf_mr(
-    _: *mut ProtectionDomain,
-    _: u64,
-    _: usize,
-    _: u64,
-    _: c_int,
-    _: c_int,
-) -> *mut MemoryRegion {
-    not_made(ErrorNumber::NotSupported)
-}
-
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_dereg_mr(region: *mut MemoryRegion) -> c_int {
     // SAFETY: it is one of ours, and used no more once it is gone (invariants 1 and 2).

@@ -1,5 +1,7 @@
 //! Calls that this device does not do, and private names of rdma-core.
 //!
+//! `docs/verbs.md` is made from these lists and from those of `symbols.rs`.
+//!
 //! Programs that are linked with libmlx5 or libefa do not start where one of rdma-core's private names is missing. None of
 //! them has to work: no driver of theirs has a device here.
 
@@ -35,6 +37,11 @@ macro_rules! nothing {
         $(#[unsafe(no_mangle)]
         extern "C" fn $name() {})*
     };
+}
+
+// Of GPU memory: NCCL takes any other number than EOPNOTSUPP for "it can be registered".
+not_made! {
+    ibv_reg_dmabuf_mr,
 }
 
 not_made! {

@@ -16,12 +16,12 @@ use weft_device::control::{
 use weft_device_socket::packet;
 use weft_engine::AddressSpace;
 
+use crate::command::Command;
 use crate::context::Device;
 use crate::device_table::{DeviceTable, lock};
 use crate::devices::{ContextId, Opened};
 use crate::open_devices::{OpenDevice, OpenDevices};
-use crate::server::spawn;
-use crate::work::Command;
+use crate::thread::spawn;
 
 /// Connections that have not opened a device; of more, the oldest is closed.
 const UNOPENED_MAX: usize = 64;

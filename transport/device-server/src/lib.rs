@@ -14,6 +14,7 @@
 //! with a thread, for each device that is open, and a thread for each program.
 
 mod channel;
+mod command;
 mod context;
 mod control;
 mod datagram;
@@ -24,16 +25,18 @@ mod devices;
 mod limits;
 mod offer;
 mod open_devices;
+mod opening;
 mod queue_pair;
 mod random;
 mod receive_queue;
 mod regions;
 mod server;
+mod thread;
 mod work;
 
 pub use context::Device;
 pub use datagrams::DatagramDrops;
 pub use devices::{ContextId, Devices, OpenError, Opened};
 pub use limits::{DeviceTotals, NodeTotals, OPEN_LIMITS, Totals};
-pub use offer::{Offer, QueuePairName};
-pub use server::{DeviceStatus, Server, ServerError, TooManyOffers};
+pub use offer::{Offer, QueuePairName, TooManyOffers};
+pub use server::{DeviceStatus, Server, ServerError};

@@ -45,7 +45,7 @@ pub struct DeviceTotals {
 /// What all devices of a node may have together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeTotals {
-    /// Opens: each holds five descriptors, and is looked at in each turn of the engine.
+    /// Opens: each holds five descriptors and a thread.
     pub opens: u32,
     /// Queue pairs and shared receive queues: each is a connection of the engine.
     pub queue_pairs: u32,

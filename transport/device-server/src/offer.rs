@@ -14,6 +14,16 @@ const OFFER_INTERVAL_MAX: Duration = Duration::from_secs(5);
 /// receive. As long as a connection may stall.
 pub(crate) const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Offers that wait for a device's thread. More are refused, and the peers' engines send them again.
+pub(crate) const OFFERS_WAITING_MAX: usize = 4096;
+
+/// An offer was dropped.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{OFFERS_WAITING_MAX} offers wait for the engine: this one is dropped, and the peer's engine sends it again"
+)]
+pub struct TooManyOffers;
+
 /// A queue pair anywhere: the GID of its device, and its number there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueuePairName {

@@ -7,20 +7,17 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Sender, bounded, unbounded};
-use weft_engine::{AddressSpace, EngineConfig, EngineError, LinkAddress, PortRange};
+use crossbeam_channel::Sender;
+use weft_engine::{EngineConfig, EngineError};
 
-use crate::context::Device;
-use crate::devices::{Devices, OpenError, Opened};
-use crate::limits::{NodeTotals, Totals};
-use crate::offer::Offer;
-use crate::server::{TooManyOffers, spawn};
-use crate::work::{Command, OFFERS_WAITING_MAX, ReceivedOffer, Worker, wake_worker};
+use crate::command::{Command, ReceivedOffer, wake_worker};
+use crate::devices::Devices;
+use crate::offer::{Offer, TooManyOffers};
 
 /// A device whose thread has done nothing for so long is stalled. It wakes ten times a second.
 const STALLED_AFTER: Duration = Duration::from_secs(2);
 
-type Gid = [u8; 16];
+pub(crate) type Gid = [u8; 16];
 
 /// What the thread of a device shows to others, who never wait for it.
 #[derive(Debug, Default)]
@@ -37,10 +34,10 @@ pub(crate) struct Shown {
 #[derive(Debug, Clone)]
 pub(crate) struct OpenDevice {
     pub(crate) commands: Sender<Command>,
-    offers: Sender<ReceivedOffer>,
-    wake: Arc<OwnedFd>,
+    pub(crate) offers: Sender<ReceivedOffer>,
+    pub(crate) wake: Arc<OwnedFd>,
     /// Which of the ranges of ports it has.
-    slot: u16,
+    pub(crate) slot: u16,
     pub(crate) shown: Arc<Shown>,
 }
 
@@ -56,13 +53,13 @@ impl OpenDevice {
 /// All open devices, by GID.
 pub(crate) struct OpenDevices {
     /// With the first range of ports; the others follow it.
-    config: EngineConfig,
-    slots: u16,
+    pub(crate) config: EngineConfig,
+    pub(crate) slots: u16,
     begun: Instant,
     /// Where offers to other servers go.
     send_offer: Box<dyn Fn(Offer) + Send + Sync>,
     /// Dropped by each thread when it ends.
-    ended: Sender<()>,
+    pub(crate) ended: Sender<()>,
     open: Mutex<HashMap<Gid, OpenDevice>>,
     /// Queue pairs of all of them.
     pub(crate) queue_pairs: AtomicU32,
@@ -90,7 +87,7 @@ impl OpenDevices {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Gid, OpenDevice>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<Gid, OpenDevice>> {
         // Each change is whole.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -98,108 +95,6 @@ impl OpenDevices {
     /// Time since the server began.
     pub(crate) fn now(&self) -> Duration {
         self.begun.elapsed()
-    }
-
-    /// Opens a device for a program, whose memory is `program`.
-    ///
-    /// # Errors
-    /// [`OpenError`].
-    pub(crate) fn open(
-        self: &Arc<Self>,
-        device: Device,
-        program: AddressSpace,
-    ) -> Result<(OpenDevice, Opened), OpenError> {
-        let (answer, answered) = bounded(1);
-        let thread = {
-            let mut open = self.lock();
-            let contexts = open
-                .values()
-                .map(|it| it.shown.contexts.load(Ordering::Relaxed));
-            let NodeTotals { opens, .. } = Totals::DEFAULT.node;
-            if contexts.sum::<u32>() >= opens {
-                return Err(OpenError::TooManyOfNode(opens));
-            }
-            let thread = match open.get(&device.gid) {
-                Some(thread) => thread.clone(),
-                None => {
-                    let started = self.start(&open, device.gid)?;
-                    open.insert(device.gid, started.clone());
-                    started
-                }
-            };
-            // Under the lock: a thread that has a command does not end.
-            thread.send(Command::Open {
-                device,
-                program,
-                answer,
-            });
-            thread
-        };
-        let opened = answered.recv().unwrap_or(Err(OpenError::Ended))?;
-        Ok((thread, opened))
-    }
-
-    /// Starts a device's thread, with a range of ports that no other one has.
-    fn start(
-        self: &Arc<Self>,
-        open: &HashMap<Gid, OpenDevice>,
-        gid: Gid,
-    ) -> Result<OpenDevice, OpenError> {
-        // Not the first that is free: two nodes whose ports are the same have half the paths (decision 0002).
-        let first = gid.iter().fold(0_u32, |hash, byte| {
-            hash.wrapping_mul(31).wrapping_add(u32::from(*byte))
-        });
-        let slots = u32::from(self.slots);
-        let slots = (0..slots).map(|after| ((first % slots + after) % slots) as u16);
-        let free = slots.filter(|slot| open.values().all(|it| it.slot != *slot));
-        for slot in free {
-            let devices = match Devices::start(self.config_of(slot)) {
-                Ok(devices) => devices,
-                Err(EngineError::Link(error)) if error.reason() == "PortTaken" => continue,
-                Err(error) => return Err(error.into()),
-            };
-            let (commands, received) = unbounded();
-            let (offers, received_offers) = bounded(OFFERS_WAITING_MAX);
-            let thread = OpenDevice {
-                commands,
-                offers,
-                wake: Arc::new(devices.waker()?),
-                slot,
-                shown: Arc::default(),
-            };
-            let now = self.now();
-            let turned_at = &thread.shown.turned_at;
-            turned_at.store(now.as_millis() as u64, Ordering::Relaxed);
-            let worker = Worker {
-                gid,
-                devices,
-                commands: received,
-                offers: received_offers,
-                shown: Arc::clone(&thread.shown),
-                all: Arc::clone(self),
-                spin: Duration::from_nanos(self.config.spin.get()),
-                used_at: now,
-                counted_at: now,
-            };
-            let ended = self.ended.clone();
-            let spawned = spawn("weft-device", move || {
-                worker.run();
-                drop(ended);
-            });
-            spawned.map_err(OpenError::Thread)?;
-            return Ok(thread);
-        }
-        Err(OpenError::TooManyDevices(self.slots))
-    }
-
-    fn config_of(&self, slot: u16) -> EngineConfig {
-        let LinkAddress::Udp { address, ports } = self.config.address;
-        let first = ports.first + slot * ports.count;
-        let ports = PortRange { first, ..ports };
-        EngineConfig {
-            address: LinkAddress::Udp { address, ports },
-            ..self.config.clone()
-        }
     }
 
     /// Ends the thread of a device that nobody has open, unless somebody is just opening it. Answers whether it ends.

@@ -19,10 +19,10 @@ use weft_engine::{EngineConfig, EngineError, LinkAddress, PortRange};
 use crate::context::Device;
 use crate::control::Control;
 use crate::device_table::{DeviceTable, lock};
-use crate::offer::Offer;
+use crate::offer::{Offer, TooManyOffers};
 use crate::open_devices::OpenDevices;
 use crate::random;
-use crate::work::OFFERS_WAITING_MAX;
+use crate::thread::spawn;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -84,13 +84,6 @@ pub enum ServerError {
     #[error("a thread could not be started: {0}: raise the limit of threads")]
     Thread(io::Error),
 }
-
-/// An offer was dropped.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "{OFFERS_WAITING_MAX} offers wait for the engine: this one is dropped, and the peer's engine sends it again"
-)]
-pub struct TooManyOffers;
 
 /// A device of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -341,26 +334,4 @@ fn listen_in(directory: &Path) -> Result<OwnedFd, ServerError> {
     let socket = listening.map_err(|errno| failed(errno.into()))?;
     set_mode(&path, 0o666).map_err(failed)?;
     Ok(socket)
-}
-
-/// A thread whose panic ends the process: its devices would be silent for ever.
-pub(crate) fn spawn(name: &'static str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    struct AbortOnPanic(&'static str);
-    impl Drop for AbortOnPanic {
-        fn drop(&mut self) {
-            if std::thread::panicking() {
-                tracing::error!(
-                    thread = self.0,
-                    "a thread of the devices has panicked: the process ends"
-                );
-                std::process::abort();
-            }
-        }
-    }
-    let thread = std::thread::Builder::new().name(name.to_owned());
-    thread.spawn(move || {
-        let _guard = AbortOnPanic(name);
-        body();
-    })?;
-    Ok(())
 }

@@ -1,17 +1,14 @@
 //! The thread of an open device: it owns its objects, and its engine.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender};
-use weft_device::control::{Outcome, Request};
-use weft_engine::AddressSpace;
+use crossbeam_channel::Receiver;
 
-use crate::context::Device;
-use crate::devices::{ContextId, Devices, OpenError, Opened};
-use crate::offer::{OFFER_TIMEOUT, Offer};
+use crate::command::{Command, ReceivedOffer};
+use crate::devices::Devices;
+use crate::offer::OFFER_TIMEOUT;
 use crate::open_devices::{OpenDevices, Shown};
 
 /// How long it sleeps at most: offers that are not answered are sent again at about this time.
@@ -24,42 +21,6 @@ const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Commands that are carried out in one turn, and as many offers: then packets are moved again.
 const COMMANDS_PER_TURN: usize = 64;
-/// Offers that wait for the worker. More are refused, and the peers' engines send them again.
-pub(crate) const OFFERS_WAITING_MAX: usize = 4096;
-
-/// An offer that has come from the node `owner`, as authenticated.
-#[derive(Debug)]
-pub(crate) struct ReceivedOffer {
-    pub(crate) owner: Arc<str>,
-    pub(crate) offer: Offer,
-}
-
-/// What other threads ask of it. Their queue needs no bound: the thread of each program waits for the answer to a request
-/// before it takes the next one, and each context is closed once. What comes from other nodes is not a command but a
-/// [`ReceivedOffer`], and their queue has a bound.
-pub(crate) enum Command {
-    /// A program opens the device.
-    Open {
-        device: Device,
-        program: AddressSpace,
-        answer: Sender<Result<Opened, OpenError>>,
-    },
-    /// A program makes a call.
-    Request {
-        context: ContextId,
-        request: Request,
-        answer: Sender<(Outcome, Option<OwnedFd>)>,
-    },
-    /// A program has closed the device, or has ended.
-    Close(ContextId),
-    /// The end.
-    Stop,
-}
-
-/// Ends the worker's sleep. The write fails only when the counter is full: the worker is awake.
-pub(crate) fn wake_worker(wake: &OwnedFd) {
-    let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
-}
 
 /// What a turn has found in the queues of other threads.
 #[derive(Debug, PartialEq, Eq)]
@@ -74,7 +35,7 @@ pub(crate) struct Worker {
     pub(crate) gid: [u8; 16],
     pub(crate) devices: Devices,
     pub(crate) commands: Receiver<Command>,
-    /// Offers that have come, at most [`OFFERS_WAITING_MAX`].
+    /// Offers that have come.
     pub(crate) offers: Receiver<ReceivedOffer>,
     pub(crate) shown: Arc<Shown>,
     pub(crate) all: Arc<OpenDevices>,
@@ -233,9 +194,11 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use crossbeam_channel::{bounded, unbounded};
+    use weft_device::control::Request;
     use weft_engine::{EngineConfig, PortRange, Secret};
 
     use super::*;
+    use crate::devices::ContextId;
 
     #[test]
     fn a_turn_takes_so_many_commands_and_leaves_the_rest_for_the_next() {

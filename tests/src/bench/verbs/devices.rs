@@ -93,7 +93,7 @@ impl<'f> Devices<'f> {
                     let _ = peer.receive_offer(format!("node{node}").into(), offer);
                 }
             };
-            let server = fabric.in_node(node, || Server::start(&path, config, send))?;
+            let server = fabric.in_node(node, || Server::start(&path, config, 2, send))?;
             let server = Arc::new(server.map_err(failed)?);
             let _ = peers[node].set(Arc::downgrade(&server));
             Ok::<_, BenchError>(server)

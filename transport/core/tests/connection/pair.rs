@@ -517,7 +517,7 @@ impl Pair {
         connection.expect("the connection is open")
     }
 
-    /// Whether a side takes no ends of messages for now.
+    /// Whether a side takes no ends of messages.
     pub(crate) fn hold(&mut self, side: Side, held: bool) {
         self.ends[side as usize].host.endpoint.hold(id(side), held);
     }

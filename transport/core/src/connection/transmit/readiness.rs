@@ -68,7 +68,7 @@ impl Pick {
 }
 
 impl SendHalf {
-    /// The receiver was not ready for a chunk that is under way: it is sent again after a while. No path
+    /// The receiver was not ready for a chunk that is under way, or refused it while it may not fail yet: it is sent again after a while. No path
     /// and no queue is to blame, so neither learns of it.
     pub(in crate::connection) fn handle_not_ready(
         &mut self,
@@ -109,24 +109,6 @@ impl SendHalf {
         waiting.chunks.push_back(chunk);
         timers.set_earlier(Timer::ReceiverNotReady, now + waiting.backoff);
         self.readiness = Readiness::NotReady(waiting);
-    }
-
-    /// A chunk was refused for good, and the connection goes on until what was posted before it is complete. If it was sent
-    /// to ask, another one asks after a while.
-    #[cold]
-    pub(in crate::connection) fn handle_refused(
-        &mut self,
-        now: Time,
-        chunk: ChunkNumber,
-        timers: &mut TimerTable,
-    ) {
-        if let Readiness::Asked { chunk: asked, .. } = self.readiness
-            && asked == chunk
-            && let Readiness::Asked { waiting, .. } = std::mem::take(&mut self.readiness)
-        {
-            timers.set_earlier(Timer::ReceiverNotReady, now + waiting.backoff);
-            self.readiness = Readiness::NotReady(waiting);
-        }
     }
 
     /// Of what has waited for long enough, one is sent again: a window of them, refused time and again,

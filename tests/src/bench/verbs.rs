@@ -13,7 +13,7 @@ use weft_engine::Progress;
 use weft_fabric::{Fabric, Spec};
 
 use self::devices::{Devices, Place};
-use self::token::Course;
+use self::token::{Course, THREADS};
 use super::ends::{Ends, Shape};
 use super::rounds::{Must, Rounds};
 use super::{BenchError, Context, latency, writes};
@@ -108,7 +108,7 @@ fn latencies(
             Place::OneNode => Course::OneNode,
         };
         let (mut rounds, mut alone) = (Rounds::default(), Rounds::default());
-        let has_cores = cores >= course.threads();
+        let has_cores = cores >= THREADS;
         for _ in 0..context.rounds {
             let ours = devices.latency(place, program, count)?;
             let own = match place {
@@ -125,7 +125,7 @@ fn latencies(
                 None => rounds.add(ours),
             }
         }
-        let threads = format!("{} threads on {cores} cores", course.threads());
+        let threads = format!("{THREADS} threads on {cores} cores");
         let (peer, must) = match (has_cores, place) {
             (false, _) => (&*threads, Must::RatioAtMost(OF_THREADS)),
             (true, Place::TwoNodes) => ("the engine alone", Must::MoreByAtMost(LONGER_BY)),

@@ -1,10 +1,10 @@
 //! As many threads as two programs and their engines, which pass a token and do nothing else.
 //!
-//! A thread in a program's place passes the token to one in its engine's place through shared memory; between two nodes
-//! it goes on in a datagram. Each waits as the one does whose place it has: an engine offers the processor to others after
+//! A thread in a program's place passes the token to one in the place of its device's engine through shared memory; it
+//! goes on in a datagram, from node to node or by loopback. Each waits as the one does whose place it has: an engine offers the processor to others after
 //! each look, a program after many.
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,21 +28,14 @@ const LOOKS_BEFORE_YIELD: u32 = 512;
 /// Which way the token goes.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Course<'f> {
-    /// Program, engine, program.
+    /// Within this node.
     OneNode,
-    /// Program, engine, datagram, engine, program.
+    /// Over the fabric.
     TwoNodes(&'f Fabric),
 }
 
-impl Course<'_> {
-    /// How many wait by looking.
-    pub(super) fn threads(self) -> usize {
-        match self {
-            Self::OneNode => 3,
-            Self::TwoNodes(_) => 4,
-        }
-    }
-}
+/// How many wait by looking: a program and its device's engine at either end.
+pub(super) const THREADS: usize = 4;
 
 /// A count alone on its cache lines.
 #[derive(Debug, Default)]
@@ -104,22 +97,7 @@ impl Thread<'_> {
         })
     }
 
-    /// The engine of both programs.
-    fn pass(&self, ends: [&Shared; 2]) {
-        let mut passed = [0; 2];
-        while !self.over.load(Ordering::Acquire) {
-            for (from, passed) in passed.iter_mut().enumerate() {
-                let number = ends[from].to_engine.0.load(Ordering::Acquire);
-                if number > *passed {
-                    *passed = number;
-                    ends[1 - from].to_program.0.store(number, Ordering::Release);
-                }
-            }
-            thread::yield_now();
-        }
-    }
-
-    /// The engine of one program: what it posts goes to the other node, and what comes from there to it.
+    /// The engine of one program: what it posts goes to the other engine, and what comes from there to it.
     fn carry(&self, shared: &Shared, socket: &UdpSocket) -> Result<(), BenchError> {
         let mut sent = 0;
         let mut datagram = [0; DATAGRAM];
@@ -146,9 +124,9 @@ impl Thread<'_> {
 
 /// The median of one way from program to program, microseconds.
 pub(super) fn one_way(course: Course<'_>, count: usize) -> Result<f64, BenchError> {
-    let sockets = match course {
-        Course::OneNode => None,
-        Course::TwoNodes(fabric) => Some(connect(fabric)?),
+    let [here, there] = match course {
+        Course::OneNode => connect_by_loopback()?,
+        Course::TwoNodes(fabric) => connect(fabric)?,
     };
     let warm_up = count / WARM_UP;
     let all = warm_up + count;
@@ -156,15 +134,8 @@ pub(super) fn one_way(course: Course<'_>, count: usize) -> Result<f64, BenchErro
     let over = AtomicBool::new(false);
     let place = || Thread { over: &over };
     let mut ways = thread::scope(|scope| {
-        match &sockets {
-            None => {
-                scope.spawn(|| place().pass([&near, &far]));
-            }
-            Some([here, there]) => {
-                scope.spawn(|| place().carry(&near, here));
-                scope.spawn(|| place().carry(&far, there));
-            }
-        }
+        scope.spawn(|| place().carry(&near, &here));
+        scope.spawn(|| place().carry(&far, &there));
         let answers = scope.spawn(|| place().answer(&far, all));
         let asked = place().ask(&near, all);
         let answered = answers.join();
@@ -173,6 +144,22 @@ pub(super) fn one_way(course: Course<'_>, count: usize) -> Result<f64, BenchErro
         asked
     })?;
     Ok(median(&mut ways.split_off(warm_up)))
+}
+
+/// Two sockets of this node, connected to each other.
+fn connect_by_loopback() -> Result<[UdpSocket; 2], BenchError> {
+    let bind = || {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        socket.set_nonblocking(true)?;
+        Ok(socket)
+    };
+    let make = || {
+        let sockets: [UdpSocket; 2] = [bind()?, bind()?];
+        sockets[0].connect(sockets[1].local_addr()?)?;
+        sockets[1].connect(sockets[0].local_addr()?)?;
+        Ok(sockets)
+    };
+    make().map_err(BenchError::system::<std::io::Error>("a token's socket"))
 }
 
 /// A socket in either node, connected to each other.
@@ -200,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_goes_to_and_fro_through_one_engine() {
+    fn a_token_goes_to_and_fro_within_a_node() {
         let way = one_way(Course::OneNode, 50).unwrap();
         assert!(way > 0.0);
     }

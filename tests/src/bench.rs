@@ -218,6 +218,15 @@ impl Work {
 }
 
 impl Context {
+    /// Two nodes behind one leaf, without a limit of rate.
+    fn two_nodes(&self) -> Result<Fabric, BenchError> {
+        self.fabric(&Spec {
+            nodes: 2,
+            leaves: 1,
+            ..Spec::default()
+        })
+    }
+
     /// Builds a fabric, or says why there is none.
     fn fabric(&self, spec: &Spec) -> Result<Fabric, BenchError> {
         if let Some(refused) = &self.refused {

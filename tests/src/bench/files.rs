@@ -5,7 +5,6 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use weft_fabric::Spec;
 use weft_planner::Strategy;
 use weft_proto::agent::v1::Algorithm;
 
@@ -22,11 +21,7 @@ const COPY: &str = "copy";
 /// Four rows: either digest against either peer.
 pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     let bytes: u64 = if context.quick { 128 << 20 } else { 1 << 30 };
-    let fabric = Arc::new(context.fabric(&Spec {
-        nodes: 2,
-        leaves: 1,
-        ..Spec::default()
-    })?);
+    let fabric = Arc::new(context.two_nodes()?);
     let memory = Memory::mount(3 * bytes)?;
     let directories = vec![memory.path().join("node0"), memory.path().join("node1")];
     let stage = Stage::set(

@@ -5,8 +5,6 @@
 
 use std::time::Duration;
 
-use weft_fabric::Spec;
-
 use super::ends::{Ends, Shape};
 use super::host::{End, Happened, Host, Source, Target, Write, connect_many};
 use super::rounds::{Must, Rounds};
@@ -25,11 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One row. Every connection has carried one message in each direction, and is idle since.
 pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
-    let fabric = context.fabric(&Spec {
-        nodes: 2,
-        leaves: 1,
-        ..Spec::default()
-    })?;
+    let fabric = context.two_nodes()?;
     let ends = Ends::start(&fabric, Shape::default())?;
     // What the two engines need for the first connection, they need once.
     let first = connect_many(&ends.sender, &ends.receiver, 1)?;

@@ -8,7 +8,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use weft_engine::Progress;
-use weft_fabric::Spec;
 
 use super::ends::{Ends, Shape};
 use super::host::{End, Happened, Host, Landing, Source, Target, Write};
@@ -60,11 +59,7 @@ const CASES: [Case; 3] = [
 
 /// A row for each case.
 pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
-    let fabric = context.fabric(&Spec {
-        nodes: 2,
-        leaves: 1,
-        ..Spec::default()
-    })?;
+    let fabric = context.two_nodes()?;
     let count = if context.quick { 2_000 } else { 20_000 };
     let ucx = Ucx::find();
     let mut rounds = [(); CASES.len()].map(|()| Rounds::default());

@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use weft_fabric::Spec;
 use weft_planner::Strategy;
 use weft_proto::agent::v1::Algorithm;
 
@@ -32,11 +31,7 @@ const HOME_BYTES: u64 = 128 << 20;
 /// Two rows, the sending agent's and the receiving agent's.
 pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     let bytes: u64 = if context.quick { 1 << 30 } else { 8 << 30 };
-    let fabric = Arc::new(context.fabric(&Spec {
-        nodes: 2,
-        leaves: 1,
-        ..Spec::default()
-    })?);
+    let fabric = Arc::new(context.two_nodes()?);
     let memory = Memory::mount(HOME_BYTES)?;
     let scratch = Removed(context.scratch.join("rss"));
     fs::create_dir_all(&scratch.0).map_err(BenchError::system(scratch.0.display().to_string()))?;

@@ -1,7 +1,5 @@
 //! `write-64k`: writes of 64 KiB, one in flight.
 
-use weft_fabric::Spec;
-
 use super::ends::{Ends, Shape};
 use super::rounds::{Must, Rounds};
 use super::ucx::{Test, Ucx};
@@ -15,11 +13,7 @@ const MEMORY: usize = 8 << 20;
 
 /// One row.
 pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
-    let fabric = context.fabric(&Spec {
-        nodes: 2,
-        leaves: 1,
-        ..Spec::default()
-    })?;
+    let fabric = context.two_nodes()?;
     let ends = Ends::start(&fabric, Shape::default())?;
     let count = if context.quick { 2_048 } else { 16_384 };
     let writes = Writes {

@@ -10,7 +10,7 @@ mod instructions;
 mod token;
 
 use weft_engine::Progress;
-use weft_fabric::{Fabric, Spec};
+use weft_fabric::Fabric;
 
 use self::devices::{Devices, Place};
 use self::token::{Course, THREADS};
@@ -40,11 +40,7 @@ const PINGS: [(&str, &str); 2] = [
 
 /// All rows.
 pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
-    let fabric = context.fabric(&Spec {
-        nodes: 2,
-        leaves: 1,
-        ..Spec::default()
-    })?;
+    let fabric = context.two_nodes()?;
     let devices = Devices::start(&fabric)?;
     let mut rows = Vec::new();
     for (bytes, name) in SIZES {

@@ -664,15 +664,18 @@ impl Connection {
     }
 
     /// The peer has refused a chunk for good. On an in-order connection all that was posted before it completes first:
-    /// until then the chunk waits, is sent again from time to time, and refused again. Responses that are still waited for when all else is
-    /// complete never come if they are behind a chunk that this end has refused for good.
+    /// until then the chunk waits, is sent again from time to time, and refused again. Responses that are still waited
+    /// for when all else is complete never come if they are behind a chunk that this end has refused for good.
     fn refuse(&mut self, now: Time, chunk: ChunkNumber, failure: Failure) {
         let requests = self.receive.requests();
         let failed = self.transmit.refuse(chunk, failure, requests);
         let waits_in_vain = self.transmit.is_first(chunk) && self.receive.is_stuck();
         match failed.or(waits_in_vain.then_some(failure)) {
             Some(failure) => self.fail(failure),
-            None => (self.transmit).handle_not_ready(now, chunk, &mut self.timers),
+            None => {
+                let timers = &mut self.timers;
+                self.transmit.handle_not_ready(now, chunk, timers);
+            }
         }
     }
 

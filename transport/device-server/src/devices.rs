@@ -123,8 +123,8 @@ struct ConnectedPair {
 pub struct Devices {
     engine: Engine,
     totals: Totals,
-    /// Queue pairs of devices of this node that are not here.
-    queue_pairs_elsewhere: u32,
+    /// Contexts and queue pairs of the devices of this node that are not here.
+    elsewhere: (u32, u32),
     sender: Sender<Event>,
     events: Receiver<Event>,
     contexts: BTreeMap<ContextId, Context>,
@@ -152,7 +152,7 @@ impl Devices {
         Ok(Self {
             engine: Engine::start(config)?,
             totals: Totals::DEFAULT,
-            queue_pairs_elsewhere: 0,
+            elsewhere: (0, 0),
             datagrams: Datagrams::new(sender.clone()),
             sender,
             events,
@@ -180,7 +180,7 @@ impl Devices {
         if self.contexts_of(gid).count() >= most as usize {
             return Err(OpenError::TooManyOfDevice(most));
         }
-        if self.contexts.len() >= self.totals.node.opens as usize {
+        if self.contexts.len() + self.elsewhere.0 as usize >= self.totals.node.opens as usize {
             return Err(OpenError::TooManyOfNode(self.totals.node.opens));
         }
         let mut ids = (0..=u8::MAX).map(|index| ContextId { gid, index });
@@ -237,13 +237,13 @@ impl Devices {
         let device = self.contexts_of(gid).map(usage);
         let device = device.fold(Usage::default(), |all, one| all + one);
         let here = self.contexts.values().map(|it| usage(it).queue_pairs);
-        let all = here.sum::<u32>() + self.queue_pairs_elsewhere;
+        let all = here.sum::<u32>() + self.elsewhere.1;
         self.totals.check(request, device, all)
     }
 
-    /// How many queue pairs there are in other [`Devices`] of the node: its total is of all.
-    pub(crate) fn set_queue_pairs_elsewhere(&mut self, queue_pairs: u32) {
-        self.queue_pairs_elsewhere = queue_pairs;
+    /// How much there is in other [`Devices`] of the node: its totals are of all.
+    pub(crate) fn set_elsewhere(&mut self, contexts: u32, queue_pairs: u32) {
+        self.elsewhere = (contexts, queue_pairs);
     }
 
     /// Whether a program has one open.

@@ -10,8 +10,8 @@
 //! [`Offer`] over a channel that somebody else provides, which must say truly from whom an offer comes. The programs
 //! may connect their ends in any order: the offer of the later one is answered with that of the earlier one.
 //!
-//! Whoever holds [`Devices`] runs it: nothing happens but in [`Devices::poll`], and time is an argument. [`Server`] has one,
-//! with a thread, for each device that is open, and a thread for each program.
+//! Nothing happens in [`Devices`] but when it is called, and time is an argument. [`Server`] runs one in a thread for each
+//! device that is open, and has a thread for each program.
 
 mod channel;
 mod command;

@@ -1,5 +1,6 @@
-//! The devices that are open. Each has an engine and a thread of its own: a program whose memory holds up a copy (by
-//! userfaultfd or FUSE) holds up its own device and no other, and devices share the processors as threads do.
+//! The devices that are open. Each has an engine and a thread of its own: a program whose memory holds up a copy (a
+//! mapped file of a FUSE file system that does not answer) holds up its own device and no other, and devices share the
+//! processors as threads do.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -61,7 +62,8 @@ pub(crate) struct OpenDevices {
     /// Dropped by each thread when it ends.
     pub(crate) ended: Sender<()>,
     open: Mutex<HashMap<Gid, OpenDevice>>,
-    /// Queue pairs of all of them.
+    /// Of all of them.
+    pub(crate) contexts: AtomicU32,
     pub(crate) queue_pairs: AtomicU32,
 }
 
@@ -74,7 +76,7 @@ impl OpenDevices {
         send_offer: Box<dyn Fn(Offer) + Send + Sync>,
         ended: Sender<()>,
     ) -> Result<Self, EngineError> {
-        // Whoever starts the server is told at once.
+        // A wrong setting is an error now, and not when the first device is opened.
         Devices::start(config.clone())?;
         Ok(Self {
             config,
@@ -83,6 +85,7 @@ impl OpenDevices {
             send_offer,
             ended,
             open: Mutex::default(),
+            contexts: AtomicU32::new(0),
             queue_pairs: AtomicU32::new(0),
         })
     }

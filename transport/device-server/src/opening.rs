@@ -11,7 +11,6 @@ use weft_engine::{AddressSpace, EngineConfig, EngineError, LinkAddress, PortRang
 use crate::command::Command;
 use crate::context::Device;
 use crate::devices::{Devices, OpenError, Opened};
-use crate::limits::{NodeTotals, Totals};
 use crate::offer::OFFERS_WAITING_MAX;
 use crate::open_devices::{Gid, OpenDevice, OpenDevices};
 use crate::thread::spawn;
@@ -30,13 +29,6 @@ impl OpenDevices {
         let (answer, answered) = bounded(1);
         let thread = {
             let mut open = self.lock();
-            let contexts = open
-                .values()
-                .map(|it| it.shown.contexts.load(Ordering::Relaxed));
-            let NodeTotals { opens, .. } = Totals::DEFAULT.node;
-            if contexts.sum::<u32>() >= opens {
-                return Err(OpenError::TooManyOfNode(opens));
-            }
             let thread = match open.get(&device.gid) {
                 Some(thread) => thread.clone(),
                 None => {

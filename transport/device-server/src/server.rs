@@ -26,7 +26,8 @@ use crate::thread::spawn;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
-/// How long the end of a server waits for its threads: one whose program's memory holds up a copy may end only with the process.
+/// How long the end of a server waits for its threads: one whose program's memory holds up a copy may end only with the
+/// process.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Why a server was not started, or a device not made.
@@ -98,8 +99,8 @@ pub struct DeviceStatus {
     pub contexts: u32,
     /// Queue pairs of all who have it open.
     pub queue_pairs: u32,
-    /// Packets that asked for memory which they may not reach, since the device was opened after nobody had it open. Counted each
-    /// second.
+    /// Packets that asked for memory which they may not reach, counted each second; from 0 again when nobody had it open
+    /// for 10 s.
     pub refused: u64,
     /// It does nothing: its program's memory holds up a copy. That is so until the program ends.
     pub is_stalled: bool,
@@ -119,9 +120,9 @@ pub struct Server {
 
 impl Server {
     /// Makes the directory, which only its owner may enter, and the control socket in it. Each device that is open has an
-    /// engine of its own as `engine` says, and at most `open_devices` are open at a time: the ports of the first follow those of `engine`,
-    /// and so on. `send_offer` is called with each offer to a device of another server. It must not wait: it is called by
-    /// the threads that move the bytes.
+    /// engine of its own as `engine` says. At most `open_devices` are open at a time: each has a range of ports, and the
+    /// ranges begin with that of `engine` and follow each other. `send_offer` is called with each offer to a device of
+    /// another server. It must not wait: it is called by the threads that move the bytes.
     ///
     /// # Errors
     /// [`ServerError`].

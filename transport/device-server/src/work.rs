@@ -101,13 +101,28 @@ impl Worker {
         }
     }
 
-    /// Shows what there is now. The node's total follows.
+    /// Tells the devices what the others of the node have.
+    fn look_elsewhere(&mut self) {
+        let (shown, all) = (&self.shown, &self.all);
+        let [contexts, queue_pairs] = [
+            (&shown.contexts, &all.contexts),
+            (&shown.queue_pairs, &all.queue_pairs),
+        ]
+        .map(|(shown, all)| all.load(Ordering::Relaxed) - shown.load(Ordering::Relaxed));
+        self.devices.set_elsewhere(contexts, queue_pairs);
+    }
+
+    /// Shows what there is now. The node's totals follow.
     fn show(&self) {
         let (contexts, queue_pairs) = self.devices.count();
-        self.shown.contexts.store(contexts, Ordering::Relaxed);
-        let before = self.shown.queue_pairs.swap(queue_pairs, Ordering::Relaxed);
-        let more = queue_pairs.wrapping_sub(before);
-        self.all.queue_pairs.fetch_add(more, Ordering::Relaxed);
+        let (shown, all) = (&self.shown, &self.all);
+        for (now, shown, all) in [
+            (contexts, &shown.contexts, &all.contexts),
+            (queue_pairs, &shown.queue_pairs, &all.queue_pairs),
+        ] {
+            let before = shown.swap(now, Ordering::Relaxed);
+            all.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+        }
     }
 
     /// Carries out what other threads ask, no more than a turn's share of it.
@@ -141,6 +156,7 @@ impl Worker {
                 program,
                 answer,
             } => {
+                self.look_elsewhere();
                 let opened = self.devices.open(&device, program);
                 self.show();
                 if let Err(unsent) = answer.send(opened)
@@ -155,10 +171,7 @@ impl Worker {
                 request,
                 answer,
             } => {
-                let all = self.all.queue_pairs.load(Ordering::Relaxed);
-                let own = self.shown.queue_pairs.load(Ordering::Relaxed);
-                self.devices
-                    .set_queue_pairs_elsewhere(all.saturating_sub(own));
+                self.look_elsewhere();
                 let outcome = self.devices.handle(context, &request, now);
                 self.show();
                 let _ = answer.send((outcome, self.devices.take_passed(context)));
@@ -175,8 +188,13 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        let own = self.shown.queue_pairs.load(Ordering::Relaxed);
-        self.all.queue_pairs.fetch_sub(own, Ordering::Relaxed);
+        let (shown, all) = (&self.shown, &self.all);
+        for (shown, all) in [
+            (&shown.contexts, &all.contexts),
+            (&shown.queue_pairs, &all.queue_pairs),
+        ] {
+            all.fetch_sub(shown.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
     }
 }
 

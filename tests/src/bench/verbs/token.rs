@@ -4,6 +4,7 @@
 //! goes on in a datagram, from node to node or by loopback. Each waits as the one does whose place it has: an engine offers the processor to others after
 //! each look, a program after many.
 
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -148,18 +149,18 @@ pub(super) fn one_way(course: Course<'_>, count: usize) -> Result<f64, BenchErro
 
 /// Two sockets of this node, connected to each other.
 fn connect_by_loopback() -> Result<[UdpSocket; 2], BenchError> {
-    let bind = || {
+    let bind = || -> io::Result<UdpSocket> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         socket.set_nonblocking(true)?;
         Ok(socket)
     };
-    let make = || {
-        let sockets: [UdpSocket; 2] = [bind()?, bind()?];
+    let make = || -> io::Result<[UdpSocket; 2]> {
+        let sockets = [bind()?, bind()?];
         sockets[0].connect(sockets[1].local_addr()?)?;
         sockets[1].connect(sockets[0].local_addr()?)?;
         Ok(sockets)
     };
-    make().map_err(BenchError::system::<std::io::Error>("a token's socket"))
+    make().map_err(BenchError::system("a token's socket"))
 }
 
 /// A socket in either node, connected to each other.

@@ -1,5 +1,5 @@
 //! Chunks that the receiver was not ready for: they wait, and one of them asks from time to time whether it is
-//! ready now.
+//! ready now. So do chunks that it refused for good, as long as the connection may not fail by them.
 
 use super::SendHalf;
 use super::losses::missing;
@@ -68,8 +68,8 @@ impl Pick {
 }
 
 impl SendHalf {
-    /// The receiver was not ready for a chunk that is under way, or refused it while it may not fail yet: it is sent again after a while. No path
-    /// and no queue is to blame, so neither learns of it.
+    /// The receiver did not take a chunk that is under way: it is sent again after a while. No path and no queue is to
+    /// blame, so neither learns of it.
     pub(in crate::connection) fn handle_not_ready(
         &mut self,
         now: Time,

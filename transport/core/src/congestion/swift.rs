@@ -184,8 +184,9 @@ impl CongestionControl for Swift {
             self.decrease(now, BETA * (delay - target) / delay);
             return;
         }
-        // A sender with less to send than the window allows learns nothing.
-        if in_flight * 2 >= self.window() {
+        // A sender with less to send than the window allows learns nothing. Below one packet it is the pace that allows,
+        // however short what is sent is.
+        if self.window < 1.0 || in_flight * 2 >= self.window() {
             // By INCREASE in a round trip, more of which no sample can tell; one of a whole chunk that was sent in a
             // larger window leads a window below one packet to one.
             let packets = f64::from(sample.packets);
@@ -384,6 +385,22 @@ mod tests {
         assert_eq!(swift.window, 1.0);
         sample(&mut swift, us(1_100), 20, 43);
         assert_eq!(swift.window, 2.0);
+    }
+
+    #[test]
+    fn uc6_short_chunks_lead_a_window_below_a_packet_to_one() {
+        let mut swift = swift(0.01);
+        let short = PathSample {
+            path: PathId(0),
+            rtt: Some(Nanos::from_micros(20)),
+            packets: 1,
+            ce: 0,
+            bytes: 72,
+        };
+        swift.on_path_sample(us(1_000), &short, 72);
+        assert_eq!(swift.window, 1.0);
+        swift.on_path_sample(us(1_100), &short, 72);
+        assert_eq!(swift.window, 1.0, "of a window of a packet they use little");
     }
 
     #[test]

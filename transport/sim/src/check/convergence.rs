@@ -29,14 +29,16 @@ pub(super) struct EverythingEnds {
 }
 
 impl EverythingEnds {
-    fn progresses(&self, now: u64, end: End, connection: &Connection) -> Result<(), String> {
-        let (Some(healed), Some(&progress)) = (self.healed_at, self.progress.get(&end)) else {
+    fn progresses(&mut self, now: u64, end: End, connection: &Connection) -> Result<(), String> {
+        let (Some(healed), Some(progress)) = (self.healed_at, self.progress.get_mut(&end)) else {
             return Ok(());
         };
-        let waits = now.saturating_sub(healed.max(progress));
-        // One that only acknowledges what the peer sends waits for nothing.
-        let excused = !connection.is_sending() || self.orphans.contains(&end);
-        if excused || waits < PROGRESS_WITHIN_NANOS {
+        if !connection.is_sending() {
+            // One that only acknowledges what the peer sends waits for nothing, however long.
+            *progress = now;
+        }
+        let waits = now.saturating_sub(healed.max(*progress));
+        if self.orphans.contains(&end) || waits < PROGRESS_WITHIN_NANOS {
             return Ok(());
         }
         Err(format!(

@@ -91,11 +91,25 @@ impl Range {
         self.first_offset..self.first_offset + self.bytes
     }
 
-    fn address_of(&self, offset: u64, length: usize) -> Result<u64, DropReason> {
+    /// How far behind the first byte `length` bytes at an offset begin.
+    pub(crate) fn within(&self, offset: u64, length: usize) -> Result<u64, DropReason> {
         let within = offset.checked_sub(self.first_offset);
         let within = within.ok_or(DropReason::Bounds)?;
         check_bounds(self.bytes, within, length as u64)?;
-        Ok(self.address + within)
+        Ok(within)
+    }
+
+    /// The same for a word, which lies at a multiple of 8 in that process.
+    pub(crate) fn word_within(&self, offset: u64) -> Result<u64, DropReason> {
+        let within = self.within(offset, Atomic::BYTES as usize)?;
+        match (self.address + within).is_multiple_of(Atomic::BYTES) {
+            true => Ok(within),
+            false => Err(DropReason::Bounds),
+        }
+    }
+
+    fn address_of(&self, offset: u64, length: usize) -> Result<u64, DropReason> {
+        Ok(self.address + self.within(offset, length)?)
     }
 
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DropReason> {
@@ -111,10 +125,7 @@ impl Range {
     }
 
     pub(crate) fn atomic(&self, offset: u64, atomic: Atomic) -> Result<u64, DropReason> {
-        let address = self.address_of(offset, Atomic::BYTES as usize)?;
-        if !address.is_multiple_of(Atomic::BYTES) {
-            return Err(DropReason::Bounds);
-        }
+        self.word_within(offset)?;
         let mut word = [0; Atomic::BYTES as usize];
         self.read(offset, &mut word)?;
         let before = u64::from_le_bytes(word);

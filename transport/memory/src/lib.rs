@@ -1,15 +1,15 @@
 //! Memory that peers reach: regions, and the table that finds them by key.
 //!
 //! A [`Region`] is memory that several threads, and with [`Region::memfd`] several processes, hold at
-//! once, or memory of another process ([`AddressSpace`]). A [`RegionTable`] opens regions to the connections of a domain. All workers read the table
-//! without a lock; registering, arming, taking and deregistering wait until no worker still uses what
+//! once, or memory of another process ([`AddressSpace`]), which may be mapped here as well ([`Window`]). A
+//! [`RegionTable`] opens regions to the connections of a domain. All workers read the table without a lock; registering, arming, taking and deregistering wait until no worker still uses what
 //! they replaced.
 //!
 //! The crate sends and receives nothing and knows no connection. The engine and the simulator use it
 //! behind [`weft_core::memory::Memory`].
 //!
 //! # Invariants
-//! All `unsafe` code of the transport's memory is in three modules. It rests on these rules:
+//! All `unsafe` code of the transport's memory is in four modules. It rests on these rules:
 //!
 //! 1. *Shared bytes are atomics.* A region gives out neither `&[u8]` nor `&mut [u8]`. Its bytes are
 //!    `AtomicU8`; they are read and written by relaxed atomic copies only. A peer, another thread or
@@ -19,7 +19,7 @@
 //!    consumes the region, so nothing else in this process can reach the bytes, and it refuses memory
 //!    that another process may hold.
 //! 3. *A mapping never shrinks.* A memfd is mapped only when its size is sealed, so no process can cut
-//!    pages off and make an access fault.
+//!    pages off and make an access fault. A window's file may shrink: each access to it is guarded.
 //! 4. *What a reader can see is not freed.* A replaced value is freed only after every reader that was
 //!    inside when it was replaced has left (module `published`, checked with loom).
 
@@ -29,6 +29,7 @@ mod address_space;
     reason = "bytes that others may write at the same time; invariant 1"
 )]
 mod copy;
+mod map_cache;
 #[expect(
     unsafe_code,
     reason = "readers follow a pointer that a writer replaces; invariant 4"
@@ -40,6 +41,11 @@ mod published;
 )]
 mod region;
 mod table;
+#[expect(
+    unsafe_code,
+    reason = "another process's shared memory, whose pages may be missing; invariants 1 and 3"
+)]
+mod window;
 
 /// The primitives that `published` synchronizes with. Its model test compiles the same file with loom's.
 mod sync {
@@ -70,5 +76,7 @@ mod sync {
 mod model;
 
 pub use address_space::{AddressSpace, AddressSpaceError, Range};
+pub use map_cache::{BLOCK_BYTES, MapCache, Mapper};
 pub use region::{MemfdError, Part, Region, Source, Words};
 pub use table::{Backing, Counts, Placing, RegionTable, TableReader};
+pub use window::{FileId, SharedFile, Window, WindowError};

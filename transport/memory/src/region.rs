@@ -14,6 +14,7 @@ use weft_core::wire::Atomic;
 
 use crate::address_space::Range;
 use crate::copy::{copy_in, copy_out, prefetch};
+use crate::window::Window;
 
 const _: () = assert!(
     cfg!(target_endian = "little"),
@@ -35,6 +36,11 @@ enum Memory {
         file: OwnedFd,
     },
     OfProcess(Range),
+    /// Memory of another process that is mapped here as well.
+    Window {
+        window: Window,
+        range: Range,
+    },
     Joined {
         parts: Vec<Part>,
         /// Where each part ends.
@@ -134,6 +140,12 @@ impl Region {
         Arc::new(Region(Memory::OfProcess(range)))
     }
 
+    /// The same, where the process has mapped its memory from a file that is mapped here as well. An access to a page that
+    /// the file has not goes by the address space.
+    pub fn of_shared_file(window: Window, range: Range) -> Arc<Region> {
+        Arc::new(Region(Memory::Window { window, range }))
+    }
+
     /// Parts of regions, one behind the other. It has no words for atomics.
     pub fn joined(parts: Vec<Part>) -> Arc<Region> {
         let mut end = 0u64;
@@ -172,7 +184,10 @@ impl Region {
     /// The file to pass to another process, where there is one.
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.0 {
-            Memory::Private(_) | Memory::OfProcess(_) | Memory::Joined { .. } => None,
+            Memory::Private(_)
+            | Memory::OfProcess(_)
+            | Memory::Window { .. }
+            | Memory::Joined { .. } => None,
             Memory::Memfd { file, .. } => Some(file.as_fd()),
         }
     }
@@ -180,7 +195,7 @@ impl Region {
     /// Bytes; of another process's memory, the offset at which it ends.
     pub fn len(&self) -> u64 {
         match &self.0 {
-            Memory::OfProcess(range) => range.offsets().end,
+            Memory::OfProcess(range) | Memory::Window { range, .. } => range.offsets().end,
             Memory::Joined { ends, .. } => ends.last().copied().unwrap_or(0),
             _ => self.bytes().len() as u64,
         }
@@ -189,15 +204,15 @@ impl Region {
     /// Where the offsets begin: not at 0 in another process's memory.
     pub(crate) fn first_offset(&self) -> u64 {
         match &self.0 {
-            Memory::OfProcess(range) => range.offsets().start,
+            Memory::OfProcess(range) | Memory::Window { range, .. } => range.offsets().start,
             _ => 0,
         }
     }
 
-    /// Whether its bytes lie in another process: then reading them may fail, and costs a system call.
+    /// Whether its bytes lie in another process: then reading them may fail, and may cost a system call.
     pub fn is_of_process(&self) -> bool {
         match &self.0 {
-            Memory::OfProcess(_) => true,
+            Memory::OfProcess(_) | Memory::Window { .. } => true,
             Memory::Joined { parts, .. } => parts.iter().any(|part| part.region.is_of_process()),
             Memory::Private(_) | Memory::Memfd { .. } => false,
         }
@@ -216,6 +231,10 @@ impl Region {
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DropReason> {
         match &self.0 {
             Memory::OfProcess(range) => range.read(offset, out),
+            Memory::Window { window, range } => {
+                let read = window.read(range.within(offset, out.len())?, out);
+                read.or_else(|_| range.read(offset, out))
+            }
             Memory::Joined { parts, ends } => {
                 Self::for_each_part((parts, ends), offset, out.len(), |region, bytes, at| {
                     region.read(at, &mut out[bytes])
@@ -235,6 +254,10 @@ impl Region {
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), DropReason> {
         match &self.0 {
             Memory::OfProcess(range) => range.write(offset, bytes),
+            Memory::Window { window, range } => {
+                let written = window.write(range.within(offset, bytes.len())?, bytes);
+                written.or_else(|_| range.write(offset, bytes))
+            }
             Memory::Joined { parts, ends } => {
                 Self::for_each_part((parts, ends), offset, bytes.len(), |region, part, at| {
                     region.write(at, &bytes[part])
@@ -248,15 +271,20 @@ impl Region {
     }
 
     /// Changes the 8 bytes at `offset`, little endian, while nothing else changes them. Returns what was there. In another
-    /// process's memory, only accesses of this region's holder count as something else: that process's own are not kept
-    /// away (`IBV_ATOMIC_HCA`).
+    /// process's memory that is not mapped here, only accesses of this region's holder count as something else: that
+    /// process's own are not kept away (`IBV_ATOMIC_HCA`).
     ///
     /// # Errors
     /// [`DropReason::Bounds`] also when they do not lie at a multiple of 8 of the region and of memory; nothing was
     /// changed.
     pub fn atomic(&self, offset: u64, atomic: Atomic) -> Result<u64, DropReason> {
-        if let Memory::OfProcess(range) = &self.0 {
-            return range.atomic(offset, atomic);
+        match &self.0 {
+            Memory::OfProcess(range) => return range.atomic(offset, atomic),
+            Memory::Window { window, range } => {
+                let changed = window.atomic(range.word_within(offset)?, atomic);
+                return changed.or_else(|_| range.atomic(offset, atomic));
+            }
+            _ => {}
         }
         let bytes = self.range(offset, Atomic::BYTES as usize)?;
         let word = bytes.as_ptr().cast::<AtomicU64>();
@@ -265,16 +293,7 @@ impl Region {
         }
         // SAFETY: the range has eight bytes, which live as long as `self` and are used as atomics only (invariant 1),
         // and the word is aligned. Copies beside it may see half of a change, as they may of any write.
-        let word = unsafe { &*word };
-        Ok(match atomic {
-            Atomic::FetchAdd { add } => word.fetch_add(add, Ordering::AcqRel),
-            Atomic::CompareSwap { compare, swap } => {
-                let swapped =
-                    word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire);
-                let (Ok(before) | Err(before)) = swapped;
-                before
-            }
-        })
+        Ok(change(unsafe { &*word }, atomic))
     }
 
     /// The memory itself, when this was the only holder and no other process can hold it.
@@ -297,7 +316,7 @@ impl Region {
     fn bytes(&self) -> &[AtomicU8] {
         match &self.0 {
             Memory::Private(bytes) => bytes,
-            Memory::OfProcess(_) | Memory::Joined { .. } => &[],
+            Memory::OfProcess(_) | Memory::Window { .. } | Memory::Joined { .. } => &[],
             Memory::Memfd { map, .. } => {
                 let start = map.as_mut_ptr().cast::<AtomicU8>();
                 // SAFETY: the mapping is readable and writable, lives as long as `self` and cannot
@@ -312,6 +331,18 @@ impl Region {
         check_bounds(bytes.len() as u64, offset, length as u64)?;
         let at = offset as usize;
         Ok(&bytes[at..at + length])
+    }
+}
+
+/// Changes a word; returns what was there.
+pub(crate) fn change(word: &AtomicU64, atomic: Atomic) -> u64 {
+    match atomic {
+        Atomic::FetchAdd { add } => word.fetch_add(add, Ordering::AcqRel),
+        Atomic::CompareSwap { compare, swap } => {
+            let swapped = word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire);
+            let (Ok(before) | Err(before)) = swapped;
+            before
+        }
     }
 }
 

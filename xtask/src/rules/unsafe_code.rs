@@ -30,6 +30,10 @@ const PLACES: &[(&str, &str)] = &[
         "transport/memory/src/region.rs",
         "memory that is shared as atomics and owned as bytes in turn, and a memfd's mapping",
     ),
+    (
+        "transport/memory/src/window.rs",
+        "a mapping of another process's file, and the signal handler for pages that are missing there",
+    ),
 ];
 
 /// Folders whose interface is C's, so that nearly each function is unsafe to call. There each block of `unsafe` needs its

@@ -1,0 +1,727 @@
+//! Memory that another process has shared already, mapped here as well: bytes get there by plain moves, without the kernel.
+//!
+//! The file is that process's. It may cut the file off or punch holes into it at any time, and an access to a page that is
+//! not there would end this process by SIGBUS, or take memory in this process's name. So the mapping is one that gives no
+//! page which the file has not (userfaultfd(2), `UFFD_FEATURE_SIGBUS`), and a signal handler puts a page of zeros in the
+//! place of one that is missing until the copy is over, which then has failed. libwayland guards the buffers of its clients
+//! in the same way (`wayland-shm.c`).
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, compiler_fence};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, fstatfs};
+use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags, mmap, mmap_anonymous, userfaultfd};
+use weft_core::wire::Atomic;
+
+use crate::copy::{copy_in, copy_out};
+use crate::map_cache::{BLOCK_BYTES, MapCache, Mapper};
+use crate::region::change;
+
+/// File systems of statfs(2) whose pages nobody serves, so that no access waits for somebody. Memfds are in them as well.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+/// All files together take no more of this process's addresses: half of those that a process of x86-64 has.
+const MAPPED_BYTES_MAX: u64 = 1 << 46;
+/// Files at a time. Each holds two descriptors.
+const FILES_MAX: u64 = 4096;
+
+static MAPPED_BYTES: AtomicU64 = AtomicU64::new(0);
+static FILES: AtomicU64 = AtomicU64::new(0);
+
+/// Which file it is, of all files of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    /// Of an open file.
+    ///
+    /// # Errors
+    /// fstat(2)'s.
+    pub fn of(file: impl std::os::fd::AsFd) -> io::Result<FileId> {
+        let stat = fstat(file)?;
+        Ok(FileId {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        })
+    }
+}
+
+/// Why a file was not mapped. Its memory can be reached by the address space of its process.
+#[derive(Debug, thiserror::Error)]
+pub enum WindowError {
+    /// Accesses to other file systems may wait for whoever serves them.
+    #[error("the file is in no tmpfs or hugetlbfs, and no memfd")]
+    FileSystem,
+    /// It is not open for reading and writing.
+    #[error("the file is not open for reading and writing")]
+    ReadOnly,
+    /// The part lies beyond the end of the file.
+    #[error("the file ends before the part of it that was named")]
+    TooShort,
+    /// As much is mapped as may be.
+    #[error("the files that are mapped take as many addresses as they may")]
+    TooMany,
+    /// The kernel refused a call.
+    #[error("{call}: {source}")]
+    System {
+        /// The call.
+        call: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+fn failed<E: Into<io::Error>>(call: &'static str) -> impl FnOnce(E) -> WindowError {
+    move |source| WindowError::System {
+        call,
+        source: source.into(),
+    }
+}
+
+/// A page is not in the file, or a word not aligned there. Nothing was accessed, or of no effect.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NotHere;
+
+/// A file that another process has mapped as shared memory. All windows into it share one mapping.
+#[derive(Debug)]
+pub struct SharedFile {
+    map: MmapRaw,
+    file: File,
+    /// What keeps the kernel from making pages.
+    missing_pages: MissingPages,
+    page_bytes: usize,
+    /// Locked for each access, so that none meets a page of zeros that stands for one that is missing.
+    blocks: Mutex<MapCache>,
+    /// A page of zeros could not be taken away again.
+    is_broken: AtomicBool,
+    _count: Count,
+}
+
+/// What a file takes of [`FILES_MAX`] and [`MAPPED_BYTES_MAX`].
+#[derive(Debug)]
+struct Count(u64);
+
+impl Count {
+    fn take(bytes: u64) -> Result<Count, WindowError> {
+        let files = FILES.fetch_add(1, Ordering::Relaxed);
+        let mapped = MAPPED_BYTES.fetch_add(bytes, Ordering::Relaxed);
+        // Dropped, it gives both back.
+        let count = Count(bytes);
+        match files < FILES_MAX && mapped.saturating_add(bytes) <= MAPPED_BYTES_MAX {
+            true => Ok(count),
+            false => Err(WindowError::TooMany),
+        }
+    }
+}
+
+impl Drop for Count {
+    fn drop(&mut self) {
+        FILES.fetch_sub(1, Ordering::Relaxed);
+        MAPPED_BYTES.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
+/// Blocks of the mapping are mapped by filling this process's page table with the pages that the file has.
+struct PageTable<'m>(&'m MmapRaw);
+
+impl PageTable<'_> {
+    fn range(&self, block: u64) -> (usize, usize) {
+        let start = (block * BLOCK_BYTES) as usize;
+        (
+            start,
+            self.0.len().saturating_sub(start).min(BLOCK_BYTES as usize),
+        )
+    }
+}
+
+impl Mapper for PageTable<'_> {
+    fn map(&mut self, block: u64) {
+        let (start, length) = self.range(block);
+        // It ends early at a page that the file has not: the others are found one by one.
+        let _ = self.0.advise_range(Advice::PopulateWrite, start, length);
+    }
+
+    fn unmap(&mut self, block: u64) {
+        let (start, length) = self.range(block);
+        // SAFETY: the mapping is of a file and shared, so its bytes stay in the file.
+        let _ = unsafe {
+            self.0
+                .unchecked_advise_range(UncheckedAdvice::DontNeed, start, length)
+        };
+    }
+}
+
+impl SharedFile {
+    /// Maps a file, which may be anything.
+    ///
+    /// # Errors
+    /// [`WindowError`].
+    pub fn new(file: OwnedFd) -> Result<Arc<SharedFile>, WindowError> {
+        let found = fstatfs(&file).map_err(failed("fstatfs"))?.f_type as u64;
+        let stat = fstat(&file).map_err(failed("fstat"))?;
+        // Devices lie in a tmpfs, too.
+        let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        if !is_regular || found != TMPFS_MAGIC && found != HUGETLBFS_MAGIC {
+            return Err(WindowError::FileSystem);
+        }
+        let flags = fcntl_getfl(&file).map_err(failed("fcntl"))?;
+        if flags & OFlags::RWMODE != OFlags::RDWR || flags.contains(OFlags::PATH) {
+            return Err(WindowError::ReadOnly);
+        }
+        let bytes = u64::try_from(stat.st_size).unwrap_or(0);
+        if bytes == 0 {
+            return Err(WindowError::TooShort);
+        }
+        let count = Count::take(bytes)?;
+        handle_missing_pages()?;
+        let map = MmapOptions::new().len(bytes as usize).map_raw(&file);
+        let map = map.map_err(failed("mmap"))?;
+        let page_bytes = match found {
+            HUGETLBFS_MAGIC => {
+                usize::try_from(stat.st_blksize).map_err(|_| WindowError::FileSystem)?
+            }
+            _ => rustix::param::page_size(),
+        };
+        let missing_pages = MissingPages::new().map_err(failed("userfaultfd"))?;
+        let whole = map.len().next_multiple_of(page_bytes);
+        let registered = missing_pages.register(map.as_mut_ptr(), whole);
+        registered.map_err(failed("UFFDIO_REGISTER"))?;
+        Ok(Arc::new(SharedFile {
+            map,
+            file: file.into(),
+            missing_pages,
+            page_bytes,
+            blocks: Mutex::default(),
+            is_broken: AtomicBool::new(false),
+            _count: count,
+        }))
+    }
+
+    /// Bytes of the file when it was mapped.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.map.len() as u64
+    }
+
+    /// Blocks of [`BLOCK_BYTES`] that are mapped.
+    #[must_use]
+    pub fn mapped_blocks(&self) -> usize {
+        self.lock().blocks()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, MapCache> {
+        // Nothing under this lock panics.
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something with bytes of the mapping, which lie within it.
+    fn access<R>(
+        &self,
+        at: Range<usize>,
+        act: impl FnOnce(&[AtomicU8]) -> R,
+    ) -> Result<R, NotHere> {
+        if self.is_broken.load(Ordering::Relaxed) {
+            return Err(NotHere);
+        }
+        let start = self.map.as_mut_ptr().cast::<AtomicU8>();
+        // SAFETY: the caller's range lies in the mapping, which lives as long as `self`; all of this process use it as
+        // atomics (invariant 1), and a page that is missing is replaced while it is accessed.
+        let bytes = unsafe { std::slice::from_raw_parts(start.add(at.start), at.len()) };
+        let (done, is_missing) = guarded(bytes.as_ptr_range(), self.page_bytes, || act(bytes));
+        if !is_missing {
+            return Ok(done);
+        }
+        self.put_back(at);
+        Err(NotHere)
+    }
+
+    /// Maps the file again where a page of zeros may stand.
+    #[cold]
+    fn put_back(&self, at: Range<usize>) {
+        let start = at.start / self.page_bytes * self.page_bytes;
+        let length = at.end.next_multiple_of(self.page_bytes) - start;
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let pages = self.map.as_mut_ptr().wrapping_add(start);
+        // SAFETY: these pages are of the mapping, which lives as long as `self`, and nobody accesses them: the lock is held.
+        let mapped = unsafe { mmap(pages.cast(), length, prot, flags, &self.file, start as u64) };
+        let registered = mapped.and_then(|_| self.missing_pages.register(pages, length));
+        if registered.is_err() {
+            self.is_broken.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A part of a file that another process has mapped as shared memory, and has registered.
+#[derive(Debug)]
+pub struct Window {
+    file: Arc<SharedFile>,
+    /// Where in the file it begins.
+    start: u64,
+    bytes: u64,
+    /// A bit for each block from that on in which it begins: whether this window has taken it.
+    taken: Box<[AtomicU64]>,
+}
+
+impl Window {
+    /// `bytes` bytes of the file from `start` on. Nothing is mapped before it is used.
+    ///
+    /// # Errors
+    /// [`WindowError::TooShort`].
+    pub fn new(file: Arc<SharedFile>, start: u64, bytes: u64) -> Result<Window, WindowError> {
+        let end = start.checked_add(bytes).ok_or(WindowError::TooShort)?;
+        if bytes == 0 || end > file.bytes() {
+            return Err(WindowError::TooShort);
+        }
+        let blocks = (end - 1) / BLOCK_BYTES - start / BLOCK_BYTES + 1;
+        let words = blocks.div_ceil(64) as usize;
+        Ok(Window {
+            file,
+            start,
+            bytes,
+            taken: std::iter::repeat_with(AtomicU64::default)
+                .take(words)
+                .collect(),
+        })
+    }
+
+    /// Does something with `length` bytes of the window, which lie within it.
+    fn access<R>(
+        &self,
+        at: u64,
+        length: usize,
+        act: impl FnOnce(&[AtomicU8]) -> R,
+    ) -> Result<R, NotHere> {
+        debug_assert!(
+            at + length as u64 <= self.bytes,
+            "the caller has checked it"
+        );
+        let start = self.start + at;
+        let mut blocks = self.file.lock();
+        let first = self.start / BLOCK_BYTES;
+        let last = (start + (length as u64).saturating_sub(1)) / BLOCK_BYTES;
+        for block in start / BLOCK_BYTES..=last {
+            let (word, bit) = ((block - first) as usize / 64, 1 << ((block - first) % 64));
+            // The lock orders it.
+            let taken = self.taken[word].load(Ordering::Relaxed);
+            if taken & bit == 0 {
+                self.taken[word].store(taken | bit, Ordering::Relaxed);
+                blocks.take(block, &mut PageTable(&self.file.map));
+            }
+        }
+        let start = start as usize;
+        self.file.access(start..start + length, act)
+    }
+
+    pub(crate) fn read(&self, at: u64, out: &mut [u8]) -> Result<(), NotHere> {
+        self.access(at, out.len(), |bytes| copy_out(bytes, out))
+    }
+
+    pub(crate) fn write(&self, at: u64, from: &[u8]) -> Result<(), NotHere> {
+        self.access(at, from.len(), |bytes| copy_in(bytes, from))
+    }
+
+    pub(crate) fn atomic(&self, at: u64, atomic: Atomic) -> Result<u64, NotHere> {
+        if !(self.start + at).is_multiple_of(Atomic::BYTES) {
+            return Err(NotHere);
+        }
+        self.access(at, Atomic::BYTES as usize, |bytes| {
+            let word = NonNull::from(bytes).cast::<AtomicU64>();
+            // SAFETY: these are eight bytes, aligned as the file's begin at a page, used as atomics only (invariant 1), and the lock is held.
+            change(unsafe { word.as_ref() }, atomic)
+        })
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        let mut blocks = self.file.lock();
+        let first = self.start / BLOCK_BYTES;
+        for (word, taken) in (0..).step_by(64).zip(&mut self.taken) {
+            let bits = *taken.get_mut();
+            for bit in (0..64).filter(|bit| bits >> bit & 1 == 1) {
+                blocks.release(first + word + bit, &mut PageTable(&self.file.map));
+            }
+        }
+    }
+}
+
+/// A userfaultfd(2): an access to a page of its ranges that the file has not is a SIGBUS, and makes none.
+#[derive(Debug)]
+struct MissingPages(OwnedFd);
+
+/// `struct uffdio_api`.
+#[repr(C)]
+struct UffdioApi {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+/// `struct uffdio_register`.
+#[repr(C)]
+struct UffdioRegister {
+    start: u64,
+    length: u64,
+    mode: u64,
+    ioctls: u64,
+}
+
+/// What a process needs no right for.
+const UFFD_USER_MODE_ONLY: u32 = 1;
+const UFFD_API: u64 = 0xaa;
+const UFFD_FEATURE_MISSING_HUGETLBFS: u64 = 1 << 4;
+const UFFD_FEATURE_MISSING_SHMEM: u64 = 1 << 5;
+const UFFD_FEATURE_SIGBUS: u64 = 1 << 7;
+const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
+
+type UffdioApiCall<'a> = rustix::ioctl::Updater<
+    'a,
+    { rustix::ioctl::opcode::read_write::<UffdioApi>(0xaa, 0x3f) },
+    UffdioApi,
+>;
+type UffdioRegisterCall<'a> = rustix::ioctl::Updater<
+    'a,
+    { rustix::ioctl::opcode::read_write::<UffdioRegister>(0xaa, 0x00) },
+    UffdioRegister,
+>;
+
+impl MissingPages {
+    fn new() -> rustix::io::Result<MissingPages> {
+        let user_mode_only = UserfaultfdFlags::from_bits_retain(UFFD_USER_MODE_ONLY);
+        let flags = UserfaultfdFlags::CLOEXEC | user_mode_only;
+        // SAFETY: it has no range yet, so it changes nothing.
+        let fd = unsafe { userfaultfd(flags) }?;
+        let mut api = UffdioApi {
+            api: UFFD_API,
+            features: UFFD_FEATURE_SIGBUS
+                | UFFD_FEATURE_MISSING_SHMEM
+                | UFFD_FEATURE_MISSING_HUGETLBFS,
+            ioctls: 0,
+        };
+        // SAFETY: this is what UFFDIO_API takes and writes.
+        unsafe { rustix::ioctl::ioctl(&fd, UffdioApiCall::new(&mut api)) }?;
+        Ok(MissingPages(fd))
+    }
+
+    fn register(&self, start: *mut u8, bytes: usize) -> rustix::io::Result<()> {
+        let mut range = UffdioRegister {
+            start: start.addr() as u64,
+            length: bytes as u64,
+            mode: UFFDIO_REGISTER_MODE_MISSING,
+            ioctls: 0,
+        };
+        // SAFETY: this is what UFFDIO_REGISTER takes and writes; the range is a mapping of ours, and an access to a page
+        // that is missing is guarded.
+        unsafe { rustix::ioctl::ioctl(&self.0, UffdioRegisterCall::new(&mut range)) }
+    }
+}
+
+/// What this thread accesses that may be missing.
+struct Guard {
+    start: Cell<usize>,
+    end: Cell<usize>,
+    page_bytes: Cell<usize>,
+    /// A page was.
+    is_missing: Cell<bool>,
+}
+
+thread_local! {
+    static GUARD: Guard = const {
+        Guard {
+            start: Cell::new(0),
+            end: Cell::new(0),
+            page_bytes: Cell::new(0),
+            is_missing: Cell::new(false),
+        }
+    };
+}
+
+/// Does something with bytes whose pages may be missing; answers whether one was.
+fn guarded<R>(
+    bytes: Range<*const AtomicU8>,
+    page_bytes: usize,
+    act: impl FnOnce() -> R,
+) -> (R, bool) {
+    GUARD.with(|guard| {
+        guard.page_bytes.set(page_bytes);
+        guard.start.set(bytes.start.addr());
+        guard.end.set(bytes.end.addr());
+        // The handler runs on this thread.
+        compiler_fence(Ordering::SeqCst);
+        let done = act();
+        compiler_fence(Ordering::SeqCst);
+        guard.end.set(0);
+        (done, guard.is_missing.replace(false))
+    })
+}
+
+/// What SIGBUS did before.
+static BEFORE: OnceLock<SigAction> = OnceLock::new();
+
+/// Sets the handler, once for the process.
+fn handle_missing_pages() -> Result<(), WindowError> {
+    if BEFORE.get().is_some() {
+        return Ok(());
+    }
+    static SETTING: Mutex<()> = Mutex::new(());
+    let _setting = SETTING.lock().unwrap_or_else(PoisonError::into_inner);
+    if BEFORE.get().is_some() {
+        return Ok(());
+    }
+    let handler = SigHandler::SigAction(on_bus_error);
+    let action = SigAction::new(handler, SaFlags::SA_ONSTACK, SigSet::empty());
+    // SAFETY: the handler does nothing that a signal handler may not: it reads this thread's guard, which has no
+    // destructor and needs no set-up, and makes system calls.
+    let before = unsafe { sigaction(Signal::SIGBUS, &action) };
+    let before = before.map_err(failed("sigaction"))?;
+    let _ = BEFORE.set(before);
+    Ok(())
+}
+
+extern "C" fn on_bus_error(_signal: c_int, info: *mut nix::libc::siginfo_t, _context: *mut c_void) {
+    // SAFETY: the kernel gives a handler with SA_SIGINFO what has happened; SIGBUS has an address.
+    let address = unsafe { (*info).si_addr() }.addr();
+    let is_replaced = GUARD.with(|guard| {
+        if !(guard.start.get()..guard.end.get()).contains(&address) {
+            return false;
+        }
+        guard.is_missing.set(true);
+        let page_bytes = guard.page_bytes.get();
+        let page = address / page_bytes * page_bytes;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: the page is of the mapping that is being accessed, whose lock this thread holds. It is mapped anew from
+        // the file when the access is over.
+        let mapped = unsafe {
+            mmap_anonymous(
+                std::ptr::with_exposed_provenance_mut(page),
+                page_bytes,
+                prot,
+                flags,
+            )
+        };
+        mapped.is_ok()
+    });
+    if is_replaced {
+        return;
+    }
+    // Somebody else's fault: it happens again, and is served as it was before.
+    let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+    let before = BEFORE.get().unwrap_or(&default);
+    // SAFETY: this was the process's handler, or is the system's.
+    let _ = unsafe { sigaction(Signal::SIGBUS, before) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use memmap2::MmapMut;
+    use weft_core::drops::DropReason;
+
+    use super::*;
+    use crate::{AddressSpace, Region};
+
+    const PAGE: u64 = 4096;
+
+    /// A memfd of so many bytes, all holes.
+    fn memfd(bytes: u64) -> File {
+        let file = rustix::fs::memfd_create("shared", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file = File::from(file);
+        file.set_len(bytes).unwrap();
+        file
+    }
+
+    fn shared(file: &File) -> Arc<SharedFile> {
+        SharedFile::new(file.as_fd().try_clone_to_owned().unwrap()).unwrap()
+    }
+
+    /// Memory that this process has mapped from the file, all of it, as another process would reach it.
+    fn mapped(file: &File, bytes: u64) -> (MmapRaw, Arc<Region>) {
+        let map = MmapOptions::new()
+            .len(bytes as usize)
+            .map_raw(file)
+            .unwrap();
+        let mut how = OpenOptions::new();
+        let memory = how.read(true).write(true).open("/proc/self/mem").unwrap();
+        let space = AddressSpace::new(memory.into()).unwrap();
+        let range = space.range(map.as_ptr().addr() as u64, bytes, 0).unwrap();
+        let window = Window::new(shared(file), 0, bytes).unwrap();
+        (map, Region::of_shared_file(window, range))
+    }
+
+    #[test]
+    fn bytes_of_a_window_are_the_files() {
+        let file = memfd(4 * PAGE);
+        file.write_all_at(&[7; 4 * PAGE as usize], 0).unwrap();
+        let window = Window::new(shared(&file), PAGE, 2 * PAGE).unwrap();
+        window.write(PAGE - 1, &[1, 2]).unwrap();
+        let mut there = [0; 4];
+        file.read_exact_at(&mut there, 2 * PAGE - 2).unwrap();
+        assert_eq!(there, [7, 1, 2, 7]);
+        let mut here = [0; 4];
+        window.read(PAGE - 2, &mut here).unwrap();
+        assert_eq!(here, there);
+        file.write_all_at(&5u64.to_le_bytes(), PAGE + 8).unwrap();
+        assert_eq!(window.atomic(8, Atomic::FetchAdd { add: 3 }), Ok(5));
+        let (compare, swap) = (8, 1);
+        assert_eq!(
+            window.atomic(8, Atomic::CompareSwap { compare, swap }),
+            Ok(8)
+        );
+        assert_eq!(
+            window.atomic(8, Atomic::CompareSwap { compare, swap }),
+            Ok(1)
+        );
+        assert_eq!(window.atomic(12, Atomic::FetchAdd { add: 3 }), Err(NotHere));
+    }
+
+    #[test]
+    fn st2_blocks_are_mapped_when_they_are_used_and_unmapped_with_the_last_window_that_did() {
+        let file = memfd(4 * BLOCK_BYTES);
+        rustix::fs::fallocate(
+            &file,
+            rustix::fs::FallocateFlags::empty(),
+            0,
+            4 * BLOCK_BYTES,
+        )
+        .unwrap();
+        let shared = shared(&file);
+        let window = |start, bytes| Window::new(shared.clone(), start, bytes).unwrap();
+        let (one, other) = (
+            window(0, 4 * BLOCK_BYTES),
+            window(BLOCK_BYTES + 5, BLOCK_BYTES),
+        );
+        assert_eq!(shared.mapped_blocks(), 0);
+        one.write(0, &[1]).unwrap();
+        one.write(BLOCK_BYTES - 1, &[1, 2]).unwrap();
+        assert_eq!(shared.mapped_blocks(), 2);
+        let mut out = [0; 2];
+        other.read(BLOCK_BYTES - 6, &mut out).unwrap();
+        assert_eq!(shared.mapped_blocks(), 3);
+        drop(one);
+        assert_eq!(shared.mapped_blocks(), 2);
+        drop(other);
+        assert_eq!(shared.mapped_blocks(), 0);
+    }
+
+    #[test]
+    fn a_page_that_the_file_has_not_is_not_made() {
+        let file = memfd(2 * BLOCK_BYTES);
+        let window = Window::new(shared(&file), 0, 2 * BLOCK_BYTES).unwrap();
+        let made = || file.metadata().unwrap().blocks();
+        assert_eq!(window.write(0, &[1; 100_000]), Err(NotHere));
+        assert_eq!(window.read(BLOCK_BYTES, &mut [0; 8]), Err(NotHere));
+        assert_eq!(window.atomic(0, Atomic::FetchAdd { add: 1 }), Err(NotHere));
+        assert_eq!(made(), 0);
+        // Its owner makes it.
+        file.write_all_at(&[9], 10).unwrap();
+        let mut out = [0; 2];
+        window.read(10, &mut out).unwrap();
+        assert_eq!(out, [9, 0]);
+        window.write(11, &[8]).unwrap();
+        file.read_exact_at(&mut out, 10).unwrap();
+        assert_eq!(out, [9, 8]);
+        assert_eq!(made(), PAGE / 512);
+    }
+
+    #[test]
+    fn what_is_missing_in_the_file_is_reached_by_the_address_space() {
+        let file = memfd(2 * PAGE);
+        let (_map, region) = mapped(&file, 2 * PAGE);
+        let bytes: Vec<u8> = (0..2 * PAGE).map(|at| at as u8).collect();
+        region.write(0, &bytes).unwrap();
+        let mut out = vec![0; bytes.len()];
+        file.read_exact_at(&mut out, 0).unwrap();
+        assert_eq!(out, bytes);
+        // A hole in the second page, and a copy across both.
+        let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, hole, PAGE, PAGE).unwrap();
+        region.read(0, &mut out).unwrap();
+        assert_eq!(out[..PAGE as usize], bytes[..PAGE as usize]);
+        assert_eq!(out[PAGE as usize..], [0; PAGE as usize]);
+        assert_eq!(region.atomic(PAGE, Atomic::FetchAdd { add: 4 }), Ok(0));
+        assert_eq!(region.atomic(PAGE, Atomic::FetchAdd { add: 4 }), Ok(4));
+    }
+
+    #[test]
+    fn a_file_that_is_cut_off_fails_accesses_and_nothing_else() {
+        let file = memfd(2 * PAGE);
+        let (_map, region) = mapped(&file, 2 * PAGE);
+        region.write(0, &[3; 2 * PAGE as usize]).unwrap();
+        file.set_len(PAGE).unwrap();
+        assert_eq!(region.write(PAGE - 1, &[1, 2]), Err(DropReason::Bounds));
+        assert_eq!(region.read(PAGE, &mut [0; 8]), Err(DropReason::Bounds));
+        let mut out = [0; 8];
+        region.read(8, &mut out).unwrap();
+        assert_eq!(out, [3; 8]);
+    }
+
+    #[test]
+    fn files_that_cannot_be_mapped_safely_are_refused() {
+        let refused = |file: OwnedFd| SharedFile::new(file).unwrap_err();
+        let (pipe, _writer) = io::pipe().unwrap();
+        let open = |path| OwnedFd::from(File::open(path).unwrap());
+        for other in [pipe.into(), open("/proc/self/maps"), open("/dev/zero")] {
+            let error = refused(other);
+            assert!(matches!(error, WindowError::FileSystem), "{error}");
+        }
+        let file = memfd(PAGE);
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+        let read_only = refused(File::open(path).unwrap().into());
+        assert!(matches!(read_only, WindowError::ReadOnly), "{read_only}");
+        assert!(matches!(refused(memfd(0).into()), WindowError::TooShort));
+        assert!(matches!(
+            refused(memfd(1 << 47).into()),
+            WindowError::TooMany
+        ));
+        for (start, bytes) in [(0, PAGE + 1), (PAGE, 1), (0, 0), (u64::MAX, 2)] {
+            let window = Window::new(shared(&file), start, bytes);
+            assert!(
+                matches!(window, Err(WindowError::TooShort)),
+                "{start} {bytes}"
+            );
+        }
+    }
+
+    /// Run alone, by the next test.
+    #[test]
+    #[ignore = "it ends its process by SIGBUS"]
+    fn touch_a_page_that_is_missing_outside_of_a_window() {
+        let file = memfd(PAGE);
+        drop(shared(&file));
+        let mut map = unsafe { MmapMut::map_mut(&file) }.unwrap();
+        file.set_len(0).unwrap();
+        map[0] = 1;
+    }
+
+    #[test]
+    fn other_faults_end_the_process_as_they_did() {
+        let name = "window::tests::touch_a_page_that_is_missing_outside_of_a_window";
+        let mut test = Command::new(std::env::current_exe().unwrap());
+        let ended = test.args(["--exact", name, "--ignored"]).output().unwrap();
+        assert_eq!(
+            ended.status.signal(),
+            Some(Signal::SIGBUS as i32),
+            "{ended:?}"
+        );
+    }
+}

@@ -192,6 +192,11 @@ impl fmt::Display for Detail<'_> {
         writeln!(f, "Directory:    {}", device.directory)?;
         writeln!(f, "Open:         {} times", device.contexts)?;
         writeln!(f, "Queue pairs:  {}", device.queue_pairs)?;
+        writeln!(
+            f,
+            "Regions:      {}, of which the engine has mapped {}",
+            device.regions, device.windows
+        )?;
         writeln!(f, "Refused:      {} packets", device.refused)?;
         writeln!(f, "State:        {}", state(device))?;
         if device.stalled {
@@ -228,6 +233,8 @@ mod tests {
             queue_pairs: 4,
             refused: 2,
             stalled: true,
+            regions: 3,
+            windows: 1,
         };
         let all = [("node0".to_owned(), device)];
         assert_eq!(
@@ -236,7 +243,9 @@ mod tests {
         );
         let detail = Detail(&all[0]).to_string();
         assert!(
-            detail.contains("Queue pairs:  4\nRefused:      2 packets\nState:        Stalled\n")
+            detail.contains(
+                "Regions:      3, of which the engine has mapped 1\nRefused:      2 packets\nState:        Stalled\n"
+            )
         );
     }
 }

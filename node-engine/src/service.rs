@@ -147,6 +147,8 @@ impl Engine for Service {
             queue_pairs: status.queue_pairs,
             refused: status.refused,
             stalled: status.is_stalled,
+            regions: status.regions,
+            windows: status.windows,
         };
         let devices = self.server.list().into_iter().map(device).collect();
         Ok(Response::new(proto::ListDevicesResponse { devices }))

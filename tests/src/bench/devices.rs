@@ -148,6 +148,7 @@ fn objects(context: &Context, device: &Path) -> Result<Vec<Row>, BenchError> {
                 bytes,
                 io_address: 1 << 40,
                 access: 7,
+                file_offset: None,
             };
             let begun = Instant::now();
             for _ in 0..BLOCK {

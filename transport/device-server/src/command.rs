@@ -32,6 +32,8 @@ pub(crate) enum Command {
     Request {
         context: ContextId,
         request: Request,
+        /// The descriptor that came with it.
+        file: Option<OwnedFd>,
         answer: Sender<(Outcome, Option<OwnedFd>)>,
     },
     /// A program has closed the device, or has ended.

@@ -13,7 +13,7 @@ use weft_device::ring::{Consumer, Producer, Ring};
 use weft_device::space::RingPlace;
 use weft_device::state::{QueuePairType, State};
 use weft_device_socket::packet;
-use weft_engine::{AddressSpace, ConnectionId, DomainId, Engine, Region, Words};
+use weft_engine::{AddressSpace, ConnectionId, DomainId, Engine, FileId, Region, Words};
 
 use crate::channel::{Channel, CompletionQueue};
 use crate::datagram_queue_pair::DatagramQueuePair;
@@ -118,10 +118,12 @@ impl Context {
         })
     }
 
-    /// Carries a request out. `domain` is the engine's next protection domain, taken where one is made.
+    /// Carries a request out. `domain` is the engine's next protection domain, taken where one is made; `file` came with
+    /// the request.
     pub(crate) fn handle(
         &mut self,
         request: &Request,
+        file: Option<OwnedFd>,
         now: Duration,
         engine: &Engine,
         domain: DomainId,
@@ -133,7 +135,7 @@ impl Context {
             return Err(ErrorNumber::NotSupported);
         }
         let answer = self.objects.handle(request, now, &mut random::word)?;
-        let carried_out = self.carry_out(request, &answer, engine, domain);
+        let carried_out = self.carry_out(request, &answer, file, engine, domain);
         if let Err(error) = carried_out {
             self.undo(request, &answer, now);
             return Err(error);
@@ -145,6 +147,7 @@ impl Context {
         &mut self,
         request: &Request,
         answer: &Answer,
+        file: Option<OwnedFd>,
         engine: &Engine,
         domain: DomainId,
     ) -> Result<(), ErrorNumber> {
@@ -163,8 +166,9 @@ impl Context {
                 let asked = self.objects.region(*key).copied().unwrap_or(*asked);
                 let domain = self.domain(asked.domain)?;
                 let domain = (domain.id, domain.prefix);
-                self.regions
-                    .add(engine, domain, *key, asked, &self.program)?;
+                let file = file.map(|file| self.check_file(file)).transpose()?;
+                let memory = self.regions.memory(&asked, file, &self.program)?;
+                self.regions.add(engine, domain, *key, asked, memory);
             }
             (Request::DeregisterRegion(key), _) => self.regions.remove(engine, *key),
             (Request::CreateChannel, Answer::Created(handle)) => {
@@ -273,6 +277,17 @@ impl Context {
         let _ = self.objects.handle(&request, now, &mut random::word);
     }
 
+    /// A file that the program has mapped. The doorbell page and the rings are no memory of the program's: they lie in a
+    /// space of their own ("Alibaba Stellar", section 5, Figure 5).
+    fn check_file(&self, file: OwnedFd) -> Result<OwnedFd, ErrorNumber> {
+        let id = |file| FileId::of(file).map_err(|_| ErrorNumber::InvalidArgument);
+        let own = self.shared.file().map(id).transpose()?;
+        match own == Some(id(file.as_fd())?) {
+            true => Err(ErrorNumber::InvalidArgument),
+            false => Ok(file),
+        }
+    }
+
     /// A new ring: the header of one that lay there before is cleared.
     fn ring(&self, place: RingPlace) -> Result<Ring<Words>, ErrorNumber> {
         use std::sync::atomic::Ordering;
@@ -300,6 +315,11 @@ impl Context {
 
     pub(crate) fn queue_pairs_mut(&mut self) -> impl Iterator<Item = &mut QueuePair> {
         self.queue_pairs.values_mut()
+    }
+
+    /// How many memory regions there are, and how many of them are mapped here as well.
+    pub(crate) fn region_count(&self) -> (u32, u32) {
+        self.regions.count()
     }
 
     pub(crate) fn queue_pair_count(&self) -> u32 {

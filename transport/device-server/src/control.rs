@@ -194,11 +194,12 @@ fn tell_opened(socket: &OwnedFd, device: Device, opened: &Opened) -> io::Result<
 /// Takes one packet of a program, and has the device's thread carry it out. `None` when the program has gone.
 fn take_request(thread: &OpenDevice, context: ContextId, socket: &OwnedFd) -> Option<()> {
     let mut buffer = [0; MESSAGE_BYTES_MAX];
-    let (request, _) = receive(socket, &mut buffer)?;
+    let (request, mut descriptors) = receive(socket, &mut buffer)?;
     let (sender, answered) = bounded(1);
     thread.send(Command::Request {
         context,
         request,
+        file: descriptors.pop(),
         answer: sender,
     });
     let gone = (Err(ErrorNumber::EngineGone), None);

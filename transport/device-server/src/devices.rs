@@ -257,6 +257,12 @@ impl Devices {
         (self.contexts.len() as u32, queue_pairs.sum())
     }
 
+    /// How many memory regions there are, and how many of them are mapped here as well.
+    pub fn region_count(&self) -> (u32, u32) {
+        let counts = self.contexts.values().map(Context::region_count);
+        counts.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
+    }
+
     /// Packets that asked for memory which they may not reach.
     pub(crate) fn refused(&self) -> u64 {
         let drops = self.engine.snapshot().drops;
@@ -274,11 +280,17 @@ impl Devices {
         }
     }
 
-    /// Carries a program's request out.
+    /// Carries a program's request out. `file`: the descriptor that came with it.
     ///
     /// # Errors
     /// It is refused, and nothing has changed.
-    pub fn handle(&mut self, id: ContextId, request: &Request, now: Duration) -> Outcome {
+    pub fn handle(
+        &mut self,
+        id: ContextId,
+        request: &Request,
+        file: Option<OwnedFd>,
+        now: Duration,
+    ) -> Outcome {
         if let Request::DestroyQueuePair(_) | Request::ModifyQueuePair { .. } = request {
             self.acknowledge();
         }
@@ -287,7 +299,7 @@ impl Devices {
             return Err(ErrorNumber::InvalidArgument);
         };
         let domain = DomainId(self.next_domain);
-        let answer = context.handle(request, now, &self.engine, domain)?;
+        let answer = context.handle(request, file, now, &self.engine, domain)?;
         match *request {
             Request::CreateDomain => self.next_domain = self.next_domain.wrapping_add(1),
             Request::ModifyQueuePair { queue_pair, .. } => {

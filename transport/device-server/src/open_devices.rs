@@ -25,6 +25,9 @@ pub(crate) type Gid = [u8; 16];
 pub(crate) struct Shown {
     pub(crate) contexts: AtomicU32,
     pub(crate) queue_pairs: AtomicU32,
+    pub(crate) regions: AtomicU32,
+    /// Of these, those whose memory is mapped here as well.
+    pub(crate) windows: AtomicU32,
     /// Packets that asked for memory which they may not reach.
     pub(crate) refused: AtomicU64,
     /// When its last turn began, in milliseconds since the server did.

@@ -1,12 +1,16 @@
 //! The registered memory of a context, as the engine knows it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
 
 use weft_device::completion::Status;
 use weft_device::control::{self, ErrorNumber};
 use weft_device::work_request::Sge;
-use weft_engine::{Access, AddressSpace, DomainId, Engine, Key, Part, Piece, Region, SIGNAL};
+use weft_engine::{
+    Access, AddressSpace, DomainId, Engine, FileId, Key, Part, Piece, Region, SIGNAL, SharedFile,
+    Window,
+};
 
 /// `enum ibv_access_flags`.
 mod flag {
@@ -33,6 +37,8 @@ struct Registered {
 
 /// Regions of several entries that a context has at a time: each is an entry in the engine's table as well.
 const JOINED_MAX: usize = 65_536;
+/// Files of a program that are mapped at a time. Memory of further ones is reached by the program's address space.
+const FILES_MAX: usize = 64;
 
 /// The regions of a context.
 #[derive(Default)]
@@ -41,6 +47,10 @@ pub(crate) struct Regions {
     registered: BTreeMap<u32, Registered>,
     /// Regions of several entries of one work request, and the program's keys of these.
     joined: BTreeMap<Key, Vec<u32>>,
+    /// Files that the program has mapped, and that are mapped here.
+    files: BTreeMap<FileId, Weak<SharedFile>>,
+    /// Registered regions whose memory is.
+    windows: u32,
 }
 
 /// Where bytes that arrive for a work request go.
@@ -70,6 +80,54 @@ pub(crate) fn remote_access(flags: u32) -> Access {
 }
 
 impl Regions {
+    /// Memory of the program, reached by its address space, and by a window where it has mapped `file` there and that can be
+    /// mapped here.
+    pub(crate) fn memory(
+        &mut self,
+        asked: &control::Region,
+        file: Option<OwnedFd>,
+        space: &AddressSpace,
+    ) -> Result<Arc<Region>, ErrorNumber> {
+        let range = space
+            .range(asked.address, asked.bytes, asked.io_address)
+            .map_err(|_| ErrorNumber::InvalidArgument)?;
+        let window = file
+            .zip(asked.file_offset)
+            .and_then(|(file, start)| self.window(file, start, asked.bytes));
+        Ok(match window {
+            Some(window) => Region::of_shared_file(window, range),
+            None => Region::of_process(range),
+        })
+    }
+
+    fn window(&mut self, file: OwnedFd, start: u64, bytes: u64) -> Option<Window> {
+        let id = FileId::of(&file).ok()?;
+        self.files.retain(|_, file| file.strong_count() > 0);
+        let known = self.files.get(&id).and_then(Weak::upgrade);
+        // It may have grown since.
+        let is_whole = |known: &Arc<SharedFile>| {
+            let end = start.checked_add(bytes);
+            end.is_some_and(|end| end <= known.bytes())
+        };
+        let file = match known.filter(is_whole) {
+            Some(known) => known,
+            None if self.files.len() >= FILES_MAX => return None,
+            None => {
+                let mapped = SharedFile::new(file);
+                let mapped = mapped.inspect_err(|error| tracing::debug!("no window: {error}"));
+                let mapped = mapped.ok()?;
+                self.files.insert(id, Arc::downgrade(&mapped));
+                mapped
+            }
+        };
+        Window::new(file, start, bytes).ok()
+    }
+
+    /// How many there are, and how many of them are mapped here as well.
+    pub(crate) fn count(&self) -> (u32, u32) {
+        (self.registered.len() as u32, self.windows)
+    }
+
     /// Registers memory of the program. Nothing is touched or pinned, so the time does not depend on the length.
     pub(crate) fn add(
         &mut self,
@@ -77,12 +135,8 @@ impl Regions {
         (domain, prefix): (DomainId, u32),
         key: u32,
         asked: control::Region,
-        space: &AddressSpace,
-    ) -> Result<(), ErrorNumber> {
-        let range = space
-            .range(asked.address, asked.bytes, asked.io_address)
-            .map_err(|_| ErrorNumber::InvalidArgument)?;
-        let memory = Region::of_process(range);
+        memory: Arc<Region>,
+    ) {
         let has = |bit| asked.access & bit != 0;
         let local = has(flag::LOCAL_WRITE)
             .then(|| engine.register_for(domain, Access::WRITE, Arc::clone(&memory)));
@@ -100,8 +154,8 @@ impl Regions {
             remote,
             parts: 0,
         };
+        self.windows += u32::from(registered.memory.is_window());
         self.registered.insert(key, registered);
-        Ok(())
     }
 
     /// Closes a region: when this returns, no peer reaches it.
@@ -109,6 +163,7 @@ impl Regions {
         let Some(region) = self.registered.remove(&key) else {
             return;
         };
+        self.windows -= u32::from(region.memory.is_window());
         for key in [region.local, region.remote].into_iter().flatten() {
             engine.deregister(key);
         }

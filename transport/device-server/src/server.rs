@@ -102,6 +102,10 @@ pub struct DeviceStatus {
     /// Packets that asked for memory which they may not reach, counted each second; from 0 again when nobody had it open
     /// for 10 s.
     pub refused: u64,
+    /// Memory regions.
+    pub regions: u32,
+    /// Of these, those whose memory the program has shared, and the engine has mapped as well.
+    pub windows: u32,
     /// It does nothing: its program's memory holds up a copy. That is so until the program ends.
     pub is_stalled: bool,
 }
@@ -237,12 +241,16 @@ impl Server {
                 contexts: 0,
                 queue_pairs: 0,
                 refused: 0,
+                regions: 0,
+                windows: 0,
                 is_stalled: false,
             };
             if let Some((shown, is_stalled)) = self.devices.shown(&device.gid) {
                 status.contexts = shown.contexts.load(Ordering::Relaxed);
                 status.queue_pairs = shown.queue_pairs.load(Ordering::Relaxed);
                 status.refused = shown.refused.load(Ordering::Relaxed);
+                status.regions = shown.regions.load(Ordering::Relaxed);
+                status.windows = shown.windows.load(Ordering::Relaxed);
                 status.is_stalled = is_stalled;
             }
             status

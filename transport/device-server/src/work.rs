@@ -115,7 +115,10 @@ impl Worker {
     /// Shows what there is now. The node's totals follow.
     fn show(&self) {
         let (contexts, queue_pairs) = self.devices.count();
+        let (regions, windows) = self.devices.region_count();
         let (shown, all) = (&self.shown, &self.all);
+        shown.regions.store(regions, Ordering::Relaxed);
+        shown.windows.store(windows, Ordering::Relaxed);
         for (now, shown, all) in [
             (contexts, &shown.contexts, &all.contexts),
             (queue_pairs, &shown.queue_pairs, &all.queue_pairs),
@@ -169,10 +172,11 @@ impl Worker {
             Command::Request {
                 context,
                 request,
+                file,
                 answer,
             } => {
                 self.look_elsewhere();
-                let outcome = self.devices.handle(context, &request, now);
+                let outcome = self.devices.handle(context, &request, file, now);
                 self.show();
                 let _ = answer.send((outcome, self.devices.take_passed(context)));
             }
@@ -244,6 +248,7 @@ mod tests {
             let request = Command::Request {
                 context: ContextId::default(),
                 request: Request::CreateDomain,
+                file: None,
                 answer: answer.clone(),
             };
             commands.send(request).expect("it is there");

@@ -241,6 +241,7 @@ fn memory_that_is_not_mapped_is_local_protection() {
         bytes: 4096,
         io_address: 4096,
         access: 0,
+        file_offset: None,
     };
     let Ok(Answer::Created(local_key)) = pair.a.ask(Request::RegisterRegion(region)) else {
         panic!("what is reserved only may be registered");
@@ -552,6 +553,7 @@ fn memory_that_is_deregistered_is_reached_no_more_and_that_of_another_domain_nev
         bytes: 100,
         io_address: pair.b.address(0),
         access: program::ALL,
+        file_offset: None,
     };
     let Ok(Answer::Created(key)) = pair.b.ask(Request::RegisterRegion(region)) else {
         panic!("a region of the second domain");
@@ -686,6 +688,7 @@ fn all_opens_of_a_device_have_so_many_objects_together_and_another_device_has_it
             bytes: 1,
             io_address: of.address(0),
             access: program::ALL,
+            file_offset: None,
         };
         let queue_pair = QueuePair {
             domain: of.domain,
@@ -738,7 +741,7 @@ fn a_device_makes_no_more_rings_than_it_has_memory_for() {
     let mut create = |context| {
         let (entries, channel) = (16, None);
         let request = Request::CreateCompletionQueue { entries, channel };
-        devices.handle(context, &request, Duration::ZERO)
+        devices.handle(context, &request, None, Duration::ZERO)
     };
     // 16 slots of 64 bytes, and the ring's header.
     create(a).expect("the first");

@@ -202,6 +202,7 @@ impl Program {
             bytes,
             io_address: address,
             access: 0b1111,
+            file_offset: None,
         };
         match self.client.ask(&Request::RegisterRegion(region)) {
             Ok(Answer::Created(key)) => key,

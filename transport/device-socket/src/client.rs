@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -188,8 +188,21 @@ impl Client {
     /// # Errors
     /// As [`Client::ask`].
     pub fn ask_for(&self, request: &Request) -> Result<(Answer, Vec<OwnedFd>), ErrorNumber> {
+        self.ask_with(request, None)
+    }
+
+    /// The same, with a descriptor.
+    ///
+    /// # Errors
+    /// As [`Client::ask`].
+    pub fn ask_with(
+        &self,
+        request: &Request,
+        file: Option<BorrowedFd<'_>>,
+    ) -> Result<(Answer, Vec<OwnedFd>), ErrorNumber> {
         let mut buffer = [0; MESSAGE_BYTES_MAX];
-        let sent = packet::send(&self.socket, control::emit(request, &mut buffer), &[]);
+        let bytes = control::emit(request, &mut buffer);
+        let sent = packet::send(&self.socket, bytes, file.as_slice());
         sent.map_err(|_| ErrorNumber::EngineGone)?;
         loop {
             match packet::receive(&self.socket, &mut buffer) {

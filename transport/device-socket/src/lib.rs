@@ -8,9 +8,11 @@
 //! | `token` | 32 bytes, which tell the engine which device is meant |
 //!
 //! [`Client`] is the program's end. [`packet`] sends and receives packets, and the descriptors that go with them.
+//! [`shared_mapping`] finds the file behind memory that is registered.
 
 mod client;
 pub mod packet;
+pub mod shared_mapping;
 
 pub use client::{Client, OpenError, devices_in};
 

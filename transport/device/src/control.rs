@@ -94,6 +94,9 @@ pub struct Region {
     pub io_address: u64,
     /// The bits of `enum ibv_access_flags`.
     pub access: u32,
+    /// Where it begins in the file whose descriptor comes with the request, if one does: then the program has mapped that
+    /// file there as shared memory.
+    pub file_offset: Option<u64>,
 }
 
 /// A queue pair that is to be made.

@@ -60,8 +60,8 @@ pub use weft_core::units::{ConnectionId, Key, Nanos};
 pub use weft_core::wire::{Atomic, Integrity, Secret};
 pub use weft_link::{Counters as LinkCounters, LinkAddress, LinkError, PortRange, SocketBuffers};
 pub use weft_memory::{
-    AddressSpace, AddressSpaceError, Counts as RegionCounts, MemfdError, Part, Region, Source,
-    Words,
+    AddressSpace, AddressSpaceError, Counts as RegionCounts, FileId, MemfdError, Part, Region,
+    SharedFile, Source, Window, WindowError, Words,
 };
 
 /// The key of a write that has no bytes and goes to no region: its immediate arrives as

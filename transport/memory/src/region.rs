@@ -218,6 +218,11 @@ impl Region {
         }
     }
 
+    /// Whether it is memory of another process that is mapped here as well.
+    pub fn is_window(&self) -> bool {
+        matches!(self.0, Memory::Window { .. })
+    }
+
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

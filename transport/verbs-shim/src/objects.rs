@@ -1,11 +1,13 @@
 //! Protection domains, memory regions and completion queues.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::AsFd;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use weft_device::control::{Answer, ErrorNumber, Region, Request};
 use weft_device::entry::Entry;
 use weft_device::ring::Consumer;
+use weft_device_socket::shared_mapping;
 
 use crate::channels::own_channel;
 use crate::completion_queue::{OwnQueue, Taken, own_queue};
@@ -45,15 +47,22 @@ unsafe fn register(
 ) -> *mut MemoryRegion {
     // SAFETY: it is one of ours (invariant 1).
     let (context, domain) = unsafe { ((*pd).context, (*pd).handle) };
+    let shared = shared_mapping::find(addr.addr() as u64, length as u64);
     let region = Region {
         domain,
         address: addr.addr() as u64,
         bytes: length as u64,
         io_address,
         access,
+        file_offset: shared.as_ref().map(|shared| shared.offset),
     };
     // SAFETY: the context is open while its domain is there.
-    match unsafe { own_context(context) }.ask(&Request::RegisterRegion(region)) {
+    let context_of = unsafe { own_context(context) };
+    let file = shared.as_ref().map(|shared| shared.file.as_fd());
+    let answer = context_of
+        .client()
+        .ask_with(&Request::RegisterRegion(region), file);
+    match answer.map(|(answer, _)| answer) {
         Ok(Answer::Created(key)) => Box::into_raw(Box::new(MemoryRegion {
             context,
             pd,

@@ -143,7 +143,7 @@ impl Program {
         let gid = device.gid;
         let opened = server.open(&device, own_memory()).expect("it opens");
         let memory = vec![0; 1 << 20];
-        let mut ask = |request| server.handle(opened.context, &request, Duration::ZERO);
+        let mut ask = |request| server.handle(opened.context, &request, None, Duration::ZERO);
         let Ok(Answer::Created(domain)) = ask(Request::CreateDomain) else {
             panic!("a domain");
         };
@@ -153,6 +153,7 @@ impl Program {
             bytes: memory.len() as u64,
             io_address: memory.as_ptr() as u64,
             access: ALL,
+            file_offset: None,
         };
         let Ok(Answer::Created(key)) = ask(Request::RegisterRegion(region)) else {
             panic!("a region");
@@ -233,7 +234,7 @@ impl Program {
     /// Asks the server at once; a device has no socket yet.
     pub(crate) fn ask(&mut self, request: Request) -> weft_device::control::Outcome {
         let mut server = self.devices.borrow_mut();
-        server.handle(self.context, &request, self.now)
+        server.handle(self.context, &request, None, self.now)
     }
 
     pub(crate) fn modify(&mut self, given: &[Attributes], attributes: QueuePairAttributes) {

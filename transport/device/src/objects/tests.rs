@@ -108,6 +108,7 @@ fn region(domain: u32) -> Region {
         bytes: 1 << 40,
         io_address: 0x7000_0000,
         access: 0,
+        file_offset: None,
     }
 }
 

@@ -76,6 +76,8 @@ step wasm32 10 cargo build -p weft-core --target wasm32-unknown-unknown --locked
 step programs 30 cargo build --workspace --bins --locked
 step shims 5 cargo build -p weft-verbs-shim -p weft-rdmacm-shim --locked
 step tests 50 cargo test --workspace --locked --no-fail-fast
+# As it must not be: doorbell pages among memory. The test expects the paper's fault.
+step figure-5 5 cargo test -p weft-memory --lib --features one-space --locked st2_figure_5
 # A machine that has never had a cluster builds Kubernetes first; what is built of it stays.
 step kubernetes 45 bash -c 'hack/setup.sh cluster && hack/cluster-binaries.sh'
 step e2e 40 hack/e2e.sh

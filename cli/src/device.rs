@@ -190,6 +190,9 @@ impl fmt::Display for Detail<'_> {
         writeln!(f, "Node:         {node}")?;
         writeln!(f, "GID:          {}", gid(device))?;
         writeln!(f, "Directory:    {}", device.directory)?;
+        if device.cap_bps > 0 {
+            writeln!(f, "Rate:         {} bit/s at most", device.cap_bps)?;
+        }
         writeln!(f, "Open:         {} times", device.contexts)?;
         writeln!(f, "Queue pairs:  {}", device.queue_pairs)?;
         writeln!(
@@ -235,6 +238,7 @@ mod tests {
             stalled: true,
             regions: 3,
             windows: 1,
+            cap_bps: 400_000_000,
         };
         let all = [("node0".to_owned(), device)];
         assert_eq!(
@@ -242,6 +246,7 @@ mod tests {
             "DEVICE       GID              OPEN  QUEUE PAIRS  REFUSED  STATE\nnode0/weft0  ::ffff:10.0.0.1  1     4            2        Stalled\n"
         );
         let detail = Detail(&all[0]).to_string();
+        assert!(detail.contains("Rate:         400000000 bit/s at most\nOpen:         1 times\n"));
         assert!(
             detail.contains(
                 "Regions:      3, of which the engine has mapped 1\nRefused:      2 packets\nState:        Stalled\n"

@@ -140,7 +140,7 @@ impl Stage {
             let is_ready = async || devices::is_ready(&socket).await;
             self.engines.ready(at, is_ready).await?;
             let address = self.setup.ground.addresses(i).data;
-            devices::create(i, &socket, address).await?;
+            devices::create(i, &socket, address, devices.cap_bps).await?;
         }
         Ok(())
     }

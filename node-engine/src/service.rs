@@ -116,6 +116,7 @@ impl Engine for Service {
         let device = Device {
             gid,
             limits: OPEN_LIMITS,
+            cap_bps: (request.cap_bps > 0).then_some(request.cap_bps),
         };
         let directory = self.server.create(&request.name, device);
         let directory = directory.map_err(|error| status(&error))?;
@@ -143,6 +144,7 @@ impl Engine for Service {
             name: status.name,
             gid: status.gid.to_vec(),
             directory: status.directory.display().to_string(),
+            cap_bps: status.cap_bps.unwrap_or(0),
             contexts: status.contexts,
             queue_pairs: status.queue_pairs,
             refused: status.refused,
@@ -183,7 +185,7 @@ fn status(error: &ServerError) -> Status {
     let text = error.to_string();
     match error {
         ServerError::Exists { .. } | ServerError::GidInUse { .. } => Status::already_exists(text),
-        ServerError::Name { .. } => Status::invalid_argument(text),
+        ServerError::Name { .. } | ServerError::Cap { .. } => Status::invalid_argument(text),
         ServerError::NoDevice { .. } => Status::not_found(text),
         _ => Status::internal(text),
     }

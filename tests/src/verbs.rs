@@ -71,6 +71,7 @@ impl Default for Node {
             let device = Device {
                 gid,
                 limits: LIMITS,
+                cap_bps: None,
             };
             server.create(name, device).expect("it is made");
             fs::create_dir(at(name)).expect("it is ours");

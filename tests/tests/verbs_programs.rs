@@ -1,6 +1,8 @@
 //! Verbs programs of Debian, unmodified, over virtual devices: two devices of one node, each program as an ordinary user.
 
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
 
 use weft_tests::{
     stdout_of,
@@ -75,6 +77,40 @@ fn programs_of_rdma_core_and_perftest_run_as_they_are() {
         let [_, told] = pair(&node, &format!("{line} -x 0 -n 200"), port);
         assert!(told.contains("#bytes"), "{line}: {told}");
     }
+}
+
+#[test]
+fn memory_that_programs_have_shared_is_mapped_by_the_engine() {
+    let node = Node::default();
+    let [waits, connects] = [(); 2].map(|()| {
+        let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("it is there");
+        file.as_file().set_len(16 << 20).expect("it has room");
+        // The programs are an ordinary user's.
+        let everyone = std::fs::Permissions::from_mode(0o666);
+        file.as_file()
+            .set_permissions(everyone)
+            .expect("it is ours");
+        file
+    });
+    let line = |device: &str, file: &tempfile::NamedTempFile| {
+        let path = file.path().display();
+        format!("ib_write_bw -x 0 -s 65536 -n 20000 -p 18900 -d {device} --mmap={path}")
+    };
+    let waiting = listening(node.command(&line("weft0", &waits)), 18_900);
+    let connecting = node.command(&format!("{} 127.0.0.1", line("weft1", &connects)));
+    let mut connecting = connecting.spawn().expect("it starts");
+    let mut windows = [0; 2];
+    while connecting.try_wait().expect("it is ours").is_none() {
+        let devices = node.server.list();
+        for (most, device) in windows.iter_mut().zip(&devices) {
+            *most = device.windows.max(*most);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let told = stdout_of("ib_write_bw", &ended(connecting));
+    assert!(told.contains("#bytes"), "{told}");
+    stdout_of("ib_write_bw", &ended(waiting));
+    assert_eq!(windows, [1, 1]);
 }
 
 #[test]

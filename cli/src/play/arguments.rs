@@ -132,6 +132,9 @@ pub struct Args {
     /// These nodes get a virtual RDMA device, as 0,1: weft device run NODE -- PROGRAM uses it.
     #[arg(long, value_name = "0,1", value_delimiter = ',', requires = "keep")]
     pub device: Vec<usize>,
+    /// Most that each device sends, as 400mbit [default: no limit].
+    #[arg(long, value_name = "RATE", requires = "device", value_parser = quantity::parse_rate)]
+    pub device_rate: Option<u64>,
     /// Leave agents and fabric running, and say how to enter and how to end them.
     #[arg(long)]
     pub keep: bool,
@@ -332,6 +335,8 @@ pub struct Settings {
     pub out: Option<PathBuf>,
     /// The nodes that get a virtual device, ascending.
     pub devices: Vec<usize>,
+    /// Most that each device sends, bits per second.
+    pub device_rate: Option<u64>,
     /// Leave everything running.
     pub keep: bool,
     /// JSON on standard output.
@@ -387,6 +392,7 @@ impl Args {
             faults,
             out: self.out.clone(),
             devices: self.devices()?,
+            device_rate: self.device_rate,
             keep: self.keep,
             json: self.json,
             quiet: self.quiet,

@@ -37,11 +37,13 @@ pub struct Devices {
     pub libraries: PathBuf,
     /// The nodes.
     pub nodes: Vec<usize>,
+    /// Most that each sends, bits per second.
+    pub cap_bps: Option<u64>,
 }
 
 impl Devices {
     /// Devices at these nodes, by the program and the libraries that are beside this program.
-    pub fn at(nodes: Vec<usize>) -> Result<Self, StageError> {
+    pub fn at(nodes: Vec<usize>, cap_bps: Option<u64>) -> Result<Self, StageError> {
         let program = find(Program::Engine)?;
         for (built, _) in LIBRARIES {
             let beside = program.with_file_name(built);
@@ -54,6 +56,7 @@ impl Devices {
             program,
             libraries,
             nodes,
+            cap_bps,
         })
     }
 }
@@ -169,10 +172,16 @@ pub(super) fn put_device_node() -> Result<(), StageError> {
 }
 
 /// Makes node `i`'s device, whose directory any user may then enter.
-pub(super) async fn create(i: usize, socket: &Path, address: Ipv4Addr) -> Result<(), StageError> {
+pub(super) async fn create(
+    i: usize,
+    socket: &Path,
+    address: Ipv4Addr,
+    cap_bps: Option<u64>,
+) -> Result<(), StageError> {
     let request = CreateDeviceRequest {
         name: DEVICE.to_owned(),
         gid: gid(address).octets().to_vec(),
+        cap_bps: cap_bps.unwrap_or(0),
     };
     let created = weft_proto::engine::client(socket)
         .create_device(request)

@@ -44,6 +44,7 @@ async fn devices_are_made_listed_and_destroyed() {
     let with_gid = |gid: &[u8]| proto::CreateDeviceRequest {
         name: "weft1".to_owned(),
         gid: gid.to_vec(),
+        cap_bps: 0,
     };
     for (request, code, problem) in [
         (create("weft0", 2), Code::AlreadyExists, "a device weft0"),

@@ -218,6 +218,7 @@ fn create(server: &Server, made: &mut u32) -> Result<Duration, BenchError> {
     let device = Device {
         gid,
         limits: LIMITS,
+        cap_bps: None,
     };
     let begun = Instant::now();
     server.create(&name(*made), device).map_err(failed)?;

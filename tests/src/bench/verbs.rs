@@ -1,7 +1,7 @@
 //! `verbs`: programs of Debian over virtual devices, unmodified, and what they cost beside the engine alone.
 //!
-//! The engines are in this process, each in the network namespace of its node; the programs are processes with private
-//! memory. A limit in microseconds needs a core for each thread that polls: a program, an engine, and the same at the
+//! The engines are in this process, each in the network namespace of its node; the programs are processes, with private
+//! memory, and with shared memory (`--mmap`), which the engines map as well. A limit in microseconds needs a core for each thread that polls: a program, an engine, and the same at the
 //! other end. On a machine with fewer cores the row is held against as many threads, without Weft, that pass a token.
 
 mod copy;
@@ -12,7 +12,7 @@ mod token;
 use weft_engine::Progress;
 use weft_fabric::Fabric;
 
-use self::devices::{Devices, Place};
+use self::devices::{CAP_BPS, Devices, Memory, Place};
 use self::token::{Course, THREADS};
 use super::ends::{Ends, Shape};
 use super::rounds::{Must, Rounds};
@@ -25,10 +25,35 @@ const OUTSTANDING: u64 = 128;
 const SIZES: [(usize, &str); 2] = [(64 << 10, "64k"), (1 << 20, "1m")];
 /// Ours beside what as many threads without Weft take, where there are too few cores: they reach 0.85 of it at least.
 const OF_THREADS: f64 = 1.18;
-/// What a program may take longer than the engine alone, microseconds.
-const LONGER_BY: f64 = 3.0;
-/// The longest one way between two programs of one node, microseconds.
-const LOCAL: f64 = 3.0;
+
+/// The memory of programs, what the ids of its rows end with, and what holds for it.
+struct Kind {
+    memory: Memory,
+    id: &'static str,
+    /// `ib_write_bw` between two nodes, of the engine's own.
+    of_engine: f64,
+    /// What a program may take longer than the engine alone, microseconds.
+    longer_by: f64,
+    /// The longest one way between two programs of one node, microseconds.
+    local: f64,
+}
+
+const KINDS: [Kind; 2] = [
+    Kind {
+        memory: Memory::Private,
+        id: "",
+        of_engine: 0.65,
+        longer_by: 3.0,
+        local: 3.0,
+    },
+    Kind {
+        memory: Memory::Shared,
+        id: "-shared",
+        of_engine: 0.85,
+        longer_by: 0.5,
+        local: 0.8,
+    },
+];
 /// The most instructions of a program for a write, its posting and its completion.
 const INSTRUCTIONS: f64 = 400.0;
 
@@ -43,12 +68,15 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     let fabric = context.two_nodes()?;
     let devices = Devices::start(&fabric)?;
     let mut rows = Vec::new();
-    for (bytes, name) in SIZES {
-        rows.extend(rates(context, &fabric, &devices, bytes, name)?);
+    for kind in &KINDS {
+        for size in SIZES {
+            rows.extend(rates(context, &fabric, &devices, kind, size)?);
+        }
+        for ping in PINGS {
+            rows.extend(latencies(context, &fabric, &devices, kind, ping)?);
+        }
     }
-    for ping in PINGS {
-        rows.extend(latencies(context, &fabric, &devices, ping)?);
-    }
+    rows.push(limited(context, &devices)?);
     rows.push(instructions(context, &devices)?);
     Ok(rows)
 }
@@ -57,8 +85,8 @@ fn rates(
     context: &Context,
     fabric: &Fabric,
     devices: &Devices<'_>,
-    bytes: usize,
-    name: &str,
+    kind: &Kind,
+    (bytes, name): (usize, &str),
 ) -> Result<[Row; 2], BenchError> {
     let all = if context.quick { 256 << 20 } else { 1 << 30 };
     let count = all / bytes as u64;
@@ -66,25 +94,34 @@ fn rates(
     writes::repeat(&ends, bytes, count / 8, OUTSTANDING)?;
     let (mut apart, mut together) = (Rounds::default(), Rounds::default());
     for _ in 0..context.rounds {
-        let ours = devices.rate(Place::TwoNodes, bytes, count)?;
+        let ours = devices.rate(Place::TwoNodes, kind.memory, bytes, count)?;
         apart.add_pair(ours, writes::repeat(&ends, bytes, count, OUTSTANDING)?);
-        let ours = devices.rate(Place::OneNode, bytes, count)?;
-        together.add_pair(ours, copy::rate(bytes, count)?);
+        let ours = devices.rate(Place::OneNode, kind.memory, bytes, count)?;
+        let theirs = match kind.memory {
+            Memory::Private => copy::between_processes(bytes, count)?,
+            Memory::Shared => copy::within_a_process(bytes, count),
+        };
+        together.add_pair(ours, theirs);
     }
-    let work = |place: &str| format!("ib_write_bw -s {bytes}, {place}, private memory");
+    let memory = kind.memory;
+    let work = |place: &str| format!("ib_write_bw -s {bytes}, {place}, {memory} memory");
+    let copy = match memory {
+        Memory::Private => "process_vm_writev",
+        Memory::Shared => "memcpy",
+    };
     Ok([
         apart.row(
-            &format!("verbs-bw-{name}"),
+            &format!("verbs-bw-{name}{}", kind.id),
             work("two nodes"),
             "GB/s",
             "the engine alone",
-            Must::RatioAtLeast(0.65),
+            Must::RatioAtLeast(kind.of_engine),
         ),
         together.row(
-            &format!("verbs-bw-{name}-local"),
+            &format!("verbs-bw-{name}-local{}", kind.id),
             work("one node"),
             "GB/s",
-            "process_vm_writev",
+            copy,
             Must::RatioAtLeast(0.8),
         ),
     ])
@@ -94,6 +131,7 @@ fn latencies(
     context: &Context,
     fabric: &Fabric,
     devices: &Devices<'_>,
+    kind: &Kind,
     (id, program): (&str, &str),
 ) -> Result<[Row; 2], BenchError> {
     let count = if context.quick { 2_000 } else { 20_000 };
@@ -106,7 +144,7 @@ fn latencies(
         let (mut rounds, mut alone) = (Rounds::default(), Rounds::default());
         let has_cores = cores >= THREADS;
         for _ in 0..context.rounds {
-            let ours = devices.latency(place, program, count)?;
+            let ours = devices.latency(place, kind.memory, program, count)?;
             let own = match place {
                 Place::TwoNodes => Some(engine_alone(fabric, count)?),
                 Place::OneNode => None,
@@ -124,16 +162,16 @@ fn latencies(
         let threads = format!("{THREADS} threads on {cores} cores");
         let (peer, must) = match (has_cores, place) {
             (false, _) => (&*threads, Must::RatioAtMost(OF_THREADS)),
-            (true, Place::TwoNodes) => ("the engine alone", Must::MoreByAtMost(LONGER_BY)),
-            (true, Place::OneNode) => ("", Must::AtMost(LOCAL)),
+            (true, Place::TwoNodes) => ("the engine alone", Must::MoreByAtMost(kind.longer_by)),
+            (true, Place::OneNode) => ("", Must::AtMost(kind.local)),
         };
-        let work = format!("{} -s 8 one way, ", program);
+        let work = format!("{program} -s 8 one way, {} memory, ", kind.memory);
         let (id, work) = match place {
             Place::TwoNodes => (
-                id.to_owned(),
+                format!("{id}{}", kind.id),
                 format!("{work}two nodes; the engine alone {:.1}", alone.ours()),
             ),
-            Place::OneNode => (format!("{}-local", id), work + "one node"),
+            Place::OneNode => (format!("{id}-local{}", kind.id), work + "one node"),
         };
         Ok(rounds.row(&id, work, "µs", peer, must))
     };
@@ -149,6 +187,30 @@ fn engine_alone(fabric: &Fabric, count: usize) -> Result<f64, BenchError> {
     };
     let mut ways = latency::exchange(Ends::start(fabric, shape)?, count)?;
     Ok(median(&mut ways))
+}
+
+/// What a device that is limited sends, of its limit.
+fn limited(context: &Context, devices: &Devices<'_>) -> Result<Row, BenchError> {
+    let (bytes, name) = SIZES[0];
+    // A second, or a quarter.
+    let all = if context.quick {
+        CAP_BPS / 32
+    } else {
+        CAP_BPS / 8
+    };
+    let mut rounds = Rounds::default();
+    for _ in 0..context.rounds {
+        let count = all / bytes as u64;
+        let ours = devices.limited_rate(bytes, count)?;
+        rounds.add_pair(ours, CAP_BPS as f64 / 8e9);
+    }
+    Ok(rounds.row(
+        &format!("verbs-bw-{name}-limited"),
+        format!("ib_write_bw -s {bytes}, two nodes, the device limited to {CAP_BPS} bit/s"),
+        "GB/s",
+        "the limit",
+        Must::RatioAtLeast(0.9),
+    ))
 }
 
 fn instructions(context: &Context, devices: &Devices<'_>) -> Result<Row, BenchError> {

@@ -33,7 +33,13 @@ pub struct Device {
     pub gid: [u8; 16],
     /// How much of everything a program may have of it.
     pub limits: Limits,
+    /// Most that it sends, bits per second of IP packets, over all its queue pairs, which share it evenly. No limit when
+    /// absent; at least [`CAP_BPS_MIN`].
+    pub cap_bps: Option<u64>,
 }
+
+/// The least limit to what a device sends: with less its transfers would stall.
+pub const CAP_BPS_MIN: u64 = 1_000_000;
 
 /// A protection domain, as the engine knows it.
 #[derive(Debug, Clone, Copy)]

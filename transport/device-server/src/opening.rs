@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{bounded, unbounded};
-use weft_engine::{AddressSpace, EngineConfig, EngineError, LinkAddress, PortRange};
+use weft_engine::{AddressSpace, Egress, EngineConfig, EngineError, LinkAddress, PortRange};
 
 use crate::command::Command;
 use crate::context::Device;
@@ -32,7 +32,7 @@ impl OpenDevices {
             let thread = match open.get(&device.gid) {
                 Some(thread) => thread.clone(),
                 None => {
-                    let started = self.start(&open, device.gid)?;
+                    let started = self.start(&open, &device)?;
                     open.insert(device.gid, started.clone());
                     started
                 }
@@ -53,8 +53,9 @@ impl OpenDevices {
     fn start(
         self: &Arc<Self>,
         open: &HashMap<Gid, OpenDevice>,
-        gid: Gid,
+        device: &Device,
     ) -> Result<OpenDevice, OpenError> {
+        let gid = device.gid;
         // Not the first that is free: two nodes whose ports are the same have half the paths (decision 0002).
         let first = gid.iter().fold(0_u32, |hash, byte| {
             hash.wrapping_mul(31).wrapping_add(u32::from(*byte))
@@ -63,7 +64,7 @@ impl OpenDevices {
         let slots = (0..slots).map(|after| ((first % slots + after) % slots) as u16);
         let free = slots.filter(|slot| open.values().all(|it| it.slot != *slot));
         for slot in free {
-            let devices = match Devices::start(self.config_of(slot)) {
+            let devices = match Devices::start(self.config_of(slot, device)) {
                 Ok(devices) => devices,
                 Err(EngineError::Link(error)) if error.reason() == "PortTaken" => continue,
                 Err(error) => return Err(error.into()),
@@ -102,12 +103,16 @@ impl OpenDevices {
         Err(OpenError::TooManyDevices(self.slots))
     }
 
-    fn config_of(&self, slot: u16) -> EngineConfig {
+    fn config_of(&self, slot: u16, device: &Device) -> EngineConfig {
         let LinkAddress::Udp { address, ports } = self.config.address;
         let first = ports.first + slot * ports.count;
         let ports = PortRange { first, ..ports };
         EngineConfig {
             address: LinkAddress::Udp { address, ports },
+            egress: Egress {
+                cap_bps: device.cap_bps,
+                ..self.config.egress
+            },
             ..self.config.clone()
         }
     }

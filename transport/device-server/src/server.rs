@@ -16,7 +16,7 @@ use rustix::net::{
 use weft_device_socket::{CONTROL_FILE, TOKEN_FILE};
 use weft_engine::{EngineConfig, EngineError, LinkAddress, PortRange};
 
-use crate::context::Device;
+use crate::context::{CAP_BPS_MIN, Device};
 use crate::control::Control;
 use crate::device_table::{DeviceTable, lock};
 use crate::offer::{Offer, TooManyOffers};
@@ -70,6 +70,14 @@ pub enum ServerError {
         /// The name.
         name: String,
     },
+    /// A limit with which transfers would stall.
+    #[error(
+        "a device cannot be limited to {cap_bps} bit/s: give at least {CAP_BPS_MIN}, or no limit"
+    )]
+    Cap {
+        /// The limit.
+        cap_bps: u64,
+    },
     /// No device could be open, or there are not so many ports.
     #[error(
         "{open_devices} devices cannot be open at a time: give at least 1, and at most as many as have {} ports each from {} on",
@@ -95,6 +103,8 @@ pub struct DeviceStatus {
     pub gid: [u8; 16],
     /// Its directory.
     pub directory: PathBuf,
+    /// Most that it sends, bits per second.
+    pub cap_bps: Option<u64>,
     /// How often it is open.
     pub contexts: u32,
     /// Queue pairs of all who have it open.
@@ -181,6 +191,9 @@ impl Server {
                 name: name.to_owned(),
             });
         }
+        if let Some(cap_bps) = device.cap_bps.filter(|cap| *cap < CAP_BPS_MIN) {
+            return Err(ServerError::Cap { cap_bps });
+        }
         let mut devices = lock(&self.table);
         if let Some(name) = devices.name_of(&device.gid) {
             let name = name.to_owned();
@@ -238,6 +251,7 @@ impl Server {
                 name: name.to_owned(),
                 gid: device.gid,
                 directory: self.directory.join(name),
+                cap_bps: device.cap_bps,
                 contexts: 0,
                 queue_pairs: 0,
                 refused: 0,

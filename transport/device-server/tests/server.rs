@@ -45,7 +45,11 @@ fn device(last: u8) -> Device {
         path_mtu: 5,
         ring_bytes: 4 << 20,
     };
-    Device { gid, limits }
+    Device {
+        gid,
+        limits,
+        cap_bps: None,
+    }
 }
 
 fn start(directory: &Path) -> Server {
@@ -469,6 +473,22 @@ fn a_server_removes_what_servers_leave_and_no_other_file() {
     let refused = Server::start(&directory, config, 1, drop).expect_err("it is not for devices");
     assert!(refused.to_string().contains("not of devices"), "{refused}");
     assert!(directory.join("thesis").exists());
+}
+
+#[test]
+fn a_device_is_not_limited_to_so_little_that_it_would_stall() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let server = start(directory.path());
+    let limited = |cap_bps| Device {
+        cap_bps: Some(cap_bps),
+        ..device(1)
+    };
+    let refused = server.create("weft0", limited(999_999));
+    let error = refused.expect_err("it is too little").to_string();
+    assert!(error.contains("at least 1000000"), "{error}");
+    let made = server.create("weft0", limited(1_000_000));
+    drop(Program::open(&made.expect("it is enough")));
+    assert_eq!(server.list()[0].cap_bps, Some(1_000_000));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What the kernel copies from one memory into another, with nothing around it.
+//! What is copied from one memory into another, with nothing around it.
 
 use std::io::IoSlice;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use super::BenchError;
 
 /// So many copies of `bytes`, from one buffer to another, GB/s. This process stands for the other one as well: the kernel
 /// looks the pages of the target up and copies, whosever they are.
-pub(super) fn rate(bytes: usize, count: u64) -> Result<f64, BenchError> {
+pub(super) fn between_processes(bytes: usize, count: u64) -> Result<f64, BenchError> {
     let source = vec![0x5A_u8; bytes];
     let mut target = vec![0_u8; bytes];
     let remote = RemoteIoVec {
@@ -34,4 +34,16 @@ pub(super) fn rate(bytes: usize, count: u64) -> Result<f64, BenchError> {
         return Err(BenchError::Differs { write: 0, at: 0 });
     }
     Ok(bytes as f64 * count as f64 / took / 1e9)
+}
+
+/// So many copies of `bytes` by this process itself, GB/s.
+pub(super) fn within_a_process(bytes: usize, count: u64) -> f64 {
+    let source = vec![0x5A_u8; bytes];
+    let mut target = vec![0_u8; bytes];
+    let begun = Instant::now();
+    for _ in 0..count {
+        target.copy_from_slice(std::hint::black_box(&source));
+        std::hint::black_box(&mut target);
+    }
+    bytes as f64 * count as f64 / begun.elapsed().as_secs_f64() / 1e9
 }

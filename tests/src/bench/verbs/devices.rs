@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tempfile::NamedTempFile;
 use weft_device::control::Limits;
 use weft_device_server::{Device, Offer, Server};
 use weft_engine::{EngineConfig, PortRange, Secret};
@@ -19,8 +20,10 @@ use super::BenchError;
 
 /// The library, as it is built beside this program, and as programs look for it.
 const LIBRARY: [&str; 2] = ["libweft_ibverbs.so", "libibverbs.so.1"];
-/// The devices of node 0; node 1 has the first.
+/// The devices of node 0 and of node 1. At node 1 the second is limited to [`CAP_BPS`].
 const NAMES: [&str; 2] = ["weft0", "weft1"];
+/// What a device that is limited sends at most, bits per second.
+pub(super) const CAP_BPS: u64 = 400_000_000;
 /// Of the engines, at both nodes.
 const PORTS: PortRange = PortRange {
     first: 27_000,
@@ -55,6 +58,27 @@ pub(super) enum Place {
     /// One at either node.
     TwoNodes,
 }
+
+/// What programs have their bytes in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// Their own.
+    Private,
+    /// A file in memory that they have mapped.
+    Shared,
+}
+
+impl std::fmt::Display for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Memory::Private => "private",
+            Memory::Shared => "shared",
+        })
+    }
+}
+
+/// Bytes of a program's shared memory: more than any of these programs takes.
+const SHARED_BYTES: u64 = 16 << 20;
 
 /// The servers of both nodes. They end with this value.
 pub(super) struct Devices<'f> {
@@ -99,18 +123,20 @@ impl<'f> Devices<'f> {
             Ok::<_, BenchError>(server)
         };
         let servers = [start(0)?, start(1)?];
-        let create = |node: usize, index: usize| {
+        let create = |node: usize, index: usize, cap_bps: Option<u64>| {
             let last = (2 * node + index + 1) as u8;
             let gid = Ipv4Addr::new(10, 0, 0, last).to_ipv6_mapped().octets();
             let device = Device {
                 gid,
                 limits: LIMITS,
+                cap_bps,
             };
             servers[node].create(NAMES[index], device).map_err(failed)
         };
-        create(0, 0)?;
-        create(0, 1)?;
-        create(1, 0)?;
+        create(0, 0, None)?;
+        create(0, 1, None)?;
+        create(1, 0, None)?;
+        create(1, 1, Some(CAP_BPS))?;
         Ok(Self {
             fabric,
             directory,
@@ -137,48 +163,101 @@ impl<'f> Devices<'f> {
     }
 
     /// `ib_write_bw`: GB/s.
-    pub(super) fn rate(&self, place: Place, bytes: usize, count: u64) -> Result<f64, BenchError> {
+    pub(super) fn rate(
+        &self,
+        place: Place,
+        memory: Memory,
+        bytes: usize,
+        count: u64,
+    ) -> Result<f64, BenchError> {
+        self.rate_from(self.connecting(place), memory, bytes, count)
+    }
+
+    /// The same between two nodes, where the device that sends is limited.
+    pub(super) fn limited_rate(&self, bytes: usize, count: u64) -> Result<f64, BenchError> {
+        let (node, _, address) = self.connecting(Place::TwoNodes);
+        self.rate_from((node, NAMES[1], address), Memory::Private, bytes, count)
+    }
+
+    fn rate_from(
+        &self,
+        connecting: (usize, &str, Ipv4Addr),
+        memory: Memory,
+        bytes: usize,
+        count: u64,
+    ) -> Result<f64, BenchError> {
         let line = format!("ib_write_bw -x 0 -F -s {bytes} -n {count}");
         // Bytes, writes, peak and average in MiB/s.
-        Ok(self.measure(place, &line, 3)? * f64::from(1 << 20) / 1e9)
+        Ok(self.measure(connecting, memory, &line, 3)? * f64::from(1 << 20) / 1e9)
     }
 
     /// A program that measures latency, with 8 bytes: the median of one way, microseconds.
     pub(super) fn latency(
         &self,
         place: Place,
+        memory: Memory,
         program: &str,
         count: usize,
     ) -> Result<f64, BenchError> {
         // Bytes, messages, shortest, longest, typical.
-        self.measure(place, &format!("{program} -x 0 -F -s 8 -n {count}"), 4)
+        let line = format!("{program} -x 0 -F -s 8 -n {count}");
+        self.measure(self.connecting(place), memory, &line, 4)
+    }
+
+    /// The program that connects: its node, its device, and where the other one waits, which has the first of node 0.
+    fn connecting(&self, place: Place) -> (usize, &'static str, Ipv4Addr) {
+        match place {
+            Place::OneNode => (0, NAMES[1], Ipv4Addr::LOCALHOST),
+            Place::TwoNodes => (1, NAMES[0], self.fabric.node(0).data_address),
+        }
     }
 
     /// The figure in a column of what the program that connects prints.
-    fn measure(&self, place: Place, line: &str, column: usize) -> Result<f64, BenchError> {
+    fn measure(
+        &self,
+        (node, device, address): (usize, &str, Ipv4Addr),
+        memory: Memory,
+        line: &str,
+        column: usize,
+    ) -> Result<f64, BenchError> {
+        // They are gone when this returns.
+        let files = [(); 2].map(|()| match memory {
+            Memory::Private => Ok(None),
+            Memory::Shared => shared_file().map(Some),
+        });
+        let [waiting_file, connecting_file] = files;
+        let (waiting_file, connecting_file) = (waiting_file?, connecting_file?);
         let port = self.port.replace(self.port.get() + 1);
-        let (node, device, address) = match place {
-            Place::OneNode => (0, NAMES[1], Ipv4Addr::LOCALHOST),
-            Place::TwoNodes => (1, NAMES[0], self.fabric.node(0).data_address),
-        };
-        let start = |node: usize, device: &str, peer: Option<Ipv4Addr>| {
-            let mut words = line.split(' ');
-            let program = words.next().unwrap_or_default();
-            let mut command = self.command(node, program);
-            let port = port.to_string();
-            command.args(words).args(["-d", device, "-p", &port]);
-            command.args(peer.map(|peer| peer.to_string()));
-            Program::start(program, command)
-        };
-        let mut waiting = start(0, NAMES[0], None)?;
+        let start =
+            |node: usize, device: &str, file: &Option<NamedTempFile>, peer: Option<Ipv4Addr>| {
+                let mut words = line.split(' ');
+                let program = words.next().unwrap_or_default();
+                let mut command = self.command(node, program);
+                let port = port.to_string();
+                command.args(words).args(["-d", device, "-p", &port]);
+                let path = file.as_ref().map(|file| file.path().display());
+                command.args(path.map(|path| format!("--mmap={path}")));
+                command.args(peer.map(|peer| peer.to_string()));
+                Program::start(program, command)
+            };
+        let mut waiting = start(0, NAMES[0], &waiting_file, None)?;
         waiting.until_it_listens(port)?;
-        let printed = start(node, device, Some(address))?.output()?;
+        let printed = start(node, device, &connecting_file, Some(address))?.output()?;
         waiting.output()?;
         figure(&printed, column).ok_or_else(|| BenchError::Program {
             program: line.to_owned(),
             message: printed,
         })
     }
+}
+
+/// A file in memory, for one program.
+fn shared_file() -> Result<NamedTempFile, BenchError> {
+    let made = NamedTempFile::new_in("/dev/shm").and_then(|file| {
+        file.as_file().set_len(SHARED_BYTES)?;
+        Ok(file)
+    });
+    made.map_err(BenchError::system("a file in /dev/shm"))
 }
 
 /// The last line that begins with two whole numbers has the figures.

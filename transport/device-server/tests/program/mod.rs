@@ -127,8 +127,11 @@ pub(crate) fn own_memory() -> AddressSpace {
 pub(crate) fn device(last: u8) -> Device {
     let mut gid = [0; 16];
     gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, last]);
-    let limits = LIMITS;
-    Device { gid, limits }
+    Device {
+        gid,
+        limits: LIMITS,
+        cap_bps: None,
+    }
 }
 
 impl Program {

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use weft_device::control::{Answer, ErrorNumber, Limits, Outcome, QueuePair as Made, Request};
 use weft_device::doorbell::{DOORBELL_WORDS, DOORBELLS, DeviceState, Doorbells};
-use weft_device::event::Event;
 use weft_device::objects::Objects;
 use weft_device::ring::{Consumer, Producer, Ring};
 use weft_device::space::RingPlace;
@@ -200,6 +199,9 @@ impl Context {
                 self.shared_receive_queues.insert(*queue, made);
                 self.add_doorbell(Queue::SharedReceives(*queue));
             }
+            (Request::ModifySharedReceiveQueue { queue, .. }, _) => {
+                self.take_shared(*queue, engine);
+            }
             (Request::DestroySharedReceiveQueue(queue), _) => {
                 if let Some(mut shared) = self.shared_receive_queues.remove(queue) {
                     shared.queue.flush(&mut self.regions, engine);
@@ -358,6 +360,28 @@ impl Context {
         if let Some(shared) = self.shared_receive_queues.get_mut(&queue) {
             shared.take(&mut self.regions, engine);
         }
+        self.look_at_shared(queue);
+    }
+
+    /// What the program is to be told of a shared receive queue.
+    fn look_at_shared(&mut self, queue: u32) {
+        if let Some(shared) = self.shared_receive_queues.get_mut(&queue) {
+            if shared.take_error() {
+                self.objects.fail_shared_receive_queue(queue);
+            }
+            self.objects.set_receives_left(queue, shared.queue.len());
+            self.send_events();
+        }
+    }
+
+    /// A message of the peer has taken a receive of a queue pair.
+    pub(crate) fn message_received(&mut self, number: u32) {
+        self.objects.message_received(number);
+        let pair = self.queue_pairs.get(&number);
+        match pair.and_then(|pair| pair.made.shared_receive_queue) {
+            Some(shared) => self.look_at_shared(shared),
+            None => self.send_events(),
+        }
     }
 
     /// A message has taken a shared receive for a queue pair that is no more, and is lost; the receive is not.
@@ -396,20 +420,24 @@ impl Context {
             shared_receive_queues: &mut self.shared_receive_queues,
             completion_queues: &mut self.completion_queues,
             overflowed: None,
+            is_unreported: false,
         };
         if act(pair, found.state, &mut around) {
-            self.objects.fail_queue_pair(number);
+            self.objects.fail_queue_pair(number, !around.is_unreported);
             pair.disconnect(engine);
             pair.flush(&mut around);
+        } else if pair.has_sent_all() {
+            self.objects.sends_complete(number);
         }
         if let Some(queue) = around.overflowed {
             self.fail(queue, engine);
         }
-        self.tell_channels();
+        self.tell_program();
     }
 
-    /// Tells the channels of completion queues that were armed and have completions now.
-    fn tell_channels(&mut self) {
+    /// Tells of events, and tells the channels of completion queues that were armed and have completions now.
+    fn tell_program(&mut self) {
+        self.send_events();
         for (handle, queue) in &mut self.completion_queues {
             if let Some(channel) = queue.channel
                 && queue.take_due()
@@ -420,8 +448,19 @@ impl Context {
         }
     }
 
-    /// Tells channels again whose programs had not taken earlier packets. Answers whether something is left.
+    /// Sends events. The program may have to take earlier ones first; one that has closed its end wants to hear nothing.
+    fn send_events(&mut self) {
+        let socket = self.events.as_fd();
+        self.objects.send_events(|event| {
+            let sent = packet::send(socket, &event.to_bytes(), &[]);
+            !sent.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+        });
+    }
+
+    /// Tells channels again, and of events, where the program had not taken earlier packets. Answers whether something
+    /// for a channel is left.
     pub(crate) fn tell_again(&mut self) -> bool {
+        self.send_events();
         let left = self.channels.values_mut().map(Channel::send);
         left.fold(false, |any, left| any | left)
     }
@@ -434,10 +473,7 @@ impl Context {
     /// The context is of no use any more: a completion could not be delivered into this queue.
     fn fail(&mut self, queue: u32, engine: &Engine) {
         if !std::mem::replace(&mut self.has_failed, true) {
-            for event in [Event::CompletionQueueError(queue), Event::DeviceFatal] {
-                // There is room, for these are the only ones; a program that has closed its end wants to hear nothing.
-                let _ = packet::send(self.events.as_fd(), &event.to_bytes(), &[]);
-            }
+            self.objects.fail_completion_queue(queue);
         }
         self.doorbells.set_state(DeviceState::Failed);
         for pair in self.queue_pairs.values_mut() {

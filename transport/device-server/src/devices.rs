@@ -513,8 +513,7 @@ impl Devices {
                     return false;
                 }
                 Event::Failed { failure, .. } => {
-                    pair.fail(failure);
-                    pair.settle(around);
+                    pair.end(failure, around);
                     return true;
                 }
                 Event::Received {
@@ -528,6 +527,9 @@ impl Devices {
             }
             pair.settle(around) || pair.take(state, around)
         });
+        if let Event::Received { .. } = event {
+            context.message_received(number);
+        }
     }
 
     /// Sends offers again that were not answered, and gives up those that nobody answers.

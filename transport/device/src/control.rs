@@ -53,6 +53,15 @@ pub enum Request {
         /// Scatter-gather entries of a receive, at least.
         sges: u32,
     },
+    /// `ibv_modify_srq`, of which this device has the limit.
+    ModifySharedReceiveQueue {
+        /// Which.
+        queue: u32,
+        /// With fewer receives than this the program is told, once; 0 is none.
+        limit: u32,
+    },
+    /// `ibv_query_srq`.
+    QuerySharedReceiveQueue(u32),
     /// `ibv_destroy_srq`.
     DestroySharedReceiveQueue(u32),
     /// `ibv_create_qp`.
@@ -184,6 +193,8 @@ pub struct QueuePairAttributes {
     pub retries: u8,
     /// `rnr_retry`: 7 is without end.
     pub receiver_not_ready_retries: u8,
+    /// `en_sqd_async_notify`: an event says when the send queue is drained.
+    pub notifies_drained: bool,
 }
 
 /// What the engine says to a request that it has carried out.
@@ -221,6 +232,8 @@ pub enum Answer {
     },
     /// The attributes of a queue pair.
     Attributes(QueuePairAttributes),
+    /// The limit of a shared receive queue: 0 when it was reached, or none was set.
+    ReceiveLimit(u32),
     /// Done, and there is nothing more to say.
     Done,
 }
@@ -382,6 +395,7 @@ mod tests {
             timeout: 0xff,
             retries: 0xff,
             receiver_not_ready_retries: 0xff,
+            notifies_drained: true,
         };
         Request::ModifyQueuePair {
             queue_pair: u32::MAX,

@@ -13,6 +13,7 @@ use crate::control::{
     Address, Answer, ErrorNumber, Limits, Outcome, QueuePair, QueuePairAttributes, QueueSizes,
     Region, Request,
 };
+use crate::event::{Event, EventType, ObjectType};
 use crate::space::{RingPlace, RingSpace};
 use crate::state::{self, Attributes, Change, State};
 use crate::work_request::ring_slots;
@@ -123,6 +124,10 @@ struct SharedReceiveQueue {
     domain: u32,
     users: u32,
     ring: RingPlace,
+    /// Receives that it may have.
+    entries: u32,
+    /// With fewer receives the program is told; 0 once it was.
+    limit: u32,
 }
 
 /// A completion queue.
@@ -147,6 +152,8 @@ pub struct QueuePairState {
     pub send_ring: RingPlace,
     /// The ring of its receives; none with a shared queue.
     pub receive_ring: Option<RingPlace>,
+    /// The program was told that a message came before it could send.
+    is_established: bool,
 }
 
 /// How much of everything there is.
@@ -205,6 +212,8 @@ pub struct Objects {
     resting: VecDeque<(Duration, u32)>,
     resting_keys: BTreeSet<u32>,
     space: RingSpace,
+    /// What the program was not told yet, each once: one that takes no events has no more of them than objects.
+    events: BTreeSet<Event>,
 }
 
 impl Objects {
@@ -225,6 +234,7 @@ impl Objects {
             resting: VecDeque::new(),
             resting_keys: BTreeSet::new(),
             space: RingSpace::new(limits.ring_bytes),
+            events: BTreeSet::new(),
         }
     }
 
@@ -258,8 +268,12 @@ impl Objects {
         self.address_handles.get(handle).ok()
     }
 
-    /// The engine has found an error: the queue pair flushes all that is posted.
-    pub fn fail_queue_pair(&mut self, number: u32) {
+    /// The engine has found an error: the queue pair flushes all that is posted. Where no completion reports the error,
+    /// an event does.
+    pub fn fail_queue_pair(&mut self, number: u32, is_reported: bool) {
+        if !is_reported {
+            self.add_event(EventType::QueuePairFatal, number);
+        }
         self.put_queue_pair(number, State::Error);
     }
 
@@ -269,9 +283,74 @@ impl Objects {
     }
 
     fn put_queue_pair(&mut self, number: u32, state: State) {
-        if let Some(found) = self.queue_pairs.objects.get_mut(&number) {
-            found.state = state;
+        let Some(found) = self.queue_pairs.objects.get_mut(&number) else {
+            return;
+        };
+        let before = std::mem::replace(&mut found.state, state);
+        let is_sharing = found.made.shared_receive_queue.is_some();
+        if is_sharing && state == State::Error && before != State::Error {
+            self.add_event(EventType::LastWorkRequestReached, number);
         }
+    }
+
+    /// A message of the peer has taken a receive of the queue pair.
+    pub fn message_received(&mut self, number: u32) {
+        if let Some(found) = self.queue_pairs.objects.get_mut(&number)
+            && found.state == State::ReadyToReceive
+            && !std::mem::replace(&mut found.is_established, true)
+        {
+            self.add_event(EventType::CommunicationEstablished, number);
+        }
+    }
+
+    /// All that the queue pair has begun to send is complete.
+    pub fn sends_complete(&mut self, number: u32) {
+        if let Some(found) = self.queue_pairs.objects.get_mut(&number)
+            && found.state == State::SendQueueDrained
+            && std::mem::take(&mut found.attributes.notifies_drained)
+        {
+            self.add_event(EventType::SendQueueDrained, number);
+        }
+    }
+
+    /// A shared receive queue has so many receives that no message has taken.
+    pub fn set_receives_left(&mut self, queue: u32, left: u32) {
+        if let Some(found) = self.shared_receive_queues.objects.get_mut(&queue)
+            && left < found.limit
+        {
+            found.limit = 0;
+            self.add_event(EventType::SharedReceiveQueueLimitReached, queue);
+        }
+    }
+
+    /// A receive was bad: the shared receive queue gives no further one.
+    pub fn fail_shared_receive_queue(&mut self, queue: u32) {
+        self.add_event(EventType::SharedReceiveQueueError, queue);
+    }
+
+    /// A completion could not be put into this queue, and the device works no more.
+    pub fn fail_completion_queue(&mut self, queue: u32) {
+        self.add_event(EventType::CompletionQueueError, queue);
+        self.events.insert(Event::DEVICE_FATAL);
+    }
+
+    fn add_event(&mut self, kind: EventType, object: u32) {
+        self.events.insert(Event { kind, object });
+    }
+
+    /// Hands over the events that the program was not told yet, until `send` answers that there is no room.
+    pub fn send_events(&mut self, mut send: impl FnMut(Event) -> bool) {
+        while let Some(event) = self.events.first()
+            && send(*event)
+        {
+            self.events.pop_first();
+        }
+    }
+
+    /// An object is gone: nothing happens to it any more.
+    fn drop_events(&mut self, of: ObjectType, object: u32) {
+        self.events
+            .retain(|event| event.object != object || event.kind.object_type() != of);
     }
 
     /// Carries a request out, if it is allowed. `now` is any time that does not run backwards; `random` draws numbers
@@ -331,6 +410,7 @@ impl Objects {
                     self.channels.count(channel, -1);
                 }
                 self.completion_queues.objects.remove(&queue);
+                self.drop_events(ObjectType::CompletionQueue, queue);
                 Ok(Answer::Done)
             }
             Request::CreateSharedReceiveQueue {
@@ -348,6 +428,8 @@ impl Objects {
                     domain,
                     users: 0,
                     ring,
+                    entries,
+                    limit: 0,
                 };
                 let queue = self.shared_receive_queues.add(made, limit)?;
                 self.domains.count(domain, 1);
@@ -357,6 +439,17 @@ impl Objects {
                     ring,
                 })
             }
+            Request::ModifySharedReceiveQueue { queue, limit } => {
+                let found = self.shared_receive_queues.objects.get_mut(&queue);
+                let found = found.ok_or(ErrorNumber::InvalidArgument)?;
+                within(limit, found.entries)?;
+                found.limit = limit;
+                Ok(Answer::Done)
+            }
+            Request::QuerySharedReceiveQueue(queue) => {
+                let found = self.shared_receive_queues.get(queue)?;
+                Ok(Answer::ReceiveLimit(found.limit))
+            }
             Request::DestroySharedReceiveQueue(queue) => {
                 let found = self.shared_receive_queues.get(queue)?;
                 if found.users > 0 {
@@ -365,6 +458,7 @@ impl Objects {
                 self.space.give_back(found.ring);
                 self.domains.count(found.domain, -1);
                 self.shared_receive_queues.objects.remove(&queue);
+                self.drop_events(ObjectType::SharedReceiveQueue, queue);
                 Ok(Answer::Done)
             }
             Request::CreateQueuePair(wanted) => self.create_queue_pair(wanted),
@@ -390,6 +484,7 @@ impl Objects {
                 }
                 self.count_used_by(&made, -1);
                 self.queue_pairs.objects.remove(&queue_pair);
+                self.drop_events(ObjectType::QueuePair, queue_pair);
                 Ok(Answer::Done)
             }
             Request::CreateAddressHandle { domain, address } => {
@@ -518,6 +613,7 @@ impl Objects {
             attributes: QueuePairAttributes::default(),
             send_ring,
             receive_ring,
+            is_established: false,
         };
         let queue_pair = self.queue_pairs.add(state, limit)?;
         self.count_used_by(&made, 1);
@@ -567,8 +663,13 @@ impl Objects {
             State::Reset => QueuePairAttributes::default(),
             _ => found.attributes,
         };
+        if to != found.state {
+            next.notifies_drained = false;
+        }
         set(&mut next, given, attributes, &limits)?;
-        (found.state, found.attributes) = (to, next);
+        found.attributes = next;
+        found.is_established &= to >= State::ReadyToReceive;
+        self.put_queue_pair(queue_pair, to);
         Ok(Answer::Done)
     }
 }
@@ -582,6 +683,9 @@ fn set(
 ) -> Result<(), ErrorNumber> {
     const PSN_MASK: u32 = (1 << NUMBER_BITS) - 1;
     let at_most = |number: u8, most: u8| within(number.into(), most.into());
+    if given.contains(Attributes::EN_SQD_ASYNC_NOTIFY) {
+        next.notifies_drained = from.notifies_drained;
+    }
     if given.contains(Attributes::ACCESS_FLAGS) {
         check_access(from.access | access::LOCAL_WRITE)?;
         next.access = from.access;

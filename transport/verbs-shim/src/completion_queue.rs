@@ -1,11 +1,12 @@
 //! A completion queue of this library.
 
-use std::sync::{Condvar, Mutex};
+use std::sync::Mutex;
 
 use weft_device::entry::Entry;
 use weft_device::ring::Consumer;
 use weft_memory::Words;
 
+use crate::unacknowledged::Unacknowledged;
 use weft_verbs_abi::CompletionQueue;
 
 /// A completion queue. Room behind it: a program may take it for an extended one.
@@ -14,9 +15,10 @@ pub(crate) struct OwnQueue {
     pub(crate) queue: CompletionQueue,
     pub(crate) extended: [usize; 20],
     pub(crate) taken: Mutex<Taken>,
-    /// Events that the program has taken and not acknowledged.
-    pub(crate) events: Mutex<u32>,
-    pub(crate) acknowledged: Condvar,
+    /// Events of its completion channel.
+    pub(crate) completion_events: Unacknowledged,
+    /// Asynchronous events.
+    pub(crate) events: Unacknowledged,
 }
 
 /// What only one thread does at a time.

@@ -19,6 +19,7 @@
 )]
 
 mod address_handles;
+mod async_events;
 mod channels;
 mod completion_queue;
 mod contexts;
@@ -33,4 +34,5 @@ mod queue_pairs;
 mod shared_receives;
 mod symbols;
 mod text;
+mod unacknowledged;
 mod work_requests;

@@ -1,7 +1,7 @@
 //! Protection domains, memory regions and completion queues.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::Mutex;
 
 use weft_device::control::{Answer, ErrorNumber, Region, Request};
 use weft_device::entry::Entry;
@@ -10,6 +10,7 @@ use weft_device::ring::Consumer;
 use crate::channels::own_channel;
 use crate::completion_queue::{OwnQueue, Taken, own_queue};
 use crate::contexts::{done, lock, not_made, own_context};
+use crate::unacknowledged::Unacknowledged;
 use weft_verbs_abi::{CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain};
 
 #[unsafe(no_mangle)]
@@ -170,8 +171,8 @@ unsafe extern "C" fn ibv_create_cq(
             entry: Entry::new(),
             empty_polls: 0,
         }),
-        events: Mutex::new(0),
-        acknowledged: Condvar::new(),
+        completion_events: Unacknowledged::default(),
+        events: Unacknowledged::default(),
     };
     let made = Box::into_raw(Box::new(made));
     lock(&own.completion_queues).insert(queue, made.expose_provenance());
@@ -197,13 +198,8 @@ unsafe extern "C" fn ibv_destroy_cq(queue: *mut CompletionQueue) -> c_int {
     // SAFETY: as before.
     let known = unsafe { &own_context(context).completion_queues };
     lock(known).remove(&handle);
-    // As verbs has it: whoever still handles an event may use the queue.
-    let mut events = lock(&own.events);
-    while *events > 0 {
-        let waited = own.acknowledged.wait(events);
-        events = waited.unwrap_or_else(PoisonError::into_inner);
-    }
-    drop(events);
+    own.completion_events.wait();
+    own.events.wait();
     if !channel.is_null() {
         // SAFETY: it is one of ours, and not destroyed while it has queues.
         unsafe { (*channel).refcnt -= 1 };

@@ -9,7 +9,7 @@ use weft_tests::{stdout_of, verbs::Node};
 const SOURCE: &str = "/usr/share/doc/rdma-core/tests";
 /// The modules that are not of one vendor's NIC. The others there are for what no virtual device has: flows, RSS, tag
 /// matching, on-demand paging, GPU memory, and for librdmacm a network interface of the device.
-const MODULES: &str = "test_addr test_atomic test_cq test_cq_events test_device test_fork test_mr \
+const MODULES: &str = "test_addr test_atomic test_cq test_cq_events test_cqex test_device test_fork test_mr \
                        test_parent_domain test_pd test_qp test_qpex test_relaxed_ordering test_shared_pd";
 /// What has to pass, a name a line.
 const WANTED: &str = include_str!("../pyverbs/wanted.txt");

@@ -131,6 +131,12 @@ impl Context {
         {
             return Err(ErrorNumber::NotSupported);
         }
+        if let Request::ResizeCompletionQueue { queue, entries } = request
+            && let Some(found) = self.completion_queues.get(queue)
+            && !found.fits(*entries)
+        {
+            return Err(ErrorNumber::InvalidArgument);
+        }
         let answer = self.objects.handle(request, now, &mut random::word)?;
         let carried_out = self.carry_out(request, &answer, engine, domain);
         if let Err(error) = carried_out {
@@ -181,6 +187,16 @@ impl Context {
                 let ring = Producer::new(self.ring(*ring)?, 0);
                 let made = CompletionQueue::new(ring, *channel);
                 self.completion_queues.insert(*queue, made);
+            }
+            (Request::ResizeCompletionQueue { queue, .. }, Answer::CreatedQueue { ring, .. }) => {
+                let ring = self.ring(*ring);
+                let found = self.completion_queues.get_mut(queue);
+                let moved = found
+                    .zip(ring.ok())
+                    .map(|(found, ring)| found.move_to(ring));
+                if moved != Some(true) {
+                    self.fail(*queue, engine);
+                }
             }
             (Request::DestroyCompletionQueue(queue), _) => {
                 self.completion_queues.remove(queue);

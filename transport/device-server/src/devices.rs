@@ -282,6 +282,13 @@ impl Devices {
         if let Request::DestroyQueuePair(_) | Request::ModifyQueuePair { .. } = request {
             self.acknowledge();
         }
+        if let Request::ResizeCompletionQueue { .. } = request
+            && let Some(context) = self.contexts.get_mut(&id)
+        {
+            // What can complete by now counts.
+            context.take_rung(&self.engine);
+            self.take_datagrams(now);
+        }
         self.check_totals(id.gid, request)?;
         let Some(context) = self.contexts.get_mut(&id) else {
             return Err(ErrorNumber::InvalidArgument);

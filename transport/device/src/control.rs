@@ -42,6 +42,14 @@ pub enum Request {
         /// The completion channel that says when it has completions.
         channel: Option<u32>,
     },
+    /// `ibv_resize_cq`. The program takes no completion before the answer, and then goes on in the new ring, where those are
+    /// that it has not taken.
+    ResizeCompletionQueue {
+        /// Which.
+        queue: u32,
+        /// Completions that it holds, at least.
+        entries: u32,
+    },
     /// `ibv_destroy_cq`.
     DestroyCompletionQueue(u32),
     /// `ibv_create_srq`.
@@ -210,7 +218,7 @@ pub enum Answer {
     },
     /// An object is made: its handle. Of a region its key, of a queue pair its number.
     Created(u32),
-    /// A completion queue, or a shared receive queue, is made.
+    /// A completion queue, or a shared receive queue, is made, or a completion queue has another size.
     CreatedQueue {
         /// Its handle.
         queue: u32,

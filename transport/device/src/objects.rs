@@ -400,6 +400,21 @@ impl Objects {
                     ring,
                 })
             }
+            Request::ResizeCompletionQueue { queue, entries } => {
+                let before = self.completion_queues.get(queue)?.ring;
+                let entries = rounded(entries, limits.completions)?;
+                let ring = self.take_ring(entries)?;
+                if let Some(found) = self.completion_queues.objects.get_mut(&queue) {
+                    found.ring = ring;
+                }
+                // The engine moves what is in it before it takes another request.
+                self.space.give_back(before);
+                Ok(Answer::CreatedQueue {
+                    queue,
+                    entries,
+                    ring,
+                })
+            }
             Request::DestroyCompletionQueue(queue) => {
                 let found = self.completion_queues.get(queue)?;
                 if found.users > 0 {

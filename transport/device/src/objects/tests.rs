@@ -337,6 +337,15 @@ fn arguments_that_make_no_sense_are_refused() {
             entries: 4097,
             channel: None,
         },
+        Request::ResizeCompletionQueue { queue, entries: 0 },
+        Request::ResizeCompletionQueue {
+            queue,
+            entries: 4097,
+        },
+        Request::ResizeCompletionQueue {
+            queue: 99,
+            entries: 1,
+        },
         Request::CreateSharedReceiveQueue {
             domain,
             entries: 1,
@@ -630,6 +639,10 @@ fn request(kind: u8, one: u32, other: u32) -> Request {
         },
         14 => Request::CreateChannel,
         15 => Request::DestroyChannel(one),
+        16 => Request::ResizeCompletionQueue {
+            queue: one,
+            entries: other,
+        },
         5 => Request::DestroyCompletionQueue(one),
         6 => Request::CreateSharedReceiveQueue {
             domain: one,
@@ -660,7 +673,7 @@ fn request(kind: u8, one: u32, other: u32) -> Request {
 proptest! {
     #[test]
     fn each_object_counts_those_that_use_it_whatever_is_asked(
-        asked in prop::collection::vec((0u8..17, 0u32..5, 0u32..5), 0..100),
+        asked in prop::collection::vec((0u8..18, 0u32..5, 0u32..5), 0..100),
     ) {
         let mut device = Fixture::new();
         for (kind, one, other) in asked {

@@ -171,6 +171,14 @@ impl Context {
                 self.regions
                     .add(engine, domain, *key, asked, &self.program)?;
             }
+            (Request::ReregisterRegion { key, .. }, _) => {
+                self.regions.remove(engine, *key);
+                if let Some(asked) = self.objects.region(*key).copied() {
+                    let Domain { id, prefix } = self.domain(asked.domain)?;
+                    self.regions
+                        .add(engine, (id, prefix), *key, asked, &self.program)?;
+                }
+            }
             (Request::DeregisterRegion(key), _) => self.regions.remove(engine, *key),
             (Request::CreateChannel, Answer::Created(handle)) => {
                 let (channel, program) = Channel::new().map_err(|_| ErrorNumber::OutOfMemory)?;

@@ -282,10 +282,10 @@ impl Devices {
         if let Request::DestroyQueuePair(_) | Request::ModifyQueuePair { .. } = request {
             self.acknowledge();
         }
-        if let Request::ResizeCompletionQueue { .. } = request
+        if let Request::ResizeCompletionQueue { .. } | Request::ReregisterRegion { .. } = request
             && let Some(context) = self.contexts.get_mut(&id)
         {
-            // What can complete by now counts.
+            // What was posted before is taken before: it may complete, and it names regions as they are now.
             context.take_rung(&self.engine);
             self.take_datagrams(now);
         }

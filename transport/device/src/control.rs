@@ -28,6 +28,15 @@ pub enum Request {
     DestroyDomain(u32),
     /// `ibv_reg_mr` and its kin.
     RegisterRegion(Region),
+    /// `ibv_rereg_mr`: the region keeps its key and its protection domain.
+    ReregisterRegion {
+        /// Its key.
+        key: u32,
+        /// The bits of `enum ibv_rereg_mr_flags`: what is given.
+        given: u32,
+        /// As it is to be; what is not given means nothing.
+        region: Region,
+    },
     /// `ibv_dereg_mr`, by the region's key.
     DeregisterRegion(u32),
     /// `ibv_create_comp_channel`. With the answer comes a socket (`SOCK_SEQPACKET`): each packet is the handle of a

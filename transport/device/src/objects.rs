@@ -371,6 +371,9 @@ impl Objects {
             Request::CreateDomain => self.domains.add(0, limits.domains).map(Answer::Created),
             Request::DestroyDomain(domain) => self.domains.remove_unused(domain),
             Request::RegisterRegion(region) => self.register(region, now, random),
+            Request::ReregisterRegion { key, given, region } => {
+                self.reregister(key, given, &region)
+            }
             Request::DeregisterRegion(key) => self.deregister(key, now),
             Request::CreateChannel => {
                 let made = self.channels.add(0, limits.completion_queues);
@@ -527,15 +530,7 @@ impl Objects {
         random: &mut impl FnMut() -> u32,
     ) -> Outcome {
         self.domains.get(region.domain)?;
-        check_access(region.access)?;
-        let ends = |from: u64| from.checked_add(region.bytes).is_some();
-        let from = match region.access & access::ZERO_BASED {
-            0 => region.io_address,
-            _ => 0,
-        };
-        if !ends(region.address) || !ends(from) {
-            return Err(ErrorNumber::InvalidArgument);
-        }
+        let region = checked(region)?;
         self.end_rests(now);
         if self.regions.len() >= self.limits.regions as usize
             || self.resting.len() >= RESTING_KEYS_MAX
@@ -546,13 +541,32 @@ impl Objects {
         while key == 0 || self.regions.contains_key(&key) || self.resting_keys.contains(&key) {
             key = random();
         }
-        let region = Region {
-            io_address: from,
-            ..region
-        };
         self.regions.insert(key, region);
         self.domains.count(region.domain, 1);
         Ok(Answer::Created(key))
+    }
+
+    /// Changes where a region is, or what may be done with it.
+    fn reregister(&mut self, key: u32, given: u32, region: &Region) -> Outcome {
+        // `enum ibv_rereg_mr_flags`.
+        const TRANSLATION: u32 = 1;
+        const ACCESS: u32 = 1 << 2;
+        let found = self.regions.get_mut(&key);
+        let found = found.ok_or(ErrorNumber::InvalidArgument)?;
+        if given & !(TRANSLATION | ACCESS) != 0 {
+            return Err(ErrorNumber::NotSupported);
+        }
+        let mut next = *found;
+        if given & TRANSLATION != 0 {
+            next.address = region.address;
+            next.bytes = region.bytes;
+            next.io_address = region.io_address;
+        }
+        if given & ACCESS != 0 {
+            next.access = region.access;
+        }
+        *found = checked(next)?;
+        Ok(Answer::Done)
     }
 
     fn deregister(&mut self, key: u32, now: Duration) -> Outcome {
@@ -786,6 +800,25 @@ fn rounded(entries: u32, limit: u32) -> Result<u32, ErrorNumber> {
 fn within(number: u32, most: u32) -> Result<(), ErrorNumber> {
     match number <= most {
         true => Ok(()),
+        false => Err(ErrorNumber::InvalidArgument),
+    }
+}
+
+/// A region with its first address as work requests name it.
+fn checked(region: Region) -> Result<Region, ErrorNumber> {
+    check_access(region.access)?;
+    let end = |from: u64| from.checked_add(region.bytes);
+    let io_address = match region.access & access::ZERO_BASED {
+        0 => region.io_address,
+        _ => 0,
+    };
+    // The file of an address space has no offset beyond this.
+    let is_in_space = end(region.address).is_some_and(|end| end <= i64::MAX as u64);
+    match is_in_space && end(io_address).is_some() {
+        true => Ok(Region {
+            io_address,
+            ..region
+        }),
         false => Err(ErrorNumber::InvalidArgument),
     }
 }

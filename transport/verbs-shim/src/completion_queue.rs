@@ -1,5 +1,6 @@
 //! A completion queue of this library.
 
+use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::sync::Mutex;
 
@@ -35,6 +36,8 @@ pub(crate) struct OwnQueue {
 pub(crate) struct Taken {
     ring: Consumer<Words>,
     entry: Entry,
+    /// What was taken and not polled, which comes first.
+    kept: VecDeque<Wc>,
     /// Polls since there was a completion.
     empty_polls: u32,
     /// Of an extended queue, from the start of a poll to its end: the completion that the program reads.
@@ -55,6 +58,7 @@ impl Taken {
         Self {
             ring,
             entry: Entry::new(),
+            kept: VecDeque::new(),
             empty_polls: 0,
             current: None,
         }
@@ -69,6 +73,24 @@ impl Taken {
     /// # Errors
     /// The ring is broken.
     pub(crate) fn next(&mut self) -> Result<Option<Wc>, Broken> {
+        match self.kept.pop_front() {
+            None => self.next_of_ring(),
+            kept => Ok(kept),
+        }
+    }
+
+    /// A queue pair is reset: as with a NIC, its completions come no more.
+    pub(crate) fn forget(&mut self, queue_pair: u32) {
+        self.kept.retain(|wc| wc.qp_num != queue_pair);
+        // A ring that is broken is found so by the next poll.
+        while let Ok(Some(wc)) = self.next_of_ring() {
+            if wc.qp_num != queue_pair {
+                self.kept.push_back(wc);
+            }
+        }
+    }
+
+    fn next_of_ring(&mut self) -> Result<Option<Wc>, Broken> {
         if !self.entry.take(&mut self.ring).map_err(|_| Broken)? {
             return Ok(None);
         }

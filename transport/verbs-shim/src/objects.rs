@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use weft_device::control::{Answer, ErrorNumber, Region, Request};
 
-use crate::contexts::{done, not_made, own_context};
+use crate::contexts::{done, not_made, own_context, set_errno};
 use weft_verbs_abi::{Context, MemoryRegion, ProtectionDomain};
 
 #[unsafe(no_mangle)]
@@ -96,6 +96,54 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
 ) -> *mut MemoryRegion {
     // SAFETY: as the program says (invariant 1).
     unsafe { register(pd, addr, length, iova, access) }
+}
+
+/// `ibv_rereg_mr`: the region keeps its keys. To another protection domain it cannot go.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_rereg_mr(
+    region: *mut MemoryRegion,
+    flags: c_int,
+    _: *mut ProtectionDomain,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    // `enum ibv_rereg_mr_flags`, and of `enum ibv_rereg_mr_err_code` that the region is as it was.
+    const TRANSLATION: c_int = 1;
+    const PD: c_int = 2;
+    const ACCESS: c_int = 4;
+    const ERR_INPUT: c_int = -1;
+    let is_nowhere = flags & TRANSLATION != 0 && (addr.is_null() || length == 0);
+    let is_ignored = flags & ACCESS == 0 && access != 0;
+    if flags & !(TRANSLATION | PD | ACCESS) != 0 || is_nowhere || is_ignored {
+        set_errno(libc::EINVAL);
+        return ERR_INPUT;
+    }
+    // SAFETY: it is one of ours, and its context is open (invariant 1).
+    let (context, key) = unsafe { ((*region).context, (*region).lkey) };
+    let request = Request::ReregisterRegion {
+        key,
+        given: flags as u32,
+        region: Region {
+            domain: 0,
+            address: addr.addr() as u64,
+            bytes: length as u64,
+            io_address: addr.addr() as u64,
+            access: access as c_uint,
+        },
+    };
+    // SAFETY: as before.
+    if unsafe { done(context, &request) } != 0 {
+        return ERR_INPUT;
+    }
+    if flags & TRANSLATION != 0 {
+        // SAFETY: it is one of ours. Programs use a region that is being changed in no other thread.
+        unsafe {
+            (*region).addr = addr;
+            (*region).length = length;
+        }
+    }
+    0
 }
 
 #[unsafe(no_mangle)]

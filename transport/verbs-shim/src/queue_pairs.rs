@@ -12,6 +12,7 @@ use weft_device::ring::Producer;
 use weft_device::state::{Attributes, QueuePairType, State};
 
 use crate::address_handles::{address, words};
+use crate::completion_queue::own_queue;
 use crate::contexts::{done, lock, not_made, own_context, set_errno};
 use crate::pair::{Builder, OwnPair, Receives, Sends, UD, own_pair};
 use crate::unacknowledged::Unacknowledged;
@@ -239,6 +240,13 @@ unsafe extern "C" fn ibv_modify_qp(pair: *mut QueuePair, attr: *mut QpAttr, mask
     if error == 0 && Attributes(given).contains(Attributes::STATE) {
         // SAFETY: it is one of ours. Programs read the state without a lock, as of any library.
         unsafe { (&raw mut (*pair).state).write_volatile(attr.qp_state) };
+        if attr.qp_state == State::Reset as c_int {
+            // SAFETY: it is one of ours, and its completion queues are not destroyed before it.
+            for queue in unsafe { [(*pair).send_cq, (*pair).recv_cq].map(|queue| own_queue(queue)) }
+            {
+                lock(&queue.taken).forget(number);
+            }
+        }
     }
     error
 }

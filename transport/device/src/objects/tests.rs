@@ -622,6 +622,49 @@ fn a_region_may_count_its_addresses_from_zero() {
     assert_eq!(device.objects.region(key).unwrap().io_address, 0);
 }
 
+#[test]
+fn a_region_that_is_registered_again_keeps_its_key_and_what_is_not_given() {
+    let mut device = Fixture::new();
+    let domain = device.made(Request::CreateDomain);
+    let key = device.made(Request::RegisterRegion(region(domain)));
+    let other = Region {
+        domain: 99,
+        address: 4096,
+        bytes: 8,
+        io_address: 16,
+        access: access::REMOTE_READ,
+    };
+    let change = |given, region| Request::ReregisterRegion { key, given, region };
+    assert_eq!(device.ask(change(4, other)), Ok(Answer::Done));
+    let readable = Region {
+        access: access::REMOTE_READ,
+        ..region(domain)
+    };
+    assert_eq!(device.objects.region(key), Some(&readable));
+    assert_eq!(device.ask(change(1, other)), Ok(Answer::Done));
+    let moved = Region { domain, ..other };
+    assert_eq!(device.objects.region(key), Some(&moved));
+    let nowhere = Region {
+        address: i64::MAX as u64,
+        ..other
+    };
+    let writable = Region {
+        access: access::REMOTE_WRITE,
+        ..other
+    };
+    for (refused, error) in [
+        (change(1, nowhere), ErrorNumber::InvalidArgument),
+        (change(4, writable), ErrorNumber::InvalidArgument),
+        (change(2, other), ErrorNumber::NotSupported),
+    ] {
+        assert_eq!(device.ask(refused), Err(error), "{refused:?}");
+    }
+    assert_eq!(device.objects.region(key), Some(&moved));
+    assert_eq!(device.ask(Request::DeregisterRegion(key)), Ok(Answer::Done));
+    let gone = device.ask(change(1, other));
+    assert_eq!(gone, Err(ErrorNumber::InvalidArgument));
+}
+
 /// A request with handles that are likely to be there.
 fn request(kind: u8, one: u32, other: u32) -> Request {
     let region = Region {

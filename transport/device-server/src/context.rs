@@ -498,6 +498,7 @@ impl Context {
     fn fail(&mut self, queue: u32, engine: &Engine) {
         if !std::mem::replace(&mut self.has_failed, true) {
             self.objects.fail_completion_queue(queue);
+            self.send_events();
         }
         self.doorbells.set_state(DeviceState::Failed);
         for pair in self.queue_pairs.values_mut() {

@@ -134,10 +134,11 @@ fn a_consumer_that_waits_for_solicited_entries_is_woken_for_no_other_and_once() 
 #[test]
 fn a_producer_goes_on_in_another_ring_with_all_that_was_not_taken() {
     let [one, small, large] = [4, 1, 8].map(words);
-    let memory = |words: &'static [AtomicU64]| Ring::new(words).unwrap();
-    let [one, small, large] = [one, small, large].map(|words| memory(words.leak()));
     // The counts wrap around, and so do the slots.
     let begin = u32::MAX - 1;
+    set_counts(&one, begin, begin);
+    let [one, small, large] =
+        [&one, &small, &large].map(|words| Ring::new(words.as_slice()).unwrap());
     let mut producer = Producer::new(one, begin);
     let mut consumer = Consumer::new(one, begin);
     for number in 1..=3 {

@@ -1,19 +1,36 @@
-//! rdma-core's own tests, by pyverbs, over a virtual device: those that pass are listed, and go on passing.
+//! rdma-core's own tests, by pyverbs, over a virtual device: those that pass are listed, and go on passing. And ours, of
+//! what these leave out.
 
 use std::{collections::BTreeSet, fs, process::Command};
 
-use weft_tests::verbs::Node;
+use weft_tests::{stdout_of, verbs::Node};
 
 /// Where Debian's python3-pyverbs has them.
 const SOURCE: &str = "/usr/share/doc/rdma-core/tests";
 /// The modules that are not of one vendor's NIC. The others there are for what no virtual device has: flows, RSS, tag
 /// matching, on-demand paging, GPU memory, and for librdmacm a network interface of the device.
-const MODULES: &str = "test_addr test_atomic test_cq test_cq_events test_device test_fork test_mr \
+const MODULES: &str = "test_addr test_atomic test_cq test_cq_events test_cqex test_device test_fork test_mr \
                        test_parent_domain test_pd test_qp test_qpex test_relaxed_ordering test_shared_pd";
 /// What has to pass, a name a line.
 const WANTED: &str = include_str!("../pyverbs/wanted.txt");
 /// Prints the name of each test that passes.
 const PROGRAM: &str = include_str!("../pyverbs/passed.py");
+
+/// Tests of asynchronous events.
+const EVENTS: &str = include_str!("../pyverbs/events.py");
+
+#[test]
+fn asynchronous_events_come_and_are_acknowledged() {
+    let node = Node::default();
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = directory.path();
+    fs::write(at.join("events.py"), EVENTS).expect("it is ours");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(at, mode).expect("it is ours");
+    let line = "python3 -B events.py -v";
+    let output = node.command_at(0, line).current_dir(at).output();
+    let _ = stdout_of(line, &output.expect("it starts"));
+}
 
 #[test]
 fn the_tests_of_rdma_core_that_passed_once_pass() {

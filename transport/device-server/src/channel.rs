@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use weft_device::completion::{Completion, Opcode, Outcome};
 use weft_device::entry::Entry;
-use weft_device::ring::Producer;
+use weft_device::ring::{Producer, Ring};
 use weft_device_socket::packet;
 use weft_engine::Words;
 
@@ -42,6 +42,16 @@ impl CompletionQueue {
             self.is_due |= self.ring.take_wakeup(is_receive || has_failed);
         }
         is_put
+    }
+
+    /// Whether the completions that the program has not taken fit into a queue of so many.
+    pub(crate) fn fits(&self, entries: u32) -> bool {
+        self.ring.pending().is_ok_and(|pending| pending <= entries)
+    }
+
+    /// Goes on in another ring. Answers whether it could.
+    pub(crate) fn move_to(&mut self, ring: Ring<Words>) -> bool {
+        self.ring.move_to(ring).is_ok()
     }
 
     /// Whether its channel is to be told, once.

@@ -5,9 +5,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use weft_device::control::{Answer, ErrorNumber, Limits, Outcome, QueuePair as Made, Request};
+use weft_device::control::{
+    self, Answer, ErrorNumber, Limits, Outcome, QueuePair as Made, Request,
+};
 use weft_device::doorbell::{DOORBELL_WORDS, DOORBELLS, DeviceState, Doorbells};
-use weft_device::event::Event;
 use weft_device::objects::Objects;
 use weft_device::ring::{Consumer, Producer, Ring};
 use weft_device::space::RingPlace;
@@ -140,6 +141,12 @@ impl Context {
         {
             return Err(ErrorNumber::NotSupported);
         }
+        if let Request::ResizeCompletionQueue { queue, entries } = request
+            && let Some(found) = self.completion_queues.get(queue)
+            && !found.fits(*entries)
+        {
+            return Err(ErrorNumber::InvalidArgument);
+        }
         let answer = self.objects.handle(request, now, &mut random::word)?;
         let carried_out = self.carry_out(request, &answer, file, engine, domain);
         if let Err(error) = carried_out {
@@ -170,11 +177,13 @@ impl Context {
             (Request::RegisterRegion(asked), Answer::Created(key)) => {
                 // As the table keeps it: a zero-based region begins at 0.
                 let asked = self.objects.region(*key).copied().unwrap_or(*asked);
-                let domain = self.domain(asked.domain)?;
-                let domain = (domain.id, domain.prefix);
-                let file = file.map(|file| self.check_file(file)).transpose()?;
-                let memory = self.regions.memory(&asked, file, &self.program)?;
-                self.regions.add(engine, domain, *key, asked, memory);
+                self.register(engine, *key, asked, file)?;
+            }
+            (Request::ReregisterRegion { key, .. }, _) => {
+                self.regions.remove(engine, *key);
+                if let Some(asked) = self.objects.region(*key).copied() {
+                    self.register(engine, *key, asked, file)?;
+                }
             }
             (Request::DeregisterRegion(key), _) => self.regions.remove(engine, *key),
             (Request::CreateChannel, Answer::Created(handle)) => {
@@ -193,6 +202,16 @@ impl Context {
                 let made = CompletionQueue::new(ring, *channel);
                 self.completion_queues.insert(*queue, made);
             }
+            (Request::ResizeCompletionQueue { queue, .. }, Answer::CreatedQueue { ring, .. }) => {
+                let ring = self.ring(*ring);
+                let found = self.completion_queues.get_mut(queue);
+                let moved = found
+                    .zip(ring.ok())
+                    .map(|(found, ring)| found.move_to(ring));
+                if moved != Some(true) {
+                    self.fail(*queue, engine);
+                }
+            }
             (Request::DestroyCompletionQueue(queue), _) => {
                 self.completion_queues.remove(queue);
             }
@@ -209,6 +228,9 @@ impl Context {
                 let made = SharedReceiveQueue::new(made);
                 self.shared_receive_queues.insert(*queue, made);
                 self.add_doorbell(Queue::SharedReceives(*queue));
+            }
+            (Request::ModifySharedReceiveQueue { queue, .. }, _) => {
+                self.take_shared(*queue, engine);
             }
             (Request::DestroySharedReceiveQueue(queue), _) => {
                 if let Some(mut shared) = self.shared_receive_queues.remove(queue) {
@@ -281,6 +303,20 @@ impl Context {
             _ => return,
         };
         let _ = self.objects.handle(&request, now, &mut random::word);
+    }
+
+    fn register(
+        &mut self,
+        engine: &Engine,
+        key: u32,
+        asked: control::Region,
+        file: Option<OwnedFd>,
+    ) -> Result<(), ErrorNumber> {
+        let Domain { id, prefix } = self.domain(asked.domain)?;
+        let file = file.map(|file| self.check_file(file)).transpose()?;
+        let memory = self.regions.memory(&asked, file, &self.program)?;
+        self.regions.add(engine, (id, prefix), key, asked, memory);
+        Ok(())
     }
 
     /// A file that the program has mapped. The doorbell page and the rings are no memory of the program's: they lie in a
@@ -384,6 +420,28 @@ impl Context {
         if let Some(shared) = self.shared_receive_queues.get_mut(&queue) {
             shared.take(&mut self.regions, engine);
         }
+        self.look_at_shared(queue);
+    }
+
+    /// What the program is to be told of a shared receive queue.
+    fn look_at_shared(&mut self, queue: u32) {
+        if let Some(shared) = self.shared_receive_queues.get_mut(&queue) {
+            if shared.take_error() {
+                self.objects.fail_shared_receive_queue(queue);
+            }
+            self.objects.set_receives_left(queue, shared.queue.len());
+            self.send_events();
+        }
+    }
+
+    /// A message of the peer has taken a receive of a queue pair.
+    pub(crate) fn message_received(&mut self, number: u32) {
+        self.objects.message_received(number);
+        let pair = self.queue_pairs.get(&number);
+        match pair.and_then(|pair| pair.made.shared_receive_queue) {
+            Some(shared) => self.look_at_shared(shared),
+            None => self.send_events(),
+        }
     }
 
     /// A message has taken a shared receive for a queue pair that is no more, and is lost; the receive is not.
@@ -422,20 +480,24 @@ impl Context {
             shared_receive_queues: &mut self.shared_receive_queues,
             completion_queues: &mut self.completion_queues,
             overflowed: None,
+            is_unreported: false,
         };
         if act(pair, found.state, &mut around) {
-            self.objects.fail_queue_pair(number);
+            self.objects.fail_queue_pair(number, !around.is_unreported);
             pair.disconnect(engine);
             pair.flush(&mut around);
+        } else if pair.has_sent_all() {
+            self.objects.sends_complete(number);
         }
         if let Some(queue) = around.overflowed {
             self.fail(queue, engine);
         }
-        self.tell_channels();
+        self.tell_program();
     }
 
-    /// Tells the channels of completion queues that were armed and have completions now.
-    fn tell_channels(&mut self) {
+    /// Tells of events, and tells the channels of completion queues that were armed and have completions now.
+    fn tell_program(&mut self) {
+        self.send_events();
         for (handle, queue) in &mut self.completion_queues {
             if let Some(channel) = queue.channel
                 && queue.take_due()
@@ -446,8 +508,19 @@ impl Context {
         }
     }
 
-    /// Tells channels again whose programs had not taken earlier packets. Answers whether something is left.
+    /// Sends events. The program may have to take earlier ones first; one that has closed its end wants to hear nothing.
+    fn send_events(&mut self) {
+        let socket = self.events.as_fd();
+        self.objects.send_events(|event| {
+            let sent = packet::send(socket, &event.to_bytes(), &[]);
+            !sent.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+        });
+    }
+
+    /// Tells channels again, and of events, where the program had not taken earlier packets. Answers whether something
+    /// for a channel is left.
     pub(crate) fn tell_again(&mut self) -> bool {
+        self.send_events();
         let left = self.channels.values_mut().map(Channel::send);
         left.fold(false, |any, left| any | left)
     }
@@ -460,10 +533,8 @@ impl Context {
     /// The context is of no use any more: a completion could not be delivered into this queue.
     fn fail(&mut self, queue: u32, engine: &Engine) {
         if !std::mem::replace(&mut self.has_failed, true) {
-            for event in [Event::CompletionQueueError(queue), Event::DeviceFatal] {
-                // There is room, for these are the only ones; a program that has closed its end wants to hear nothing.
-                let _ = packet::send(self.events.as_fd(), &event.to_bytes(), &[]);
-            }
+            self.objects.fail_completion_queue(queue);
+            self.send_events();
         }
         self.doorbells.set_state(DeviceState::Failed);
         for pair in self.queue_pairs.values_mut() {

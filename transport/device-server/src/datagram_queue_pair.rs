@@ -152,6 +152,7 @@ impl DatagramQueuePair {
                 Ok(false) => return Fault::None,
                 Err(error) => {
                     tracing::debug!(queue_pair = self.number, "a send ring is broken: {error}");
+                    around.is_unreported = true;
                     return Fault::OfQueuePair;
                 }
             }
@@ -315,6 +316,7 @@ impl DatagramQueuePair {
                     "a receive ring is broken: {error}"
                 );
                 self.receives = None;
+                around.is_unreported = true;
                 return Filled::Failed;
             }
         }

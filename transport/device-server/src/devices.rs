@@ -294,6 +294,13 @@ impl Devices {
         if let Request::DestroyQueuePair(_) | Request::ModifyQueuePair { .. } = request {
             self.acknowledge();
         }
+        if let Request::ResizeCompletionQueue { .. } | Request::ReregisterRegion { .. } = request
+            && let Some(context) = self.contexts.get_mut(&id)
+        {
+            // What was posted before is taken before: it may complete, and it names regions as they are now.
+            context.take_rung(&self.engine);
+            self.take_datagrams(now);
+        }
         self.check_totals(id.gid, request)?;
         let Some(context) = self.contexts.get_mut(&id) else {
             return Err(ErrorNumber::InvalidArgument);
@@ -525,8 +532,7 @@ impl Devices {
                     return false;
                 }
                 Event::Failed { failure, .. } => {
-                    pair.fail(failure);
-                    pair.settle(around);
+                    pair.end(failure, around);
                     return true;
                 }
                 Event::Received {
@@ -540,6 +546,9 @@ impl Devices {
             }
             pair.settle(around) || pair.take(state, around)
         });
+        if let Event::Received { .. } = event {
+            context.message_received(number);
+        }
     }
 
     /// Sends offers again that were not answered, and gives up those that nobody answers.

@@ -97,6 +97,7 @@ impl Totals {
             Request::CreateCompletionQueue { .. } => {
                 device.completion_queues < most.completion_queues && has_ring_bytes
             }
+            Request::ResizeCompletionQueue { .. } => has_ring_bytes,
             Request::CreateChannel => device.channels < most.channels,
             Request::RegisterRegion(_) => device.regions < most.regions,
             _ => true,
@@ -115,6 +116,7 @@ pub(crate) fn is_counted(request: &Request) -> bool {
         Request::CreateQueuePair(_)
             | Request::CreateSharedReceiveQueue { .. }
             | Request::CreateCompletionQueue { .. }
+            | Request::ResizeCompletionQueue { .. }
             | Request::CreateChannel
             | Request::RegisterRegion(_)
     )

@@ -32,6 +32,8 @@ pub(crate) struct Surroundings<'c> {
     pub(crate) completion_queues: &'c mut BTreeMap<u32, CompletionQueue>,
     /// This completion queue was full, or its ring is broken: the whole context fails.
     pub(crate) overflowed: Option<u32>,
+    /// A queue pair fails, and no completion says why.
+    pub(crate) is_unreported: bool,
 }
 
 /// How far a queue pair is to being one end of a connection.
@@ -177,7 +179,10 @@ impl QueuePair {
                     }
                 }
                 Ok(None) => return false,
-                Err(BadReceive::Ring) => return true,
+                Err(BadReceive::Ring) => {
+                    around.is_unreported = true;
+                    return true;
+                }
                 Err(BadReceive::Entry {
                     wr_id,
                     produced,
@@ -205,6 +210,7 @@ impl QueuePair {
                     Err(error) => {
                         tracing::debug!(queue_pair = self.number, "a send ring is broken: {error}");
                         self.is_broken = true;
+                        around.is_unreported = true;
                         return true;
                     }
                 }
@@ -457,7 +463,7 @@ impl QueuePair {
     }
 
     /// The connection has failed. Where no work request is the cause, the oldest bears it.
-    pub(crate) fn fail(&mut self, failure: Failure) {
+    fn fail(&mut self, failure: Failure) {
         self.is_broken = true;
         let is_cause = |it: &&mut Outstanding| it.status.is_some_and(|it| it != Status::Success);
         let cause = self.outstanding.iter_mut().find(is_cause);
@@ -503,6 +509,18 @@ impl QueuePair {
             };
             put(around, self.made.receive_completions, &completion);
         }
+    }
+
+    /// The connection has failed, or the peer has closed it. Reports the work request that bears the failure.
+    pub(crate) fn end(&mut self, failure: Failure, around: &mut Surroundings<'_>) {
+        self.fail(failure);
+        // A peer that closes its end has done nothing wrong.
+        around.is_unreported = !self.settle(around) && failure != Failure::Closed;
+    }
+
+    /// Whether nothing is outstanding.
+    pub(crate) fn has_sent_all(&self) -> bool {
+        self.outstanding.is_empty()
     }
 
     /// Reports what is finished, in the order of posting. Answers whether one has failed, and with it the queue pair.

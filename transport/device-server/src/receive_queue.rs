@@ -114,6 +114,11 @@ impl ReceiveQueue {
         Ok(Some(buffer))
     }
 
+    /// How many are outstanding.
+    pub(crate) fn len(&self) -> u32 {
+        self.outstanding.len() as u32
+    }
+
     /// The buffers of all that are outstanding, the oldest first.
     pub(crate) fn buffers(&self) -> impl Iterator<Item = ReceiveBuffer> {
         self.outstanding.iter().map(|receive| receive.buffer)
@@ -184,6 +189,8 @@ impl ReceiveQueue {
 pub(crate) struct SharedReceiveQueue {
     pub(crate) queue: ReceiveQueue,
     pub(crate) buffers: Arc<weft_engine::SharedReceiveQueue>,
+    /// No further receive is taken, and the program was not told.
+    has_failed: bool,
 }
 
 impl SharedReceiveQueue {
@@ -191,6 +198,7 @@ impl SharedReceiveQueue {
         Self {
             queue,
             buffers: Arc::default(),
+            has_failed: false,
         }
     }
 
@@ -201,6 +209,11 @@ impl SharedReceiveQueue {
         }
     }
 
+    /// Whether the program is to be told that no further receive is taken, once.
+    pub(crate) fn take_error(&mut self) -> bool {
+        std::mem::take(&mut self.has_failed)
+    }
+
     /// Takes what is new in the ring. A program whose receive is none gets no further one filled: its peers find no
     /// receive.
     pub(crate) fn take(&mut self, regions: &mut Regions, engine: &Engine) {
@@ -208,9 +221,11 @@ impl SharedReceiveQueue {
             match self.queue.take(regions, engine) {
                 Ok(Some(buffer)) => self.buffers.post(buffer),
                 Ok(None) => return,
-                Err(BadReceive::Ring) => return,
-                Err(BadReceive::Entry { wr_id, status, .. }) => {
-                    tracing::debug!(wr_id, ?status, "a shared receive queue is broken");
+                Err(bad) => {
+                    if let BadReceive::Entry { wr_id, status, .. } = bad {
+                        tracing::debug!(wr_id, ?status, "a shared receive queue is broken");
+                    }
+                    self.has_failed = true;
                     return;
                 }
             }

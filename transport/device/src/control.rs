@@ -28,6 +28,15 @@ pub enum Request {
     DestroyDomain(u32),
     /// `ibv_reg_mr` and its kin.
     RegisterRegion(Region),
+    /// `ibv_rereg_mr`: the region keeps its key and its protection domain.
+    ReregisterRegion {
+        /// Its key.
+        key: u32,
+        /// The bits of `enum ibv_rereg_mr_flags`: what is given.
+        given: u32,
+        /// As it is to be; what is not given means nothing.
+        region: Region,
+    },
     /// `ibv_dereg_mr`, by the region's key.
     DeregisterRegion(u32),
     /// `ibv_create_comp_channel`. With the answer comes a socket (`SOCK_SEQPACKET`): each packet is the handle of a
@@ -42,6 +51,14 @@ pub enum Request {
         /// The completion channel that says when it has completions.
         channel: Option<u32>,
     },
+    /// `ibv_resize_cq`. The program takes no completion before the answer, and then goes on in the new ring, where those are
+    /// that it has not taken.
+    ResizeCompletionQueue {
+        /// Which.
+        queue: u32,
+        /// Completions that it holds, at least.
+        entries: u32,
+    },
     /// `ibv_destroy_cq`.
     DestroyCompletionQueue(u32),
     /// `ibv_create_srq`.
@@ -53,6 +70,15 @@ pub enum Request {
         /// Scatter-gather entries of a receive, at least.
         sges: u32,
     },
+    /// `ibv_modify_srq`, of which this device has the limit.
+    ModifySharedReceiveQueue {
+        /// Which.
+        queue: u32,
+        /// With fewer receives than this the program is told, once; 0 is none.
+        limit: u32,
+    },
+    /// `ibv_query_srq`.
+    QuerySharedReceiveQueue(u32),
     /// `ibv_destroy_srq`.
     DestroySharedReceiveQueue(u32),
     /// `ibv_create_qp`.
@@ -187,6 +213,8 @@ pub struct QueuePairAttributes {
     pub retries: u8,
     /// `rnr_retry`: 7 is without end.
     pub receiver_not_ready_retries: u8,
+    /// `en_sqd_async_notify`: an event says when the send queue is drained.
+    pub notifies_drained: bool,
 }
 
 /// What the engine says to a request that it has carried out.
@@ -202,7 +230,7 @@ pub enum Answer {
     },
     /// An object is made: its handle. Of a region its key, of a queue pair its number.
     Created(u32),
-    /// A completion queue, or a shared receive queue, is made.
+    /// A completion queue, or a shared receive queue, is made, or a completion queue has another size.
     CreatedQueue {
         /// Its handle.
         queue: u32,
@@ -224,6 +252,8 @@ pub enum Answer {
     },
     /// The attributes of a queue pair.
     Attributes(QueuePairAttributes),
+    /// The limit of a shared receive queue: 0 when it was reached, or none was set.
+    ReceiveLimit(u32),
     /// Done, and there is nothing more to say.
     Done,
 }
@@ -385,6 +415,7 @@ mod tests {
             timeout: 0xff,
             retries: 0xff,
             receiver_not_ready_retries: 0xff,
+            notifies_drained: true,
         };
         Request::ModifyQueuePair {
             queue_pair: u32::MAX,

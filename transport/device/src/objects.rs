@@ -13,9 +13,12 @@ use crate::control::{
     Address, Answer, ErrorNumber, Limits, Outcome, QueuePair, QueuePairAttributes, QueueSizes,
     Region, Request,
 };
+use crate::event::{Event, EventType, ObjectType};
 use crate::space::{RingPlace, RingSpace};
 use crate::state::{self, Attributes, Change, State};
 use crate::work_request::ring_slots;
+
+mod events;
 
 /// A key of a region that is gone is not given to another one for so long.
 const KEY_REST: Duration = Duration::from_secs(60);
@@ -123,6 +126,10 @@ struct SharedReceiveQueue {
     domain: u32,
     users: u32,
     ring: RingPlace,
+    /// Receives that it may have.
+    entries: u32,
+    /// With fewer receives the program is told; 0 once it was.
+    limit: u32,
 }
 
 /// A completion queue.
@@ -147,6 +154,8 @@ pub struct QueuePairState {
     pub send_ring: RingPlace,
     /// The ring of its receives; none with a shared queue.
     pub receive_ring: Option<RingPlace>,
+    /// The program was told that a message came before it could send.
+    is_established: bool,
 }
 
 /// How much of everything there is.
@@ -205,6 +214,8 @@ pub struct Objects {
     resting: VecDeque<(Duration, u32)>,
     resting_keys: BTreeSet<u32>,
     space: RingSpace,
+    /// What the program was not told yet, each once: one that takes no events has no more of them than objects.
+    events: BTreeSet<Event>,
 }
 
 impl Objects {
@@ -225,6 +236,7 @@ impl Objects {
             resting: VecDeque::new(),
             resting_keys: BTreeSet::new(),
             space: RingSpace::new(limits.ring_bytes),
+            events: BTreeSet::new(),
         }
     }
 
@@ -258,8 +270,12 @@ impl Objects {
         self.address_handles.get(handle).ok()
     }
 
-    /// The engine has found an error: the queue pair flushes all that is posted.
-    pub fn fail_queue_pair(&mut self, number: u32) {
+    /// The engine has found an error: the queue pair flushes all that is posted. Where no completion reports the error,
+    /// an event does.
+    pub fn fail_queue_pair(&mut self, number: u32, is_reported: bool) {
+        if !is_reported {
+            self.add_event(EventType::QueuePairFatal, number);
+        }
         self.put_queue_pair(number, State::Error);
     }
 
@@ -269,8 +285,13 @@ impl Objects {
     }
 
     fn put_queue_pair(&mut self, number: u32, state: State) {
-        if let Some(found) = self.queue_pairs.objects.get_mut(&number) {
-            found.state = state;
+        let Some(found) = self.queue_pairs.objects.get_mut(&number) else {
+            return;
+        };
+        let before = std::mem::replace(&mut found.state, state);
+        let is_sharing = found.made.shared_receive_queue.is_some();
+        if is_sharing && state == State::Error && before != State::Error {
+            self.add_event(EventType::LastWorkRequestReached, number);
         }
     }
 
@@ -292,6 +313,9 @@ impl Objects {
             Request::CreateDomain => self.domains.add(0, limits.domains).map(Answer::Created),
             Request::DestroyDomain(domain) => self.domains.remove_unused(domain),
             Request::RegisterRegion(region) => self.register(region, now, random),
+            Request::ReregisterRegion { key, given, region } => {
+                self.reregister(key, given, &region)
+            }
             Request::DeregisterRegion(key) => self.deregister(key, now),
             Request::CreateChannel => {
                 let made = self.channels.add(0, limits.completion_queues);
@@ -321,6 +345,21 @@ impl Objects {
                     ring,
                 })
             }
+            Request::ResizeCompletionQueue { queue, entries } => {
+                let before = self.completion_queues.get(queue)?.ring;
+                let entries = rounded(entries, limits.completions)?;
+                let ring = self.take_ring(entries)?;
+                if let Some(found) = self.completion_queues.objects.get_mut(&queue) {
+                    found.ring = ring;
+                }
+                // The engine moves what is in it before it takes another request.
+                self.space.give_back(before);
+                Ok(Answer::CreatedQueue {
+                    queue,
+                    entries,
+                    ring,
+                })
+            }
             Request::DestroyCompletionQueue(queue) => {
                 let found = self.completion_queues.get(queue)?;
                 if found.users > 0 {
@@ -331,6 +370,7 @@ impl Objects {
                     self.channels.count(channel, -1);
                 }
                 self.completion_queues.objects.remove(&queue);
+                self.drop_events(ObjectType::CompletionQueue, queue);
                 Ok(Answer::Done)
             }
             Request::CreateSharedReceiveQueue {
@@ -348,6 +388,8 @@ impl Objects {
                     domain,
                     users: 0,
                     ring,
+                    entries,
+                    limit: 0,
                 };
                 let queue = self.shared_receive_queues.add(made, limit)?;
                 self.domains.count(domain, 1);
@@ -357,6 +399,17 @@ impl Objects {
                     ring,
                 })
             }
+            Request::ModifySharedReceiveQueue { queue, limit } => {
+                let found = self.shared_receive_queues.objects.get_mut(&queue);
+                let found = found.ok_or(ErrorNumber::InvalidArgument)?;
+                within(limit, found.entries)?;
+                found.limit = limit;
+                Ok(Answer::Done)
+            }
+            Request::QuerySharedReceiveQueue(queue) => {
+                let found = self.shared_receive_queues.get(queue)?;
+                Ok(Answer::ReceiveLimit(found.limit))
+            }
             Request::DestroySharedReceiveQueue(queue) => {
                 let found = self.shared_receive_queues.get(queue)?;
                 if found.users > 0 {
@@ -365,6 +418,7 @@ impl Objects {
                 self.space.give_back(found.ring);
                 self.domains.count(found.domain, -1);
                 self.shared_receive_queues.objects.remove(&queue);
+                self.drop_events(ObjectType::SharedReceiveQueue, queue);
                 Ok(Answer::Done)
             }
             Request::CreateQueuePair(wanted) => self.create_queue_pair(wanted),
@@ -390,6 +444,7 @@ impl Objects {
                 }
                 self.count_used_by(&made, -1);
                 self.queue_pairs.objects.remove(&queue_pair);
+                self.drop_events(ObjectType::QueuePair, queue_pair);
                 Ok(Answer::Done)
             }
             Request::CreateAddressHandle { domain, address } => {
@@ -417,15 +472,7 @@ impl Objects {
         random: &mut impl FnMut() -> u32,
     ) -> Outcome {
         self.domains.get(region.domain)?;
-        check_access(region.access)?;
-        let ends = |from: u64| from.checked_add(region.bytes).is_some();
-        let from = match region.access & access::ZERO_BASED {
-            0 => region.io_address,
-            _ => 0,
-        };
-        if !ends(region.address) || !ends(from) {
-            return Err(ErrorNumber::InvalidArgument);
-        }
+        let region = checked(region)?;
         self.end_rests(now);
         if self.regions.len() >= self.limits.regions as usize
             || self.resting.len() >= RESTING_KEYS_MAX
@@ -436,13 +483,33 @@ impl Objects {
         while key == 0 || self.regions.contains_key(&key) || self.resting_keys.contains(&key) {
             key = random();
         }
-        let region = Region {
-            io_address: from,
-            ..region
-        };
         self.regions.insert(key, region);
         self.domains.count(region.domain, 1);
         Ok(Answer::Created(key))
+    }
+
+    /// Changes where a region is, or what may be done with it.
+    fn reregister(&mut self, key: u32, given: u32, region: &Region) -> Outcome {
+        // `enum ibv_rereg_mr_flags`.
+        const TRANSLATION: u32 = 1;
+        const ACCESS: u32 = 1 << 2;
+        let found = self.regions.get_mut(&key);
+        let found = found.ok_or(ErrorNumber::InvalidArgument)?;
+        if given & !(TRANSLATION | ACCESS) != 0 {
+            return Err(ErrorNumber::NotSupported);
+        }
+        let mut next = *found;
+        next.file_offset = region.file_offset;
+        if given & TRANSLATION != 0 {
+            next.address = region.address;
+            next.bytes = region.bytes;
+            next.io_address = region.io_address;
+        }
+        if given & ACCESS != 0 {
+            next.access = region.access;
+        }
+        *found = checked(next)?;
+        Ok(Answer::Done)
     }
 
     fn deregister(&mut self, key: u32, now: Duration) -> Outcome {
@@ -518,6 +585,7 @@ impl Objects {
             attributes: QueuePairAttributes::default(),
             send_ring,
             receive_ring,
+            is_established: false,
         };
         let queue_pair = self.queue_pairs.add(state, limit)?;
         self.count_used_by(&made, 1);
@@ -567,8 +635,13 @@ impl Objects {
             State::Reset => QueuePairAttributes::default(),
             _ => found.attributes,
         };
+        if to != found.state {
+            next.notifies_drained = false;
+        }
         set(&mut next, given, attributes, &limits)?;
-        (found.state, found.attributes) = (to, next);
+        found.attributes = next;
+        found.is_established &= to >= State::ReadyToReceive;
+        self.put_queue_pair(queue_pair, to);
         Ok(Answer::Done)
     }
 }
@@ -582,6 +655,9 @@ fn set(
 ) -> Result<(), ErrorNumber> {
     const PSN_MASK: u32 = (1 << NUMBER_BITS) - 1;
     let at_most = |number: u8, most: u8| within(number.into(), most.into());
+    if given.contains(Attributes::EN_SQD_ASYNC_NOTIFY) {
+        next.notifies_drained = from.notifies_drained;
+    }
     if given.contains(Attributes::ACCESS_FLAGS) {
         check_access(from.access | access::LOCAL_WRITE)?;
         next.access = from.access;
@@ -667,6 +743,25 @@ fn rounded(entries: u32, limit: u32) -> Result<u32, ErrorNumber> {
 fn within(number: u32, most: u32) -> Result<(), ErrorNumber> {
     match number <= most {
         true => Ok(()),
+        false => Err(ErrorNumber::InvalidArgument),
+    }
+}
+
+/// A region with its first address as work requests name it.
+fn checked(region: Region) -> Result<Region, ErrorNumber> {
+    check_access(region.access)?;
+    let end = |from: u64| from.checked_add(region.bytes);
+    let io_address = match region.access & access::ZERO_BASED {
+        0 => region.io_address,
+        _ => 0,
+    };
+    // The file of an address space has no offset beyond this.
+    let is_in_space = end(region.address).is_some_and(|end| end <= i64::MAX as u64);
+    match is_in_space && end(io_address).is_some() {
+        true => Ok(Region {
+            io_address,
+            ..region
+        }),
         false => Err(ErrorNumber::InvalidArgument),
     }
 }

@@ -175,6 +175,47 @@ impl<M: Deref<Target = [AtomicU64]>> Producer<M> {
         self.produced
     }
 
+    /// Slots that the consumer has not emptied.
+    ///
+    /// # Errors
+    /// [`RingError::Count`].
+    pub fn pending(&self) -> Result<u32, RingError> {
+        let slots = self.ring.slots;
+        let count = self.produced.wrapping_sub(self.ring.load_count(CONSUMED));
+        match count <= slots {
+            true => Ok(count),
+            false => Err(RingError::Count { count, slots }),
+        }
+    }
+
+    /// Goes on in a new ring. The slots that the consumer has not emptied are the first ones there, and it is woken as it
+    /// wanted to be here. The consumer must stand still meanwhile, and begin there with nothing consumed.
+    ///
+    /// # Errors
+    /// [`RingError::Full`]: they do not fit; [`RingError::Count`]. It goes on in this ring.
+    pub fn move_to(&mut self, ring: Ring<M>) -> Result<(), RingError> {
+        let pending = self.pending()?;
+        if pending > ring.slots {
+            return Err(RingError::Full);
+        }
+        let first = self.produced.wrapping_sub(pending);
+        for count in 0..pending {
+            let from = self.ring.slot(first.wrapping_add(count));
+            for (to, word) in ring.slot(count).iter().zip(from) {
+                to.store(word.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+        }
+        let wakeup = self.ring.words[WAKEUP].load(Ordering::Relaxed);
+        ring.words[WAKEUP].store(wakeup, Ordering::Relaxed);
+        ring.store_count(PRODUCED, pending);
+        *self = Self {
+            ring,
+            produced: pending,
+            consumed: 0,
+        };
+        Ok(())
+    }
+
     /// Begins to fill slots, of which the consumer sees nothing before [`Batch::commit`].
     pub fn begin(&mut self) -> Batch<'_, M> {
         Batch {

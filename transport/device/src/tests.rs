@@ -132,6 +132,38 @@ fn a_consumer_that_waits_for_solicited_entries_is_woken_for_no_other_and_once() 
 }
 
 #[test]
+fn a_producer_goes_on_in_another_ring_with_all_that_was_not_taken() {
+    let [one, small, large] = [4, 1, 8].map(words);
+    // The counts wrap around, and so do the slots.
+    let begin = u32::MAX - 1;
+    set_counts(&one, begin, begin);
+    let [one, small, large] =
+        [&one, &small, &large].map(|words| Ring::new(words.as_slice()).unwrap());
+    let mut producer = Producer::new(one, begin);
+    let mut consumer = Consumer::new(one, begin);
+    for number in 1..=3 {
+        producer.push(&[[number; SLOT_WORDS]]).unwrap();
+    }
+    assert_eq!(consumer.peek(), Ok(Some([1; SLOT_WORDS])));
+    consumer.consume(1);
+    consumer.arm(Wakeup::Solicited);
+    assert_eq!(producer.pending(), Ok(2));
+    assert_eq!(producer.move_to(small), Err(RingError::Full));
+    assert_eq!(producer.move_to(large), Ok(()));
+    assert!(producer.take_wakeup(true) && !producer.take_wakeup(true));
+    let mut consumer = Consumer::new(large, 0);
+    for number in 4..=9 {
+        producer.push(&[[number; SLOT_WORDS]]).unwrap();
+    }
+    assert_eq!(producer.push(&[[10; SLOT_WORDS]]), Err(RingError::Full));
+    for number in 2..=9 {
+        assert_eq!(consumer.peek(), Ok(Some([number; SLOT_WORDS])));
+        consumer.consume(1);
+    }
+    assert_eq!(consumer.peek(), Ok(None));
+}
+
+#[test]
 fn a_batch_is_seen_when_it_is_committed_and_one_that_is_dropped_never() {
     let words = words(4);
     let memory = Ring::new(words.as_slice()).unwrap();

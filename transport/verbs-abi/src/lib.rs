@@ -62,7 +62,9 @@ pub struct Context {
 #[repr(C)]
 pub struct VerbsContext {
     pub query_port: Option<unsafe extern "C" fn(*mut Context, u8, *mut PortAttr, usize) -> c_int>,
-    pub unsupported: [Function; 25],
+    pub unsupported: [Function; 24],
+    pub create_cq_ex:
+        Option<unsafe extern "C" fn(*mut Context, *mut CqInitAttrEx) -> *mut CompletionQueueEx>,
     pub private: *mut c_void,
     pub query_device_ex: Option<
         unsafe extern "C" fn(*mut Context, *const c_void, *mut DeviceAttrEx, usize) -> c_int,
@@ -192,6 +194,57 @@ pub struct CompletionQueue {
     pub cond: Condition,
     pub comp_events_completed: u32,
     pub async_events_completed: u32,
+}
+
+/// `struct ibv_cq_init_attr_ex`.
+#[repr(C)]
+pub struct CqInitAttrEx {
+    pub cqe: u32,
+    pub cq_context: *mut c_void,
+    pub channel: *mut CompletionChannel,
+    pub comp_vector: u32,
+    pub wc_flags: u64,
+    pub comp_mask: u32,
+    pub flags: u32,
+    pub parent_domain: *mut ProtectionDomain,
+}
+
+/// `struct ibv_poll_cq_attr`.
+#[repr(C)]
+pub struct PollCqAttr {
+    pub comp_mask: u32,
+}
+
+/// `struct ibv_cq_ex`. What is absent is what `create_cq_ex` refuses to make.
+#[repr(C)]
+pub struct CompletionQueueEx {
+    pub base: CompletionQueue,
+    pub comp_mask: u32,
+    pub status: c_int,
+    pub wr_id: u64,
+    pub ops: CompletionQueueExOps,
+}
+
+type Reads<T> = Option<unsafe extern "C" fn(*mut CompletionQueueEx) -> T>;
+
+#[repr(C)]
+#[derive(Default)]
+pub struct CompletionQueueExOps {
+    pub start_poll:
+        Option<unsafe extern "C" fn(*mut CompletionQueueEx, *const PollCqAttr) -> c_int>,
+    pub next_poll: Reads<c_int>,
+    pub end_poll: Reads<()>,
+    pub read_opcode: Reads<c_int>,
+    pub read_vendor_err: Reads<u32>,
+    pub read_byte_len: Reads<u32>,
+    pub read_imm_data: Reads<u32>,
+    pub read_qp_num: Reads<u32>,
+    pub read_src_qp: Reads<u32>,
+    pub read_wc_flags: Reads<c_uint>,
+    pub read_slid: Reads<u32>,
+    pub read_sl: Reads<u8>,
+    pub read_dlid_path_bits: Reads<u8>,
+    pub absent: [Function; 5],
 }
 
 #[repr(C)]
@@ -449,6 +502,7 @@ const _: () = {
     assert!(offset_of!(Context, ops) + offset_of!(ContextOps, post_send) == 208);
     assert!(offset_of!(Context, cmd_fd) == 264);
     assert!(size_of::<VerbsContext>() == 648 && offset_of!(VerbsContext, context) == 320);
+    assert!(offset_of!(VerbsContext, create_cq_ex) == 200);
     assert!(offset_of!(VerbsContext, private) == 208);
     assert!(offset_of!(VerbsContext, create_qp_ex) == 264);
     assert!(offset_of!(VerbsContext, size) == 312);
@@ -456,7 +510,9 @@ const _: () = {
     assert!(size_of::<DeviceAttr>() == 232 && offset_of!(DeviceAttr, max_qp) == 108);
     assert!(offset_of!(DeviceAttr, atomic_cap) == 164 && offset_of!(DeviceAttr, max_ah) == 200);
     assert!(offset_of!(DeviceAttr, max_srq) == 212 && offset_of!(DeviceAttr, phys_port_cnt) == 227);
-    assert!(size_of::<CompletionQueue>() == 128);
+    assert!(size_of::<CompletionQueue>() == 128 && size_of::<CompletionQueueEx>() == 288);
+    assert!(offset_of!(CompletionQueueEx, ops) == 144 && size_of::<CqInitAttrEx>() == 56);
+    assert!(offset_of!(CqInitAttrEx, wc_flags) == 32 && offset_of!(CqInitAttrEx, flags) == 44);
     assert!(size_of::<QueuePair>() == 160 && offset_of!(QueuePair, qp_num) == 52);
     assert!(size_of::<QpEx>() == 352 && offset_of!(QpEx, wr_flags) == 176);
     assert!(offset_of!(QpEx, ops) + offset_of!(QpExOps, rdma_write) == 224);

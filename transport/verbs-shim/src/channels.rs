@@ -99,7 +99,7 @@ unsafe extern "C" fn ibv_get_cq_event(
             let found: *mut OwnQueue = ptr::with_exposed_provenance_mut(*address);
             // SAFETY: it is not destroyed while it is in the table, which is locked; there is room for two pointers.
             unsafe {
-                *lock(&(*found).events) += 1;
+                (*found).completion_events.add();
                 *queue = found.cast();
                 *queue_context = (*found.cast::<CompletionQueue>()).cq_context;
             }
@@ -111,8 +111,7 @@ unsafe extern "C" fn ibv_get_cq_event(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_ack_cq_events(queue: *mut CompletionQueue, count: c_uint) {
     // SAFETY: it is one of ours (invariant 1).
-    let own = unsafe { own_queue(queue) };
-    let mut events = lock(&own.events);
-    *events = events.saturating_sub(count);
-    own.acknowledged.notify_all();
+    unsafe { own_queue(queue) }
+        .completion_events
+        .acknowledge(count);
 }

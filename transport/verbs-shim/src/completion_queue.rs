@@ -1,30 +1,47 @@
 //! A completion queue of this library.
 
-use std::sync::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::sync::Mutex;
 
+use weft_device::completion::{Completion, Outcome};
+use weft_device::doorbell::DeviceState;
 use weft_device::entry::Entry;
 use weft_device::ring::Consumer;
 use weft_memory::Words;
 
-use weft_verbs_abi::CompletionQueue;
+use crate::address_handles::WITH_ROUTING_HEADER;
+use crate::contexts::OwnContext;
+use crate::unacknowledged::Unacknowledged;
+use weft_verbs_abi::{CompletionQueue, CompletionQueueEx, Wc};
 
-/// A completion queue. Room behind it: a program may take it for an extended one.
+/// After so many polls without a completion it is looked whether the engine is still there.
+const EMPTY_POLLS_MAX: u32 = 1 << 20;
+/// After so many, some 10 µs, the processor is offered to others: where there are more pollers than cores, one of them may
+/// have taken the engine's.
+const POLLS_BEFORE_YIELD: u32 = 512;
+
+/// A completion queue. An extended one has the functions to poll it.
 #[repr(C)]
 pub(crate) struct OwnQueue {
-    pub(crate) queue: CompletionQueue,
-    pub(crate) extended: [usize; 20],
+    pub(crate) queue: CompletionQueueEx,
     pub(crate) taken: Mutex<Taken>,
-    /// Events that the program has taken and not acknowledged.
-    pub(crate) events: Mutex<u32>,
-    pub(crate) acknowledged: Condvar,
+    /// Events of its completion channel.
+    pub(crate) completion_events: Unacknowledged,
+    /// Asynchronous events.
+    pub(crate) events: Unacknowledged,
 }
 
 /// What only one thread does at a time.
 pub(crate) struct Taken {
-    pub(crate) ring: Consumer<Words>,
-    pub(crate) entry: Entry,
+    ring: Consumer<Words>,
+    entry: Entry,
+    /// What was taken and not polled, which comes first.
+    kept: VecDeque<Wc>,
     /// Polls since there was a completion.
-    pub(crate) empty_polls: u32,
+    empty_polls: u32,
+    /// Of an extended queue, from the start of a poll to its end: the completion that the program reads.
+    pub(crate) current: Option<Wc>,
 }
 
 /// The block of a completion queue.
@@ -34,4 +51,99 @@ pub(crate) struct Taken {
 pub(crate) unsafe fn own_queue<'q>(queue: *mut CompletionQueue) -> &'q OwnQueue {
     // SAFETY: it is the head of a block (invariant 2).
     unsafe { &*queue.cast::<OwnQueue>() }
+}
+
+impl Taken {
+    pub(crate) fn new(ring: Consumer<Words>) -> Self {
+        Self {
+            ring,
+            entry: Entry::new(),
+            kept: VecDeque::new(),
+            empty_polls: 0,
+            current: None,
+        }
+    }
+
+    pub(crate) fn ring_mut(&mut self) -> &mut Consumer<Words> {
+        &mut self.ring
+    }
+
+    /// Takes the next completion, if there is one.
+    ///
+    /// # Errors
+    /// The ring is broken.
+    pub(crate) fn next(&mut self) -> Result<Option<Wc>, Broken> {
+        match self.kept.pop_front() {
+            None => self.next_of_ring(),
+            kept => Ok(kept),
+        }
+    }
+
+    /// A queue pair is reset: as with a NIC, its completions come no more.
+    pub(crate) fn forget(&mut self, queue_pair: u32) {
+        self.kept.retain(|wc| wc.qp_num != queue_pair);
+        // A ring that is broken is found so by the next poll.
+        while let Ok(Some(wc)) = self.next_of_ring() {
+            if wc.qp_num != queue_pair {
+                self.kept.push_back(wc);
+            }
+        }
+    }
+
+    fn next_of_ring(&mut self) -> Result<Option<Wc>, Broken> {
+        if !self.entry.take(&mut self.ring).map_err(|_| Broken)? {
+            return Ok(None);
+        }
+        self.empty_polls = 0;
+        let completion = self.entry.completion().map_err(|_| Broken)?;
+        Ok(Some(wc(&completion)))
+    }
+
+    /// A poll has found no completion. Answers whether the device works no more.
+    pub(crate) fn found_nothing(&mut self, context: &OwnContext) -> bool {
+        self.empty_polls += 1;
+        if self.empty_polls.is_multiple_of(POLLS_BEFORE_YIELD) {
+            std::thread::yield_now();
+        }
+        if self.empty_polls >= EMPTY_POLLS_MAX {
+            self.empty_polls = 0;
+            context.look_for_engine();
+        }
+        match context.doorbells.state() {
+            DeviceState::Running => false,
+            DeviceState::Failed | DeviceState::EngineGone => true,
+        }
+    }
+}
+
+/// The ring gives nothing more.
+pub(crate) struct Broken;
+
+fn wc(completion: &Completion<'_>) -> Wc {
+    /// RoCE has no service levels. NICs of Mellanox say here what kind of packet it was, and UCX 1.13 looks for the
+    /// addresses by it: 8 for UDP, and 2 for IPv4.
+    const ROCE_V2_OF_IPV4: u8 = 8 | 2;
+    const WITH_IMMEDIATE: u32 = 2;
+    let (status, vendor_err, immediate) = match completion.outcome {
+        Outcome::Success { immediate } => (0, 0, immediate),
+        Outcome::Failure {
+            status,
+            vendor_error,
+        } => (status as c_int, vendor_error, None),
+    };
+    let source = completion.source_queue_pair;
+    Wc {
+        wr_id: completion.wr_id,
+        status,
+        opcode: completion.opcode as c_int,
+        vendor_err,
+        byte_len: completion.bytes,
+        imm_data: immediate.unwrap_or_default(),
+        qp_num: completion.queue_pair,
+        src_qp: source.unwrap_or_default(),
+        wc_flags: immediate.map_or(0, |_| WITH_IMMEDIATE)
+            | source.map_or(0, |_| WITH_ROUTING_HEADER),
+        sl: source.map_or(0, |_| ROCE_V2_OF_IPV4),
+        ..Wc::default()
+    }
 }

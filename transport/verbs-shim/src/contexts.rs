@@ -9,20 +9,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use weft_device::control::{ErrorNumber, Outcome, Request};
 use weft_device::doorbell::{DeviceState, Doorbells};
-use weft_device::event::Event;
 use weft_device_socket::Client;
 use weft_memory::Words;
 
 use crate::devices::{ibv_get_device_guid, put_text};
 use crate::events::Events;
-use weft_verbs_abi::{
-    AsyncEvent, Context, DeviceAttr, DeviceAttrEx, GidEntry, PortAttr, VerbsContext,
-};
+use weft_verbs_abi::{Context, DeviceAttr, DeviceAttrEx, GidEntry, PortAttr, VerbsContext};
 
 /// `enum ibv_mtu`: 4,096 bytes.
 const MTU_4096: c_int = 5;
 /// The only P_Key.
 const PARTITION: u16 = 0xffff;
+
+/// Addresses of objects, by their handles.
+pub(crate) type Addresses = Mutex<HashMap<u32, usize>>;
 
 /// An open device.
 #[repr(C)]
@@ -30,8 +30,9 @@ pub(crate) struct OwnContext {
     pub(crate) verbs: VerbsContext,
     pub(crate) client: Mutex<Client>,
     pub(crate) doorbells: Doorbells<Words>,
-    /// Addresses of completion queues, by their handles.
-    pub(crate) completion_queues: Mutex<HashMap<u32, usize>>,
+    pub(crate) completion_queues: Addresses,
+    pub(crate) queue_pairs: Addresses,
+    pub(crate) shared_receive_queues: Addresses,
     /// Shared with threads that wait for an event.
     pub(crate) events: Arc<Events>,
 }
@@ -357,45 +358,6 @@ extern "C" fn ibv_get_pkey_index(_: *mut Context, number: u8, pkey: u16) -> c_in
         false => -1,
     }
 }
-
-/// `ibv_get_async_event`: waits for an event, unless the program has made the descriptor non-blocking.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_get_async_event(context: *mut Context, out: *mut AsyncEvent) -> c_int {
-    // `enum ibv_event_type`.
-    const CQ_ERROR: c_int = 0;
-    const DEVICE_FATAL: c_int = 8;
-    // SAFETY: the context is open when the call begins (invariant 1). It may be closed while this waits.
-    let events = Arc::clone(unsafe { &own_context(context).events });
-    let event = match events.next() {
-        Ok(event) => event,
-        Err(error) => {
-            set_errno(error.raw_os_error().unwrap_or(libc::EIO));
-            return -1;
-        }
-    };
-    let (event_type, element) = match event {
-        Event::CompletionQueueError(queue) => {
-            // SAFETY: an event comes of an open context only (invariant 1).
-            let known = lock(unsafe { &own_context(context).completion_queues });
-            let address = known.get(&queue).copied();
-            let element = address.map_or(ptr::null_mut(), ptr::with_exposed_provenance_mut);
-            (CQ_ERROR, element)
-        }
-        Event::DeviceFatal => (DEVICE_FATAL, ptr::null_mut::<c_void>()),
-    };
-    // SAFETY: the program passes room for an event (invariant 1).
-    unsafe {
-        out.write(AsyncEvent {
-            element,
-            event_type,
-        });
-    }
-    0
-}
-
-/// Events are not counted: an object may be destroyed while one of its events is being handled.
-#[unsafe(no_mangle)]
-extern "C" fn ibv_ack_async_event(_: *mut AsyncEvent) {}
 
 /// Memory is not pinned, so a fork takes nothing away from a device.
 #[unsafe(no_mangle)]

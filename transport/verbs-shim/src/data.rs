@@ -4,24 +4,16 @@ use std::ffi::c_int;
 use std::slice;
 use std::sync::Mutex;
 
-use weft_device::completion::Outcome;
-use weft_device::doorbell::DeviceState;
 use weft_device::ring::{RingError, Wakeup};
 use weft_device::work_request::{
     INLINE_MAX, Operation, Payload, ReceiveRequest, RemoteAddress, SGES_MAX, WorkRequest,
 };
 
-use crate::address_handles::{self, WITH_ROUTING_HEADER};
+use crate::address_handles;
 use crate::completion_queue::own_queue;
 use crate::contexts::{lock, own_context};
 use crate::pair::{Receives, flag, own_pair};
 use weft_verbs_abi::{CompletionQueue, QueuePair, RecvWr, SendWr, Sge, Wc};
-
-/// After so many polls without a completion it is looked whether the engine is still there.
-const EMPTY_POLLS_MAX: u32 = 1 << 20;
-/// After so many, some 10 µs, the processor is offered to others: where there are more pollers than cores, one of them may
-/// have taken the engine's.
-const POLLS_BEFORE_YIELD: u32 = 512;
 
 /// The entries of a work request.
 ///
@@ -247,7 +239,9 @@ pub(crate) unsafe extern "C" fn req_notify_cq(
         _ => Wakeup::Solicited,
     };
     // SAFETY: it is one of ours (invariant 1).
-    lock(&unsafe { own_queue(queue) }.taken).ring.arm(wakeup);
+    lock(&unsafe { own_queue(queue) }.taken)
+        .ring_mut()
+        .arm(wakeup);
     0
 }
 
@@ -256,65 +250,23 @@ pub(crate) unsafe extern "C" fn poll_cq(
     count: c_int,
     out: *mut Wc,
 ) -> c_int {
-    /// RoCE has no service levels. NICs of Mellanox say here what kind of packet it was, and UCX 1.13 looks for the
-    /// addresses by it: 8 for UDP, and 2 for IPv4.
-    const ROCE_V2_OF_IPV4: u8 = 8 | 2;
-    const WITH_IMMEDIATE: u32 = 2;
     // SAFETY: it is one of ours, and its context is open (invariant 1).
     let (own, context) = unsafe { (own_queue(queue), own_context((*queue).context)) };
     let mut taken = lock(&own.taken);
-    let taken = &mut *taken;
     let mut polled = 0;
     while polled < count {
-        match taken.entry.take(&mut taken.ring) {
-            Ok(true) => {}
-            Ok(false) => break,
+        match taken.next() {
+            Ok(Some(wc)) => {
+                // SAFETY: the program passes room for so many (invariant 1).
+                unsafe { out.add(polled as usize).write(wc) };
+                polled += 1;
+            }
+            Ok(None) => break,
             Err(_) => return -1,
         }
-        let Ok(completion) = taken.entry.completion() else {
-            return -1;
-        };
-        let (status, vendor_err, immediate) = match completion.outcome {
-            Outcome::Success { immediate } => (0, 0, immediate),
-            Outcome::Failure {
-                status,
-                vendor_error,
-            } => (status as c_int, vendor_error, None),
-        };
-        let wc = Wc {
-            wr_id: completion.wr_id,
-            status,
-            opcode: completion.opcode as c_int,
-            vendor_err,
-            byte_len: completion.bytes,
-            imm_data: immediate.unwrap_or_default(),
-            qp_num: completion.queue_pair,
-            src_qp: completion.source_queue_pair.unwrap_or_default(),
-            wc_flags: immediate.map_or(0, |_| WITH_IMMEDIATE)
-                | completion
-                    .source_queue_pair
-                    .map_or(0, |_| WITH_ROUTING_HEADER),
-            sl: completion.source_queue_pair.map_or(0, |_| ROCE_V2_OF_IPV4),
-            ..Wc::default()
-        };
-        // SAFETY: the program passes room for so many (invariant 1).
-        unsafe { out.add(polled as usize).write(wc) };
-        polled += 1;
     }
-    if polled > 0 {
-        taken.empty_polls = 0;
-        return polled;
-    }
-    taken.empty_polls += 1;
-    if taken.empty_polls.is_multiple_of(POLLS_BEFORE_YIELD) {
-        std::thread::yield_now();
-    }
-    if taken.empty_polls >= EMPTY_POLLS_MAX {
-        taken.empty_polls = 0;
-        context.look_for_engine();
-    }
-    match context.doorbells.state() {
-        DeviceState::Running => 0,
-        DeviceState::Failed | DeviceState::EngineGone => -1,
+    match polled == 0 && taken.found_nothing(context) {
+        true => -1,
+        false => polled,
     }
 }

@@ -1,4 +1,4 @@
-//! Asynchronous events.
+//! The event socket of an open device.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -49,7 +49,7 @@ impl Events {
                     if !self.is_closed.load(Ordering::Acquire)
                         && !self.is_end_said.swap(true, Ordering::Relaxed) =>
                 {
-                    return Ok(Event::DeviceFatal);
+                    return Ok(Event::DEVICE_FATAL);
                 }
                 Ok(0) => return Err(io::Error::from_raw_os_error(libc::EIO)),
                 // One of a later version is passed over.

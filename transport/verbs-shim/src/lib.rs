@@ -19,12 +19,15 @@
 )]
 
 mod address_handles;
+mod async_events;
 mod channels;
 mod completion_queue;
+mod completion_queues;
 mod contexts;
 mod data;
 mod devices;
 mod events;
+mod extended_poll;
 mod objects;
 mod open;
 mod pair;
@@ -33,4 +36,5 @@ mod queue_pairs;
 mod shared_receives;
 mod symbols;
 mod text;
+mod unacknowledged;
 mod work_requests;

@@ -1,18 +1,13 @@
-//! Protection domains, memory regions and completion queues.
+//! Protection domains and memory regions.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::AsFd;
-use std::sync::{Condvar, Mutex, PoisonError};
 
-use weft_device::control::{Answer, ErrorNumber, Region, Request};
-use weft_device::entry::Entry;
-use weft_device::ring::Consumer;
+use weft_device::control::{Answer, ErrorNumber, Outcome, Region, Request};
 use weft_device_socket::shared_mapping;
 
-use crate::channels::own_channel;
-use crate::completion_queue::{OwnQueue, Taken, own_queue};
-use crate::contexts::{done, lock, not_made, own_context};
-use weft_verbs_abi::{CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain};
+use crate::contexts::{done, not_made, own_context, set_errno};
+use weft_verbs_abi::{Context, MemoryRegion, ProtectionDomain};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_alloc_pd(context: *mut Context) -> *mut ProtectionDomain {
@@ -38,6 +33,23 @@ unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ProtectionDomain) -> c_int {
     }
 }
 
+/// Makes a call about memory of this program. The file behind it goes with the call, if it is shared memory.
+///
+/// # Safety
+/// The context is open.
+unsafe fn ask_about(
+    (address, length): (*mut c_void, usize),
+    context: *mut Context,
+    request: impl FnOnce(Option<u64>) -> Request,
+) -> Outcome {
+    let shared = shared_mapping::find(address.addr() as u64, length as u64);
+    let request = request(shared.as_ref().map(|shared| shared.offset));
+    let file = shared.as_ref().map(|shared| shared.file.as_fd());
+    // SAFETY: as the caller promises.
+    let client = unsafe { own_context(context) }.client();
+    client.ask_with(&request, file).map(|(answer, _)| answer)
+}
+
 unsafe fn register(
     pd: *mut ProtectionDomain,
     addr: *mut c_void,
@@ -47,22 +59,18 @@ unsafe fn register(
 ) -> *mut MemoryRegion {
     // SAFETY: it is one of ours (invariant 1).
     let (context, domain) = unsafe { ((*pd).context, (*pd).handle) };
-    let shared = shared_mapping::find(addr.addr() as u64, length as u64);
-    let region = Region {
-        domain,
-        address: addr.addr() as u64,
-        bytes: length as u64,
-        io_address,
-        access,
-        file_offset: shared.as_ref().map(|shared| shared.offset),
+    let region = |file_offset| {
+        Request::RegisterRegion(Region {
+            domain,
+            address: addr.addr() as u64,
+            bytes: length as u64,
+            io_address,
+            access,
+            file_offset,
+        })
     };
     // SAFETY: the context is open while its domain is there.
-    let context_of = unsafe { own_context(context) };
-    let file = shared.as_ref().map(|shared| shared.file.as_fd());
-    let answer = context_of
-        .client()
-        .ask_with(&Request::RegisterRegion(region), file);
-    match answer.map(|(answer, _)| answer) {
+    match unsafe { ask_about((addr, length), context, region) } {
         Ok(Answer::Created(key)) => Box::into_raw(Box::new(MemoryRegion {
             context,
             pd,
@@ -112,6 +120,66 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
     unsafe { register(pd, addr, length, iova, access) }
 }
 
+/// `ibv_rereg_mr`: the region keeps its keys. To another protection domain it cannot go.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_rereg_mr(
+    region: *mut MemoryRegion,
+    flags: c_int,
+    _: *mut ProtectionDomain,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    // `enum ibv_rereg_mr_flags`, and of `enum ibv_rereg_mr_err_code` that the region is as it was.
+    const TRANSLATION: c_int = 1;
+    const PD: c_int = 2;
+    const ACCESS: c_int = 4;
+    const ERR_INPUT: c_int = -1;
+    let is_nowhere = flags & TRANSLATION != 0 && (addr.is_null() || length == 0);
+    let is_ignored = flags & ACCESS == 0 && access != 0;
+    if flags & !(TRANSLATION | PD | ACCESS) != 0 || is_nowhere || is_ignored {
+        set_errno(libc::EINVAL);
+        return ERR_INPUT;
+    }
+    // SAFETY: it is one of ours, and its context is open (invariant 1).
+    let (context, key, before) = unsafe {
+        (
+            (*region).context,
+            (*region).lkey,
+            ((*region).addr, (*region).length),
+        )
+    };
+    let memory = match flags & TRANSLATION {
+        0 => before,
+        _ => (addr, length),
+    };
+    let request = |file_offset| Request::ReregisterRegion {
+        key,
+        given: flags as u32,
+        region: Region {
+            domain: 0,
+            address: addr.addr() as u64,
+            bytes: length as u64,
+            io_address: addr.addr() as u64,
+            access: access as c_uint,
+            file_offset,
+        },
+    };
+    // SAFETY: as before.
+    if let Err(error) = unsafe { ask_about(memory, context, request) } {
+        set_errno(error.number());
+        return ERR_INPUT;
+    }
+    if flags & TRANSLATION != 0 {
+        // SAFETY: it is one of ours. Programs use a region that is being changed in no other thread.
+        unsafe {
+            (*region).addr = addr;
+            (*region).length = length;
+        }
+    }
+    0
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_dereg_mr(region: *mut MemoryRegion) -> c_int {
     // SAFETY: it is one of ours, and used no more once it is gone (invariants 1 and 2).
@@ -125,99 +193,4 @@ unsafe extern "C" fn ibv_dereg_mr(region: *mut MemoryRegion) -> c_int {
         }
         error
     }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_create_cq(
-    context: *mut Context,
-    entries: c_int,
-    cq_context: *mut c_void,
-    channel: *mut CompletionChannel,
-    vector: c_int,
-) -> *mut CompletionQueue {
-    let Ok(entries) = u32::try_from(entries) else {
-        return not_made(ErrorNumber::InvalidArgument);
-    };
-    if vector != 0 {
-        return not_made(ErrorNumber::InvalidArgument);
-    }
-    // SAFETY: it is open (invariant 1).
-    let own = unsafe { own_context(context) };
-    // SAFETY: it is null, or one of ours (invariant 1).
-    let handle = (!channel.is_null()).then(|| unsafe { own_channel(channel) }.handle);
-    let request = Request::CreateCompletionQueue {
-        entries,
-        channel: handle,
-    };
-    let (queue, entries, place) = match own.ask(&request) {
-        Ok(Answer::CreatedQueue {
-            queue,
-            entries,
-            ring,
-        }) => (queue, entries, ring),
-        Ok(_) => return not_made(ErrorNumber::EngineGone),
-        Err(error) => return not_made(error),
-    };
-    let Some(ring) = own.client().ring(place) else {
-        return not_made(ErrorNumber::EngineGone);
-    };
-    let made = OwnQueue {
-        queue: CompletionQueue {
-            context,
-            channel,
-            cq_context,
-            handle: queue,
-            cqe: entries as c_int,
-            mutex: [0; 5],
-            cond: [0; 6],
-            comp_events_completed: 0,
-            async_events_completed: 0,
-        },
-        extended: [0; 20],
-        taken: Mutex::new(Taken {
-            ring: Consumer::new(ring, 0),
-            entry: Entry::new(),
-            empty_polls: 0,
-        }),
-        events: Mutex::new(0),
-        acknowledged: Condvar::new(),
-    };
-    let made = Box::into_raw(Box::new(made));
-    lock(&own.completion_queues).insert(queue, made.expose_provenance());
-    if !channel.is_null() {
-        // SAFETY: it is one of ours. Programs make queues of a channel in one thread at a time.
-        unsafe { (*channel).refcnt += 1 };
-    }
-    made.cast()
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_destroy_cq(queue: *mut CompletionQueue) -> c_int {
-    // SAFETY: it is one of ours (invariant 1).
-    let (own, context, handle, channel) = unsafe {
-        let of = &*queue;
-        (own_queue(queue), of.context, of.handle, of.channel)
-    };
-    // SAFETY: the context is open while its queue is there.
-    let error = unsafe { done(context, &Request::DestroyCompletionQueue(handle)) };
-    if error != 0 {
-        return error;
-    }
-    // SAFETY: as before.
-    let known = unsafe { &own_context(context).completion_queues };
-    lock(known).remove(&handle);
-    // As verbs has it: whoever still handles an event may use the queue.
-    let mut events = lock(&own.events);
-    while *events > 0 {
-        let waited = own.acknowledged.wait(events);
-        events = waited.unwrap_or_else(PoisonError::into_inner);
-    }
-    drop(events);
-    if !channel.is_null() {
-        // SAFETY: it is one of ours, and not destroyed while it has queues.
-        unsafe { (*channel).refcnt -= 1 };
-    }
-    // SAFETY: it came from a box, and is used no more (invariants 1 and 2).
-    drop(unsafe { Box::from_raw(queue.cast::<OwnQueue>()) });
-    0
 }

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 
 use weft_device_socket::Client;
 
-use crate::contexts::{OwnContext, query_device_ex, query_port, set_errno};
+use crate::contexts::{Addresses, OwnContext, query_device_ex, query_port, set_errno};
 use crate::devices::own;
 use crate::events::Events;
-use crate::{data, queue_pairs, shared_receives};
+use crate::{completion_queues, data, queue_pairs, shared_receives};
 use weft_verbs_abi::{Context, ContextOps, Device, VerbsContext};
 
 /// `ibv_open_device`.
@@ -50,7 +50,8 @@ unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut Context {
     };
     let verbs = VerbsContext {
         query_port: Some(query_port),
-        unsupported: [None; 25],
+        unsupported: [None; 24],
+        create_cq_ex: Some(completion_queues::create_cq_ex),
         private: ptr::null_mut(),
         query_device_ex: Some(query_device_ex),
         flows: [None; 4],
@@ -65,7 +66,9 @@ unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut Context {
         verbs,
         client: Mutex::new(client),
         doorbells,
-        completion_queues: Mutex::default(),
+        completion_queues: Addresses::default(),
+        queue_pairs: Addresses::default(),
+        shared_receive_queues: Addresses::default(),
         events,
     }));
     // SAFETY: it was just made.

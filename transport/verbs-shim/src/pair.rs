@@ -11,6 +11,7 @@ use weft_device::work_request::{Operation, Payload, WorkRequest};
 use weft_memory::Words;
 
 use crate::contexts::lock;
+use crate::unacknowledged::Unacknowledged;
 use weft_verbs_abi::{QpEx, QueuePair, Sge};
 
 /// `enum ibv_qp_type`: unreliable datagrams.
@@ -35,6 +36,7 @@ pub(crate) struct OwnPair {
     pub(crate) receives: Option<Mutex<Receives>>,
     pub(crate) is_all_signaled: bool,
     pub(crate) sizes: QueueSizes,
+    pub(crate) events: Unacknowledged,
 }
 
 /// What one thread at a time posts to the send queue.

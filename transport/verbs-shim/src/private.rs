@@ -50,7 +50,7 @@ not_made! {
 }
 
 not_supported! {
-    ibv_modify_srq, ibv_attach_mcast, ibv_detach_mcast, ibv_resize_cq, ibv_rereg_mr,
+    ibv_attach_mcast, ibv_detach_mcast,
     ibv_query_ece, ibv_set_ece, ibv_resolve_eth_l2_from_gid,
 }
 

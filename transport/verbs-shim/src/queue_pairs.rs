@@ -12,8 +12,10 @@ use weft_device::ring::Producer;
 use weft_device::state::{Attributes, QueuePairType, State};
 
 use crate::address_handles::{address, words};
-use crate::contexts::{done, not_made, own_context, set_errno};
+use crate::completion_queue::own_queue;
+use crate::contexts::{done, lock, not_made, own_context, set_errno};
 use crate::pair::{Builder, OwnPair, Receives, Sends, UD, own_pair};
+use crate::unacknowledged::Unacknowledged;
 use crate::work_requests;
 use weft_verbs_abi::{
     AhAttr, Context, ProtectionDomain, QpAttr, QpCap, QpEx, QpExOps, QpInitAttr, QpInitAttrEx,
@@ -122,8 +124,11 @@ unsafe fn create(
         }),
         is_all_signaled: attr.sq_sig_all != 0,
         sizes,
+        events: Unacknowledged::default(),
     };
-    Box::into_raw(Box::new(made)).cast()
+    let made = Box::into_raw(Box::new(made));
+    lock(&own.queue_pairs).insert(number, made.expose_provenance());
+    made.cast()
 }
 
 fn cap(sizes: &QueueSizes) -> QpCap {
@@ -189,9 +194,11 @@ unsafe extern "C" fn ibv_qp_to_qp_ex(pair: *mut QueuePair) -> *mut QpEx {
 unsafe extern "C" fn ibv_destroy_qp(pair: *mut QueuePair) -> c_int {
     // SAFETY: it is one of ours, and used no more once it is gone (invariants 1 and 2).
     unsafe {
-        let request = Request::DestroyQueuePair((*pair).qp_num);
-        let error = done((*pair).context, &request);
+        let (context, number) = ((*pair).context, (*pair).qp_num);
+        let error = done(context, &Request::DestroyQueuePair(number));
         if error == 0 {
+            lock(&own_context(context).queue_pairs).remove(&number);
+            own_pair(pair).events.wait();
             drop(Box::from_raw(pair.cast::<OwnPair>()));
         }
         error
@@ -220,6 +227,7 @@ unsafe extern "C" fn ibv_modify_qp(pair: *mut QueuePair, attr: *mut QpAttr, mask
         timeout: attr.timeout,
         retries: attr.retry_cnt,
         receiver_not_ready_retries: attr.rnr_retry,
+        notifies_drained: attr.en_sqd_async_notify != 0,
     };
     let given = mask as u32;
     let request = Request::ModifyQueuePair {
@@ -232,6 +240,13 @@ unsafe extern "C" fn ibv_modify_qp(pair: *mut QueuePair, attr: *mut QpAttr, mask
     if error == 0 && Attributes(given).contains(Attributes::STATE) {
         // SAFETY: it is one of ours. Programs read the state without a lock, as of any library.
         unsafe { (&raw mut (*pair).state).write_volatile(attr.qp_state) };
+        if attr.qp_state == State::Reset as c_int {
+            // SAFETY: it is one of ours, and its completion queues are not destroyed before it.
+            for queue in unsafe { [(*pair).send_cq, (*pair).recv_cq].map(|queue| own_queue(queue)) }
+            {
+                lock(&queue.taken).forget(number);
+            }
+        }
     }
     error
 }
@@ -280,6 +295,7 @@ unsafe extern "C" fn ibv_query_qp(
         timeout: found.timeout,
         retry_cnt: found.retries,
         rnr_retry: found.receiver_not_ready_retries,
+        en_sqd_async_notify: found.notifies_drained.into(),
         ..QpAttr::default()
     };
     // SAFETY: the program passes room for both (invariant 1).

@@ -142,21 +142,22 @@ impl Context {
             shared_receive_queues: &mut self.shared_receive_queues,
             completion_queues: &mut self.completion_queues,
             overflowed: None,
+            is_unreported: false,
         };
         match act(pair, &found, &self.objects, &mut around) {
-            Fault::None => {}
+            Fault::None => self.objects.sends_complete(number),
             Fault::OfSend => {
                 self.objects.fail_send_queue(number);
                 pair.flush_sends(&mut around);
             }
             Fault::OfQueuePair => {
-                self.objects.fail_queue_pair(number);
+                self.objects.fail_queue_pair(number, !around.is_unreported);
                 pair.flush(&mut around);
             }
         }
         if let Some(queue) = around.overflowed {
             self.fail(queue, engine);
         }
-        self.tell_channels();
+        self.tell_program();
     }
 }

@@ -3,6 +3,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::state::QueuePairType;
 
+mod events;
+
 const LIMITS: Limits = Limits {
     domains: 2,
     regions: 3,
@@ -74,6 +76,52 @@ impl Fixture {
             given: given.0,
             attributes: to,
         })
+    }
+
+    /// A shared receive queue of 8, and a queue pair that takes its receives from it.
+    fn sharing(&mut self) -> (u32, u32) {
+        let domain = self.made(Request::CreateDomain);
+        let queue = self.made(Request::CreateCompletionQueue {
+            entries: 10,
+            channel: None,
+        });
+        let shared = self.made(Request::CreateSharedReceiveQueue {
+            domain,
+            entries: 8,
+            sges: 1,
+        });
+        let pair = self.made(Request::CreateQueuePair(QueuePair {
+            shared_receive_queue: Some(shared),
+            ..pair(domain, queue)
+        }));
+        (shared, pair)
+    }
+
+    /// Ready to receive, from the beginning.
+    fn set_ready(&mut self, queue_pair: u32) {
+        for (given, to) in [(INIT, init()), (PEER, to_peer())] {
+            assert_eq!(self.modify(queue_pair, given, to), Ok(Answer::Done));
+        }
+    }
+
+    /// To another state, which needs no attributes.
+    fn go(&mut self, queue_pair: u32, state: State) {
+        let to = QueuePairAttributes {
+            state: state as u32,
+            ..QueuePairAttributes::default()
+        };
+        let given = Attributes::STATE;
+        assert_eq!(self.modify(queue_pair, given, to), Ok(Answer::Done));
+    }
+
+    /// What the program is told.
+    fn events(&mut self) -> Vec<(EventType, u32)> {
+        let mut events = Vec::new();
+        self.objects.send_events(|event| {
+            events.push((event.kind, event.object));
+            true
+        });
+        events
     }
 
     fn attributes(&mut self, queue_pair: u32) -> QueuePairAttributes {
@@ -292,6 +340,15 @@ fn arguments_that_make_no_sense_are_refused() {
             entries: 4097,
             channel: None,
         },
+        Request::ResizeCompletionQueue { queue, entries: 0 },
+        Request::ResizeCompletionQueue {
+            queue,
+            entries: 4097,
+        },
+        Request::ResizeCompletionQueue {
+            queue: 99,
+            entries: 1,
+        },
         Request::CreateSharedReceiveQueue {
             domain,
             entries: 1,
@@ -386,7 +443,7 @@ fn a_queue_pair_goes_its_way_with_attributes_in_their_ranges() {
     let now = device.attributes(pair);
     assert_eq!((now.port, now.peer_queue_pair), (1, 17));
     assert_eq!(now.receive_psn, 0xff_ffff);
-    device.objects.fail_queue_pair(pair);
+    device.objects.fail_queue_pair(pair, true);
     assert_eq!(device.attributes(pair).state, State::Error as u32);
     let reset = QueuePairAttributes::default();
     let given = Attributes::STATE;
@@ -435,6 +492,50 @@ fn a_region_may_count_its_addresses_from_zero() {
     assert_eq!(device.objects.region(key).unwrap().io_address, 0);
 }
 
+#[test]
+fn a_region_that_is_registered_again_keeps_its_key_and_what_is_not_given() {
+    let mut device = Fixture::new();
+    let domain = device.made(Request::CreateDomain);
+    let key = device.made(Request::RegisterRegion(region(domain)));
+    let other = Region {
+        domain: 99,
+        address: 4096,
+        bytes: 8,
+        io_address: 16,
+        access: access::REMOTE_READ,
+        file_offset: None,
+    };
+    let change = |given, region| Request::ReregisterRegion { key, given, region };
+    assert_eq!(device.ask(change(4, other)), Ok(Answer::Done));
+    let readable = Region {
+        access: access::REMOTE_READ,
+        ..region(domain)
+    };
+    assert_eq!(device.objects.region(key), Some(&readable));
+    assert_eq!(device.ask(change(1, other)), Ok(Answer::Done));
+    let moved = Region { domain, ..other };
+    assert_eq!(device.objects.region(key), Some(&moved));
+    let nowhere = Region {
+        address: i64::MAX as u64,
+        ..other
+    };
+    let writable = Region {
+        access: access::REMOTE_WRITE,
+        ..other
+    };
+    for (refused, error) in [
+        (change(1, nowhere), ErrorNumber::InvalidArgument),
+        (change(4, writable), ErrorNumber::InvalidArgument),
+        (change(2, other), ErrorNumber::NotSupported),
+    ] {
+        assert_eq!(device.ask(refused), Err(error), "{refused:?}");
+    }
+    assert_eq!(device.objects.region(key), Some(&moved));
+    assert_eq!(device.ask(Request::DeregisterRegion(key)), Ok(Answer::Done));
+    let gone = device.ask(change(1, other));
+    assert_eq!(gone, Err(ErrorNumber::InvalidArgument));
+}
+
 /// A request with handles that are likely to be there.
 fn request(kind: u8, one: u32, other: u32) -> Request {
     let region = Region {
@@ -452,6 +553,10 @@ fn request(kind: u8, one: u32, other: u32) -> Request {
         },
         14 => Request::CreateChannel,
         15 => Request::DestroyChannel(one),
+        16 => Request::ResizeCompletionQueue {
+            queue: one,
+            entries: other,
+        },
         5 => Request::DestroyCompletionQueue(one),
         6 => Request::CreateSharedReceiveQueue {
             domain: one,
@@ -482,7 +587,7 @@ fn request(kind: u8, one: u32, other: u32) -> Request {
 proptest! {
     #[test]
     fn each_object_counts_those_that_use_it_whatever_is_asked(
-        asked in prop::collection::vec((0u8..17, 0u32..5, 0u32..5), 0..100),
+        asked in prop::collection::vec((0u8..18, 0u32..5, 0u32..5), 0..100),
     ) {
         let mut device = Fixture::new();
         for (kind, one, other) in asked {

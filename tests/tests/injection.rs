@@ -179,11 +179,15 @@ fn doctor_names_what_keeps_a_program_from_its_device() {
     let told = String::from_utf8_lossy(&output.stdout);
     let own = library.canonicalize().expect("it is there");
     for part in [
-        "fix: libibverbs.so.1 is /",
-        "fix: librdmacm.so.1 is /",
-        "fix: LD_PRELOAD does not name Weft's librdmacm.so.1",
-        &format!("fix: a program that loads {} by its path", own.display()),
-        &format!("fix: there is no device in {}", node.path("none").display()),
+        "problem: libibverbs.so.1 is /",
+        "problem: librdmacm.so.1 is /",
+        "problem: LD_PRELOAD does not name Weft's librdmacm.so.1",
+        &format!("problem: {} is not Weft's", own.display()),
+        &format!(
+            "problem: there is no device in {}",
+            node.path("none").display()
+        ),
+        "fix: start the program by `weft device run NODE -- PROGRAM`",
     ] {
         assert!(told.contains(part), "{part}: {told}");
     }
@@ -192,15 +196,15 @@ fn doctor_names_what_keeps_a_program_from_its_device() {
     let output = inside.output().expect("it starts");
     assert_eq!(output.status.code(), Some(2));
     let told = String::from_utf8_lossy(&output.stdout);
-    let fixes: Vec<&str> = told
+    let problems: Vec<&str> = told
         .lines()
-        .filter(|line| line.starts_with("fix: "))
+        .filter(|line| line.starts_with("problem: "))
         .collect();
-    assert_eq!(fixes.len(), 2, "{told}");
+    assert_eq!(problems.len(), 2, "{told}");
     assert!(
-        fixes
+        problems
             .iter()
-            .all(|fix| fix.contains("UCX does not see weft")),
+            .all(|problem| problem.contains("UCX does not see weft")),
         "{told}"
     );
     let lines: Vec<&str> = told.lines().collect();

@@ -16,11 +16,12 @@ use weft_device_socket::{Client, devices_in, directory, gid};
 
 use super::{
     inject::CLASSES,
-    libraries::{self, Copy, NAMES, copies, is_weft},
+    libraries::{Copy, NAMES, copies, is_weft, library_of},
 };
-use crate::columns::columns;
+use crate::{columns::columns, printable};
 
-const REMEDY: &str = "start the program by `weft device run NODE -- PROGRAM`";
+/// What gives a program both.
+const RUN: &str = "start the program by `weft device run NODE -- PROGRAM`";
 /// Where UCX looks for a character device of the device's name.
 const DEVICE_NODES: &str = "/dev/infiniband";
 
@@ -40,6 +41,13 @@ struct Resolved {
     name: String,
     file: Option<PathBuf>,
     is_weft: bool,
+}
+
+/// What keeps a program from its device.
+#[derive(Debug)]
+struct Problem {
+    what: String,
+    fix: String,
 }
 
 #[derive(Debug)]
@@ -140,12 +148,16 @@ impl Report {
 
     /// Whether a program meets Weft's libraries and devices.
     pub(super) fn is_well(&self) -> bool {
-        self.fixes().is_empty()
+        self.problems().is_empty()
     }
 
-    /// What is wrong, each with what to do.
-    fn fixes(&self) -> Vec<String> {
-        let mut fixes = Vec::new();
+    /// What is wrong.
+    fn problems(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        let mut add = |what: String, fix: &str| {
+            let fix = fix.to_owned();
+            problems.push(Problem { what, fix });
+        };
         for Resolved {
             name,
             file,
@@ -154,55 +166,51 @@ impl Report {
         {
             match file {
                 Some(_) if *is_weft => {}
-                Some(file) => fixes.push(format!(
-                    "{name} is {}, which is not Weft's: {REMEDY}",
-                    file.display()
-                )),
+                Some(file) => add(format!("{name} is {}, not Weft's", file.display()), RUN),
                 // Programs go on to the versioned name.
                 None if NAMES.contains(&&**name) => {}
-                None => fixes.push(format!("{name} is found nowhere: {REMEDY}")),
+                None => add(format!("{name} is not found"), RUN),
             }
         }
         for name in NAMES {
-            let is_it = |file: &PathBuf| libraries::library_of(file) == Some(name);
+            let is_it = |file: &PathBuf| library_of(file) == Some(name);
             if !self.preloaded.iter().any(is_it) {
-                fixes.push(format!(
-                    "LD_PRELOAD does not name Weft's {name}.1, so a program with a copy of its own uses that: {REMEDY}"
-                ));
+                let what = "so a program with a copy of its own uses that";
+                add(
+                    format!("LD_PRELOAD does not name Weft's {name}.1, {what}"),
+                    RUN,
+                );
             }
         }
         for copy in self.copies.iter().filter(|copy| !copy.is_weft) {
             let file = copy.file.display();
-            fixes.push(format!(
-                "a program that loads {file} by its path does not meet Weft's: {REMEDY}"
-            ));
+            add(
+                format!("{file} is not Weft's, for a program that loads it by its path"),
+                RUN,
+            );
         }
         if self.devices.is_empty() {
             let directory = self.directory.display();
-            fixes.push(format!(
-                "there is no device in {directory}: {REMEDY}, or set WEFT_DEVICES"
-            ));
+            add(format!("there is no device in {directory}"), RUN);
         }
         for device in &self.devices {
             let name = &device.name;
-            fixes.extend(
-                device
-                    .problem
-                    .as_ref()
-                    .map(|problem| format!("{name} does not open: {problem}")),
-            );
+            if let Some(problem) = &device.problem {
+                add(format!("{name} does not open"), problem);
+            }
             if !device.has_node {
-                fixes.push(format!(
-                    "UCX does not see {name}: give the container /dev/null as {DEVICE_NODES}/{name}"
-                ));
+                let fix =
+                    format!("bind /dev/null to {DEVICE_NODES}/{name}, for all to read and write");
+                add(format!("UCX does not see {name}"), &fix);
             }
             if !device.is_described {
-                fixes.push(format!(
-                    "programs that read {CLASSES}/infiniband do not see {name} there: {REMEDY}"
-                ));
+                add(
+                    format!("{CLASSES}/infiniband does not say what is true of {name}"),
+                    RUN,
+                );
             }
         }
-        fixes
+        problems
     }
 }
 
@@ -247,8 +255,13 @@ impl fmt::Display for Report {
             "IN /sys/class/infiniband",
         ];
         columns(f, &head, &rows.collect::<Vec<_>>())?;
-        for fix in self.fixes() {
-            writeln!(f, "fix: {fix}")?;
+        let problems = self.problems();
+        for (at, Problem { what, fix }) in problems.iter().enumerate() {
+            writeln!(f, "problem: {}", printable::line(what))?;
+            // Said once of several.
+            if problems.get(at + 1).is_none_or(|next| next.fix != *fix) {
+                writeln!(f, "fix: {}", printable::line(fix))?;
+            }
         }
         Ok(())
     }
@@ -300,13 +313,17 @@ mod tests {
             .push(name("librdmacm.so", "/lib/librdmacm.so", false));
         report.preloaded.pop();
         report.devices[0].has_node = false;
+        report.names[0].is_weft = false;
         let shown = report.to_string();
-        let fixes: Vec<&str> = shown
-            .lines()
-            .filter(|line| line.starts_with("fix: "))
-            .collect();
-        assert_eq!(fixes.len(), 3, "{shown}");
-        assert!(fixes[0].contains("librdmacm.so is /lib/librdmacm.so, which is not Weft's"));
-        assert!(fixes[2].contains("/dev/null as /dev/infiniband/weft0"));
+        let begin = shown.find("problem: ").unwrap();
+        assert_eq!(
+            &shown[begin..],
+            "problem: libibverbs.so.1 is /w/libibverbs.so.1, not Weft's\n\
+             problem: librdmacm.so is /lib/librdmacm.so, not Weft's\n\
+             problem: LD_PRELOAD does not name Weft's librdmacm.so.1, so a program with a copy of its own uses that\n\
+             fix: start the program by `weft device run NODE -- PROGRAM`\n\
+             problem: UCX does not see weft0\n\
+             fix: bind /dev/null to /dev/infiniband/weft0, for all to read and write\n"
+        );
     }
 }

@@ -60,7 +60,7 @@ pub enum DeviceError {
     #[error("env cannot be run: {0}; install coreutils")]
     NotInjected(io::Error),
     /// A program would not meet the devices.
-    #[error("a program would not meet its devices here: see the lines that begin with fix")]
+    #[error("a program would not meet its devices here: do what the lines that begin with fix say")]
     Unreachable,
     /// No runtime.
     #[error("the runtime cannot start: {0}")]

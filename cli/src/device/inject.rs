@@ -9,6 +9,7 @@ use std::{
     ffi::{OsStr, OsString},
     fs,
     io::{self, Write as _},
+    net::Ipv6Addr,
     os::{
         fd::AsRawFd as _,
         unix::{fs::OpenOptionsExt as _, process::CommandExt as _},
@@ -20,6 +21,7 @@ use std::{
 
 use nix::{
     fcntl::OFlag,
+    ifaddrs::{InterfaceAddress, getifaddrs},
     mount::{MntFlags, MsFlags, mount, umount2},
     sched::{CloneFlags, unshare},
     sys::stat::{Mode, umask},
@@ -34,6 +36,8 @@ use super::{
 
 /// Where the kernel describes devices of each kind.
 pub(super) const CLASSES: &str = "/sys/class";
+/// Names the network interface of a GID. Newer UCX looks whether it has a route to a peer.
+const INTERFACE: &str = "ports/1/gid_attrs/ndevs/0";
 
 /// What a program is given.
 #[derive(Debug, clap::Args)]
@@ -66,6 +70,8 @@ pub(super) fn run(args: &Args) -> DeviceError {
     if let Some(file) = libraries.iter().find(|file| is_weft(file) != Some(true)) {
         return DeviceError::Libraries { file: file.clone() };
     }
+    // So that `weft device doctor` runs as well. In another mount namespace the kernel knows no path of this program.
+    let own = env::current_exe().ok();
     if let Err(error) = mount_libraries(&libraries) {
         return error;
     }
@@ -86,8 +92,6 @@ pub(super) fn run(args: &Args) -> DeviceError {
             list("LD_LIBRARY_PATH", slice::from_ref(&args.libraries), true),
         )
         .env(DIRECTORY_VARIABLE, &args.devices);
-    // So that `weft device doctor` runs as well.
-    let own = env::current_exe().ok();
     if let Some(folder) = own.as_deref().and_then(Path::parent) {
         command.env("PATH", list("PATH", &[folder.to_owned()], false));
     }
@@ -122,6 +126,20 @@ fn mount_libraries(libraries: &[PathBuf; NAMES.len()]) -> Result<(), DeviceError
     Ok(())
 }
 
+/// The network interface that has a GID's address.
+fn interface_of(gid: Ipv6Addr) -> Option<String> {
+    let has_it = |address: &InterfaceAddress| {
+        let address = address.address.as_ref()?;
+        let ip = match address.as_sockaddr_in() {
+            Some(address) => address.ip().to_ipv6_mapped(),
+            None => address.as_sockaddr_in6()?.ip(),
+        };
+        (ip == gid).then_some(())
+    };
+    let found = getifaddrs().ok()?.find(|address| has_it(address).is_some());
+    found.map(|address| address.interface_name)
+}
+
 /// Lays files of the devices over the kernel's, which stay visible: where the kernel has no InfiniBand, nothing can be mounted
 /// at `/sys/class/infiniband`, for it is not there.
 fn describe(devices: &Path) -> io::Result<()> {
@@ -143,7 +161,9 @@ fn describe(devices: &Path) -> io::Result<()> {
     let lay = || {
         for name in devices_in(devices) {
             let own = classes.join("infiniband").join(&name);
-            for (file, line) in sysfs::files(&name, gid(&devices.join(&name))?) {
+            let gid = gid(&devices.join(&name))?;
+            let interface = interface_of(gid).map(|interface| (INTERFACE, interface + "\n"));
+            for (file, line) in sysfs::files(&name, gid).into_iter().chain(interface) {
                 let file = own.join(file);
                 fs::create_dir_all(file.parent().unwrap_or(&own))?;
                 fs::write(file, line)?;

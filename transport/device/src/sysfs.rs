@@ -1,7 +1,7 @@
 //! What the kernel would say of a device in `/sys/class/infiniband`, for programs that read it there.
 //!
 //! The library answers `ibv_read_sysfs_file` by it, and `weft device run` makes files of it. It says no more than is true of
-//! every device: none has a PCI device, and none a network interface.
+//! a device wherever its program runs: there is no PCI device, and whether a network interface has its address differs.
 
 use std::net::Ipv6Addr;
 

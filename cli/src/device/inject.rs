@@ -128,15 +128,14 @@ fn mount_libraries(libraries: &[PathBuf; NAMES.len()]) -> Result<(), DeviceError
 
 /// The network interface that has a GID's address.
 fn interface_of(gid: Ipv6Addr) -> Option<String> {
-    let has_it = |address: &InterfaceAddress| {
+    let ip = |address: &InterfaceAddress| {
         let address = address.address.as_ref()?;
-        let ip = match address.as_sockaddr_in() {
-            Some(address) => address.ip().to_ipv6_mapped(),
-            None => address.as_sockaddr_in6()?.ip(),
-        };
-        (ip == gid).then_some(())
+        match address.as_sockaddr_in() {
+            Some(address) => Some(address.ip().to_ipv6_mapped()),
+            None => Some(address.as_sockaddr_in6()?.ip()),
+        }
     };
-    let found = getifaddrs().ok()?.find(|address| has_it(address).is_some());
+    let found = getifaddrs().ok()?.find(|address| ip(address) == Some(gid));
     found.map(|address| address.interface_name)
 }
 

@@ -3,7 +3,10 @@
 //! Everything of such a fabric is in namespaces of its own. A [`Record`] lies in its private `/run`; it is found through
 //! `/proc`, so nothing that has ended is found.
 
+mod doctor;
 mod error;
+mod inject;
+mod libraries;
 mod record;
 
 use std::{ffi::OsString, fmt, io, net::Ipv6Addr, os::unix::process::CommandExt as _};
@@ -31,6 +34,13 @@ pub enum Action {
         #[arg(last = true, required = true, value_name = "PROGRAM")]
         command: Vec<OsString>,
     },
+    /// Say which libraries and which devices a program here meets.
+    ///
+    /// In a container, or as weft device run node0 -- weft device doctor.
+    Doctor,
+    /// Run a program with the devices of a directory. weft device run does so at a node.
+    #[command(hide = true)]
+    Inject(inject::Args),
     /// List the devices.
     List,
     /// Show one device.
@@ -75,7 +85,6 @@ pub fn run(
     play: Option<u32>,
     out: &mut impl io::Write,
 ) -> Result<(), DeviceError> {
-    let record = Record::find(play)?;
     let runtime = || {
         let built = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -86,16 +95,27 @@ pub fn run(
         let out: &mut dyn io::Write = out;
         write!(out, "{text}").map_err(DeviceError::Output)
     };
+    let record = || Record::find(play);
     match action {
         Action::Run { node, command } => {
-            Err(DeviceError::NotRun(record.command(node, command)?.exec()))
+            let mut command = record()?.command(node, command)?;
+            Err(DeviceError::NotRun(command.exec()))
         }
+        Action::Doctor => {
+            let report = doctor::Report::gather();
+            write(out, &report)?;
+            report
+                .is_well()
+                .then_some(())
+                .ok_or(DeviceError::Unreachable)
+        }
+        Action::Inject(args) => Err(inject::run(args)),
         Action::List => {
-            let list = runtime()?.block_on(list(&record))?;
+            let list = runtime()?.block_on(list(&record()?))?;
             write(out, &List(&list))
         }
         Action::Show { device } => {
-            let list = runtime()?.block_on(list(&record))?;
+            let list = runtime()?.block_on(list(&record()?))?;
             let found = list
                 .iter()
                 .find(|(node, found)| *node == device.node && found.name == device.device);
@@ -106,7 +126,7 @@ pub fn run(
             write(out, &Detail(found))
         }
         Action::Destroy { device } => {
-            runtime()?.block_on(destroy(&record, device))?;
+            runtime()?.block_on(destroy(&record()?, device))?;
             write(
                 out,
                 &format_args!("{}/{} destroyed\n", device.node, device.device),

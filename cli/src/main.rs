@@ -28,7 +28,7 @@ Exit status:
 const DEVICE_STATUS: &str = "\
 Exit status:
   0  done; of run: that of the program
-  2  not done; standard error says why";
+  2  not done, or doctor has found what keeps a program from its device; standard error says why";
 
 /// Moves model weights to many nodes over every path.
 #[derive(Parser)]

@@ -1,7 +1,7 @@
 //! Two virtual devices of one node, and programs of Debian that use them unmodified, each as an ordinary user.
 
 use std::{
-    fs,
+    env, fs,
     net::Ipv4Addr,
     os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
@@ -33,6 +33,9 @@ const LIMITS: Limits = Limits {
 };
 /// Nothing here takes a tenth of this on an idle machine.
 const PATIENCE: &str = "60";
+/// Runs a program with little: as uid 1000, without capabilities, with 64 KiB of memory that it may lock.
+const USER: &str = "prlimit --memlock=65536 setpriv --reuid=1000 --regid=1000 --clear-groups --no-new-privs \
+                    --inh-caps=-all --bounding-set=-all";
 /// The libraries, as they are built and as programs look for them.
 const LIBRARIES: [(&str, &str); 2] = [
     ("libweft_ibverbs.so", "libibverbs.so"),
@@ -96,14 +99,35 @@ impl Node {
         self.command_with(DEVICES[device], line)
     }
 
+    /// As [`command`](Self::command), but the program is started as `weft device run` does it, and finds what is in PATH
+    /// beside `folder`.
+    #[must_use]
+    pub fn injected(&self, folder: &Path, line: &str) -> Command {
+        let path = env::var("PATH").expect("it is text");
+        let mut command = Command::new("timeout");
+        command
+            .arg(PATIENCE)
+            .arg(program("weft"))
+            .args(["device", "inject", "--libraries"])
+            .arg(self.path("lib"))
+            .arg("--devices")
+            .arg(self.path("devices"))
+            .arg("--")
+            .args(USER.split(' '))
+            .args(line.split_whitespace())
+            .env("PATH", format!("{}:{path}", folder.display()))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
     fn command_with(&self, devices: &str, line: &str) -> Command {
         let mut command = Command::new("timeout");
-        let user = "--reuid=1000 --regid=1000 --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all";
         let variable =
             |name: &str, directory: &str| format!("{name}={}", self.path(directory).display());
         command
-            .args([PATIENCE, "prlimit", "--memlock=65536", "setpriv"])
-            .args(user.split(' '))
+            .arg(PATIENCE)
+            .args(USER.split(' '))
             .arg("env")
             .arg(variable("LD_LIBRARY_PATH", "lib"))
             .arg(variable("WEFT_DEVICES", devices))
@@ -113,7 +137,9 @@ impl Node {
         command
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    /// A file or directory of the node's, which ends with it.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 

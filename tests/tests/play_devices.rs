@@ -187,6 +187,12 @@ fn programs_use_the_devices_of_two_nodes_over_all_spines_and_go_on_without_one()
         user.contains("CapEff:\t0000000000000000") && user.contains("NoNewPrivs:\t1"),
         "{user}"
     );
+    let found = fabric.device("run node1 -- weft device doctor");
+    assert!(found.contains("/run/weft-devices/node1/weft0"), "{found}");
+    // Newer UCX looks there for a route to its peer.
+    let interface = "/sys/class/infiniband/weft0/ports/1/gid_attrs/ndevs/0";
+    let interface = fabric.device(&format!("run node1 -- cat {interface}"));
+    assert_eq!(interface, "data0\n");
     // `-c` checks every byte.
     let told = fabric.pair("ibv_rc_pingpong -p 18515 -g 0 -c -n 200", || {});
     assert!(told.contains("200 iters in "), "{told}");

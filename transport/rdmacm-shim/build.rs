@@ -1,9 +1,10 @@
 //! Names the shared object, and its version nodes. They are empty: `.symver` in `src/symbols.rs` puts each symbol into its
-//! own, as in `libibverbs.so.1`.
+//! own, as in `libibverbs.so.1`. `WEFT_LIBRARY` has no symbol: by it `weft device doctor` tells this library from others.
 
 use std::path::PathBuf;
 
-const NODES: &str = "RDMACM_1.0 { };
+const NODES: &str = "WEFT_LIBRARY { };
+RDMACM_1.0 { };
 RDMACM_1.1 { } RDMACM_1.0;
 RDMACM_1.2 { } RDMACM_1.1;
 RDMACM_1.3 { } RDMACM_1.2;

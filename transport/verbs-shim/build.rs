@@ -3,6 +3,7 @@
 //! The nodes are empty: `.symver` in `src/symbols.rs` puts each symbol into its own. A node with patterns would make the
 //! linker drop one of two symbols of one name. Private names have no version, and glibc lets such a definition satisfy a
 //! reference with any version of a node that is there: so one file serves every release of rdma-core's libraries.
+//! `WEFT_LIBRARY` has no symbol: by it `weft device doctor` tells this library from others.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ const PUBLIC_MAX: u32 = 18;
 const PRIVATE: std::ops::RangeInclusive<u32> = 20..=120;
 
 fn main() {
-    let mut script = String::from("IBVERBS_1.0 { };\n");
+    let mut script = String::from("WEFT_LIBRARY { };\nIBVERBS_1.0 { };\n");
     for minor in 1..=PUBLIC_MAX {
         let before = minor - 1;
         let _ = writeln!(script, "IBVERBS_1.{minor} {{ }} IBVERBS_1.{before};");

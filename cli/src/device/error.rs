@@ -1,6 +1,6 @@
 //! Why a device could not be used.
 
-use std::io;
+use std::{io, path::PathBuf};
 
 /// Every text names the cause and the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +40,28 @@ pub enum DeviceError {
     /// The program was not started.
     #[error("nsenter cannot be run: {0}; install util-linux and iproute2")]
     NotRun(io::Error),
+    /// The directory has not Weft's libraries.
+    #[error("{file} is not Weft's: name the directory with Weft's libraries by --libraries")]
+    Libraries {
+        /// Which.
+        file: PathBuf,
+    },
+    /// A library cannot be mounted.
+    #[error(
+        "nothing can be mounted at {path}: {source}; it takes root in a user namespace, with the capability CAP_SYS_ADMIN"
+    )]
+    Mount {
+        /// Where.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A program with devices was not started.
+    #[error("env cannot be run: {0}; install coreutils")]
+    NotInjected(io::Error),
+    /// A program would not meet the devices.
+    #[error("a program would not meet its devices here: do what the lines that begin with fix say")]
+    Unreachable,
     /// No runtime.
     #[error("the runtime cannot start: {0}")]
     Runtime(io::Error),

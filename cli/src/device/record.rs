@@ -30,7 +30,9 @@ pub struct Record {
     pub pid: u32,
     /// The fabric is in a user namespace of its own.
     pub own_user_namespace: bool,
-    /// Where programs find the libraries.
+    /// This program, which gives others the libraries and the devices.
+    pub program: PathBuf,
+    /// Where the libraries are.
     pub library: PathBuf,
     /// The nodes with a device, by name.
     pub nodes: BTreeMap<String, NodeRecord>,
@@ -126,6 +128,18 @@ impl Record {
             add(&["--user", "--preserve-credentials"]);
         }
         add(&["--mount", "--net", "--pid", "ip", "netns", "exec", node]);
+        let paths = [&self.program, &self.library, devices].map(|path| path.to_string_lossy());
+        let [program, libraries, devices] = paths.each_ref().map(|path| &**path);
+        add(&[
+            program,
+            "device",
+            "inject",
+            "--libraries",
+            libraries,
+            "--devices",
+            devices,
+            "--",
+        ]);
         add(&["prlimit", &format!("--memlock={LOCKED_BYTES}"), "setpriv"]);
         match self.own_user_namespace {
             // No other user is known there, and root there may have no capability.
@@ -136,16 +150,7 @@ impl Record {
                 "--clear-groups",
             ]),
         }
-        add(&[
-            "--no-new-privs",
-            "--inh-caps=-all",
-            "--bounding-set=-all",
-            "env",
-        ]);
-        add(&[
-            &format!("LD_LIBRARY_PATH={}", self.library.display()),
-            &format!("WEFT_DEVICES={}", devices.display()),
-        ]);
+        add(&["--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]);
         line.extend(command.iter().cloned());
         let mut program = Command::new("nsenter");
         program.args(line);
@@ -161,6 +166,7 @@ mod tests {
         Record {
             pid: 77,
             own_user_namespace,
+            program: PathBuf::from("/run/weft-devices/bin/weft"),
             library: PathBuf::from("/run/weft-devices/lib"),
             nodes: [(
                 "node0".to_owned(),
@@ -183,9 +189,9 @@ mod tests {
     fn a_program_runs_in_the_namespaces_of_its_node_without_rights() {
         assert_eq!(
             line(&record(false)),
-            "--target 77 --mount --net --pid ip netns exec node0 prlimit --memlock=65536 setpriv --reuid=1000 \
-             --regid=1000 --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all env \
-             LD_LIBRARY_PATH=/run/weft-devices/lib WEFT_DEVICES=/run/weft-devices/node0 ibv_devinfo"
+            "--target 77 --mount --net --pid ip netns exec node0 /run/weft-devices/bin/weft device inject \
+             --libraries /run/weft-devices/lib --devices /run/weft-devices/node0 -- prlimit --memlock=65536 setpriv \
+             --reuid=1000 --regid=1000 --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all ibv_devinfo"
         );
         let own = line(&record(true));
         assert!(own.starts_with("--target 77 --user --preserve-credentials --mount"));

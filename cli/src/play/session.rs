@@ -374,6 +374,7 @@ fn try_devices(stage: &Stage) -> Result<String, PlayError> {
     let record = Record {
         pid: isolation::pid(),
         own_user_namespace: isolation::is_own_user_namespace(),
+        program: devices::program(),
         library: devices::library(),
         nodes: nodes.iter().map(node).collect(),
     };

@@ -71,6 +71,11 @@ pub fn library() -> PathBuf {
     Path::new(DIRECTORY).join("lib")
 }
 
+/// This program, where any user may run it.
+pub fn program() -> PathBuf {
+    Path::new(DIRECTORY).join("bin/weft")
+}
+
 /// What other devices know that of node `i` by.
 pub fn gid(address: Ipv4Addr) -> Ipv6Addr {
     address.to_ipv6_mapped()
@@ -107,7 +112,12 @@ pub(super) async fn is_ready(socket: &Path) -> io::Result<bool> {
     UnixStream::connect(socket).await.map(|_| true)
 }
 
-/// Puts the libraries where programs of any user find them.
+fn bind(from: &Path, to: &Path) -> io::Result<()> {
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
+    mount(Some(from), to, None::<&str>, flags, None::<&str>).map_err(io::Error::from)
+}
+
+/// Puts the libraries, and this program, where those of any user find them.
 pub(super) fn put_libraries(from: &Path) -> Result<(), StageError> {
     let directory = library();
     let put = || {
@@ -120,7 +130,10 @@ pub(super) fn put_libraries(from: &Path) -> Result<(), StageError> {
             fs::set_permissions(&library, Permissions::from_mode(0o755))?;
             symlink(versioned, directory.join(name))?;
         }
-        Ok(())
+        let program = program();
+        made.create(program.parent().unwrap_or(&directory))?;
+        fs::File::create(&program)?;
+        bind(&std::env::current_exe()?, &program)
     };
     put().map_err(|source| StageError::Files {
         path: directory.clone(),
@@ -132,10 +145,6 @@ pub(super) fn put_libraries(from: &Path) -> Result<(), StageError> {
 /// is such a character device that it may use, and does not open it.
 pub(super) fn put_device_node() -> Result<(), StageError> {
     let made = Path::new(DIRECTORY).join("dev");
-    let bind = |from: &Path, to: &Path| {
-        let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
-        mount(Some(from), to, None::<&str>, flags, None::<&str>).map_err(io::Error::from)
-    };
     let put = || {
         let of_devices = made.join("infiniband");
         fs::create_dir_all(&of_devices)?;

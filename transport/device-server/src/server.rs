@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::net::Ipv6Addr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use crossbeam_channel::{Receiver, bounded};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
-use weft_device_socket::{CONTROL_FILE, TOKEN_FILE};
+use weft_device_socket::{CONTROL_FILE, GID_FILE, TOKEN_FILE};
 use weft_engine::{EngineConfig, EngineError, LinkAddress, PortRange};
 
 use crate::context::{CAP_BPS_MIN, Device};
@@ -216,6 +217,9 @@ impl Server {
             let secret = path.join(TOKEN_FILE);
             fs::write(&secret, token)?;
             set_mode(&secret, 0o444)?;
+            let gid = path.join(GID_FILE);
+            fs::write(&gid, format!("{}\n", Ipv6Addr::from(device.gid)))?;
+            set_mode(&gid, 0o444)?;
             set_mode(&path, 0o755)
         };
         if let Err(source) = fill() {
@@ -322,6 +326,7 @@ fn clear(directory: &Path) -> io::Result<()> {
 /// Removes the directory of a device.
 fn remove_device(path: &Path) -> io::Result<()> {
     remove_file(&path.join(TOKEN_FILE))?;
+    remove_file(&path.join(GID_FILE))?;
     remove_file(&path.join(CONTROL_FILE))?;
     fs::remove_dir(path)
 }

@@ -18,7 +18,7 @@ use weft_device::work_request::{
     Operation, Payload, ReceiveRequest, RemoteAddress, Sge, WorkRequest,
 };
 use weft_device_server::{Device, Offer, QueuePairName, Server, ServerError};
-use weft_device_socket::{Client, OpenError, devices_in, packet};
+use weft_device_socket::{Client, OpenError, devices_in, gid, packet};
 use weft_engine::{EngineConfig, Nanos, PortRange, Secret, Words};
 
 mod hanging;
@@ -270,6 +270,8 @@ fn two_programs_play_ping_pong_and_one_that_ends_is_missed() {
     assert_eq!(devices_in(&directory), ["weft1", "weft2"]);
     let mode = |path: &Path| path.metadata().expect("it is there").permissions().mode() & 0o777;
     assert_eq!((mode(&directory), mode(&paths[0])), (0o700, 0o755));
+    let told = gid(&paths[1]).expect("it has one");
+    assert_eq!(told.octets(), device(2).gid);
     let [mut a, mut b] = paths.each_ref().map(|path| Program::open(path));
     a.connect(&b);
     b.connect(&a);

@@ -64,18 +64,6 @@ impl From<MessageError> for OpenError {
     }
 }
 
-/// The devices in a directory of devices: their names, in order. A directory that is not there has none.
-#[must_use]
-pub fn devices_in(directory: &Path) -> Vec<String> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let devices = entries.filter(|entry| entry.path().join(TOKEN_FILE).exists());
-    let mut names: Vec<String> = devices
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
-    names.sort();
-    names
-}
-
 impl Client {
     /// Opens the device whose directory this is.
     ///

@@ -23,6 +23,7 @@ pub mod objects;
 pub mod ring;
 pub mod space;
 pub mod state;
+pub mod sysfs;
 pub mod work_request;
 
 /// The version of everything that both ends share. They agree on it when a device is opened.

@@ -1,16 +1,17 @@
 //! The devices that a program sees.
 
-use std::ffi::{OsString, c_char, c_int, c_void};
-use std::path::PathBuf;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::ptr;
 
-use weft_device_socket::devices_in;
+use weft_device::sysfs;
+use weft_device_socket::{devices_in, directory, gid};
 
 use weft_verbs_abi::Device;
 
-/// Where devices are mounted.
-const DIRECTORY: &str = "/dev/weft";
-const DIRECTORY_VARIABLE: &str = "WEFT_DEVICES";
+/// Where the kernel describes devices.
+const SYSFS: &str = "/sys/class/infiniband";
 
 /// A device of the list, with room behind it: libmlx5 and libefa look there for what a driver of theirs would have put.
 #[repr(C)]
@@ -29,7 +30,7 @@ pub(crate) fn put_text<const N: usize>(out: &mut [c_char; N], text: &str) {
     }
 }
 
-fn device(directory: &std::path::Path, name: &str) -> Box<OwnDevice> {
+fn device(directory: &Path, name: &str) -> Box<OwnDevice> {
     const CHANNEL_ADAPTER: c_int = 1;
     const INFINIBAND: c_int = 0;
     let mut device = Device {
@@ -47,10 +48,7 @@ fn device(directory: &std::path::Path, name: &str) -> Box<OwnDevice> {
         &mut device.dev_path,
         &format!("/sys/class/infiniband_verbs/{name}"),
     );
-    put_text(
-        &mut device.ibdev_path,
-        &format!("/sys/class/infiniband/{name}"),
-    );
+    put_text(&mut device.ibdev_path, &format!("{SYSFS}/{name}"));
     Box::new(OwnDevice {
         device,
         driver: [ptr::null_mut(); 16],
@@ -73,8 +71,7 @@ pub(crate) unsafe fn own<'d>(device: *mut Device) -> &'d OwnDevice {
 unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut Device {
     static KNOWN: std::sync::Mutex<Vec<(PathBuf, usize)>> = std::sync::Mutex::new(Vec::new());
 
-    let directory = std::env::var_os(DIRECTORY_VARIABLE);
-    let directory = PathBuf::from(directory.unwrap_or(OsString::from(DIRECTORY)));
+    let directory = directory();
     let mut known = KNOWN.lock().unwrap_or_else(|lock| lock.into_inner());
     let names = devices_in(&directory);
     let mut list: Vec<*mut Device> = Vec::with_capacity(names.len() + 1);
@@ -115,21 +112,12 @@ unsafe extern "C" fn ibv_get_device_name(device: *mut Device) -> *const c_char {
     unsafe { (&raw const (*device).name).cast() }
 }
 
-/// Made from the name: a program sees its own devices only.
-fn guid_of(path: &std::path::Path) -> u64 {
-    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-    // FNV-1a (draft-eastlake-fnv), with the bit of locally administered EUI-64s.
-    let hash = name.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
-    });
-    u64::from_be_bytes([0x02, 0, 0, 0, 0, 0, 0, 0]) | hash >> 8
-}
-
 /// In network byte order.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_get_device_guid(device: *mut Device) -> u64 {
     // SAFETY: a device of the list (invariant 1).
-    guid_of(&unsafe { own(device) }.path).to_be()
+    let name = unsafe { own(device) }.path.file_name();
+    sysfs::guid(&name.unwrap_or_default().to_string_lossy()).to_be()
 }
 
 /// Newer UCX asks the kernel about a device that has an index.
@@ -138,7 +126,17 @@ extern "C" fn ibv_get_device_index(_: *mut Device) -> c_int {
     -1
 }
 
-/// The files of `/sys/class/infiniband` are not there: "no such file" is a true answer.
+/// What a file says of a device that the kernel does not know.
+fn described(path: &str) -> Option<Vec<u8>> {
+    let path = Path::new(path).strip_prefix(SYSFS).ok()?;
+    let name = path.iter().next()?.to_str()?;
+    let gid = gid(&directory().join(name)).ok()?;
+    let mut files = sysfs::files(name, gid).into_iter();
+    let (_, line) = files.find(|(file, _)| path == Path::new(name).join(file))?;
+    Some(line.into_bytes())
+}
+
+/// `ibv_read_sysfs_file`, also of a device that the kernel does not know.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_read_sysfs_file(
     directory: *const c_char,
@@ -147,9 +145,9 @@ unsafe extern "C" fn ibv_read_sysfs_file(
     size: usize,
 ) -> c_int {
     // SAFETY: the program passes two texts (invariant 1).
-    let path = unsafe { [directory, file].map(|text| std::ffi::CStr::from_ptr(text)) };
-    let path = path.map(|text| text.to_string_lossy());
-    let Ok(bytes) = std::fs::read(path.join("/")) else {
+    let path = unsafe { [directory, file].map(|text| CStr::from_ptr(text)) };
+    let path = path.map(|text| text.to_string_lossy()).join("/");
+    let Some(bytes) = fs::read(&path).ok().or_else(|| described(&path)) else {
         return -1;
     };
     let bytes = bytes.trim_ascii_end();

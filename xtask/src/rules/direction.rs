@@ -101,6 +101,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "weft-cli",
         &[
+            "weft-device",
+            "weft-device-socket",
             "weft-fabric",
             "weft-identity",
             "weft-planner",

@@ -2,7 +2,6 @@
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
-use std::time::Duration;
 
 use weft_tests::{
     stdout_of,
@@ -97,15 +96,14 @@ fn memory_that_programs_have_shared_is_mapped_by_the_engine() {
         format!("ib_write_bw -x 0 -s 65536 -n 20000 -p 18900 -d {device} --mmap={path}")
     };
     let waiting = listening(node.command(&line("weft0", &waits)), 18_900);
-    let connecting = node.command(&format!("{} 127.0.0.1", line("weft1", &connects)));
+    let mut connecting = node.command(&format!("{} 127.0.0.1", line("weft1", &connects)));
     let mut connecting = connecting.spawn().expect("it starts");
     let mut windows = [0; 2];
     while connecting.try_wait().expect("it is ours").is_none() {
-        let devices = node.server.list();
-        for (most, device) in windows.iter_mut().zip(&devices) {
+        for (most, device) in windows.iter_mut().zip(node.server.list()) {
             *most = device.windows.max(*most);
         }
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::yield_now();
     }
     let told = stdout_of("ib_write_bw", &ended(connecting));
     assert!(told.contains("#bytes"), "{told}");

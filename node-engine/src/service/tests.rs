@@ -11,6 +11,7 @@ fn create(name: &str, last: u8) -> proto::CreateDeviceRequest {
     proto::CreateDeviceRequest {
         name: name.to_owned(),
         gid: [[0; 15].as_slice(), &[last]].concat(),
+        cap_bps: 0,
     }
 }
 

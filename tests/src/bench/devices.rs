@@ -1,5 +1,7 @@
 //! `devices`: virtual RDMA devices made one by one, and what a program makes of one.
 
+mod start_up;
+
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -100,7 +102,9 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
             Must::AtMost(16.0),
         ),
     ];
-    rows.extend(objects(context, &directory.0.join(name(0)))?);
+    let first = directory.0.join(name(0));
+    rows.extend(objects(context, &first)?);
+    rows.extend(start_up::measure(context, &first)?);
     Ok(rows)
 }
 

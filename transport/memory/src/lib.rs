@@ -9,7 +9,7 @@
 //! behind [`weft_core::memory::Memory`].
 //!
 //! # Invariants
-//! All `unsafe` code of the transport's memory is in four modules. It rests on these rules:
+//! All `unsafe` code of the transport's memory is in five modules. It rests on these rules:
 //!
 //! 1. *Shared bytes are atomics.* A region gives out neither `&[u8]` nor `&mut [u8]`. Its bytes are
 //!    `AtomicU8`; they are read and written by relaxed atomic copies only. A peer, another thread or
@@ -32,6 +32,11 @@ mod copy;
 mod map_cache;
 #[expect(
     unsafe_code,
+    reason = "system calls for pages that are missing, and the signal of an access to one; invariant 3"
+)]
+mod missing_pages;
+#[expect(
+    unsafe_code,
     reason = "readers follow a pointer that a writer replaces; invariant 4"
 )]
 mod published;
@@ -46,6 +51,7 @@ mod table;
     reason = "another process's shared memory, whose pages may be missing; invariants 1 and 3"
 )]
 mod window;
+mod word;
 
 /// The primitives that `published` synchronizes with. Its model test compiles the same file with loom's.
 mod sync {

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -15,6 +15,7 @@ use weft_core::wire::Atomic;
 use crate::address_space::Range;
 use crate::copy::{copy_in, copy_out, prefetch};
 use crate::window::Window;
+use crate::word::change;
 
 const _: () = assert!(
     cfg!(target_endian = "little"),
@@ -336,18 +337,6 @@ impl Region {
         check_bounds(bytes.len() as u64, offset, length as u64)?;
         let at = offset as usize;
         Ok(&bytes[at..at + length])
-    }
-}
-
-/// Changes a word; returns what was there.
-pub(crate) fn change(word: &AtomicU64, atomic: Atomic) -> u64 {
-    match atomic {
-        Atomic::FetchAdd { add } => word.fetch_add(add, Ordering::AcqRel),
-        Atomic::CompareSwap { compare, swap } => {
-            let swapped = word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire);
-            let (Ok(before) | Err(before)) = swapped;
-            before
-        }
     }
 }
 

@@ -6,25 +6,23 @@
 //! place of one that is missing until the copy is over, which then has failed. libwayland guards the buffers of its clients
 //! in the same way (`wayland-shm.c`).
 
-use std::cell::Cell;
-use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, compiler_fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, fstatfs};
-use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags, mmap, mmap_anonymous, userfaultfd};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
 use weft_core::wire::Atomic;
 
 use crate::copy::{copy_in, copy_out};
 use crate::map_cache::{BLOCK_BYTES, MapCache, Mapper};
-use crate::region::change;
+use crate::missing_pages::{MissingPages, guarded};
+use crate::word::change;
 
 /// File systems of statfs(2) whose pages nobody serves, so that no access waits for somebody. Memfds are in them as well.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -186,7 +184,6 @@ impl SharedFile {
             return Err(WindowError::TooShort);
         }
         let count = Count::take(bytes)?;
-        handle_missing_pages()?;
         let map = MmapOptions::new().len(bytes as usize).map_raw(&file);
         let map = map.map_err(failed("mmap"))?;
         let page_bytes = match found {
@@ -359,173 +356,6 @@ impl Drop for Window {
     }
 }
 
-/// A userfaultfd(2): an access to a page of its ranges that the file has not is a SIGBUS, and makes none.
-#[derive(Debug)]
-struct MissingPages(OwnedFd);
-
-/// `struct uffdio_api`.
-#[repr(C)]
-struct UffdioApi {
-    api: u64,
-    features: u64,
-    ioctls: u64,
-}
-
-/// `struct uffdio_register`.
-#[repr(C)]
-struct UffdioRegister {
-    start: u64,
-    length: u64,
-    mode: u64,
-    ioctls: u64,
-}
-
-/// What a process needs no right for.
-const UFFD_USER_MODE_ONLY: u32 = 1;
-const UFFD_API: u64 = 0xaa;
-const UFFD_FEATURE_MISSING_HUGETLBFS: u64 = 1 << 4;
-const UFFD_FEATURE_MISSING_SHMEM: u64 = 1 << 5;
-const UFFD_FEATURE_SIGBUS: u64 = 1 << 7;
-const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
-
-type UffdioApiCall<'a> = rustix::ioctl::Updater<
-    'a,
-    { rustix::ioctl::opcode::read_write::<UffdioApi>(0xaa, 0x3f) },
-    UffdioApi,
->;
-type UffdioRegisterCall<'a> = rustix::ioctl::Updater<
-    'a,
-    { rustix::ioctl::opcode::read_write::<UffdioRegister>(0xaa, 0x00) },
-    UffdioRegister,
->;
-
-impl MissingPages {
-    fn new() -> rustix::io::Result<MissingPages> {
-        let user_mode_only = UserfaultfdFlags::from_bits_retain(UFFD_USER_MODE_ONLY);
-        let flags = UserfaultfdFlags::CLOEXEC | user_mode_only;
-        // SAFETY: it has no range yet, so it changes nothing.
-        let fd = unsafe { userfaultfd(flags) }?;
-        let mut api = UffdioApi {
-            api: UFFD_API,
-            features: UFFD_FEATURE_SIGBUS
-                | UFFD_FEATURE_MISSING_SHMEM
-                | UFFD_FEATURE_MISSING_HUGETLBFS,
-            ioctls: 0,
-        };
-        // SAFETY: this is what UFFDIO_API takes and writes.
-        unsafe { rustix::ioctl::ioctl(&fd, UffdioApiCall::new(&mut api)) }?;
-        Ok(MissingPages(fd))
-    }
-
-    fn register(&self, start: *mut u8, bytes: usize) -> rustix::io::Result<()> {
-        let mut range = UffdioRegister {
-            start: start.addr() as u64,
-            length: bytes as u64,
-            mode: UFFDIO_REGISTER_MODE_MISSING,
-            ioctls: 0,
-        };
-        // SAFETY: this is what UFFDIO_REGISTER takes and writes; the range is a mapping of ours, and an access to a page
-        // that is missing is guarded.
-        unsafe { rustix::ioctl::ioctl(&self.0, UffdioRegisterCall::new(&mut range)) }
-    }
-}
-
-/// What this thread accesses that may be missing.
-struct Guard {
-    start: Cell<usize>,
-    end: Cell<usize>,
-    page_bytes: Cell<usize>,
-    /// A page was.
-    is_missing: Cell<bool>,
-}
-
-thread_local! {
-    static GUARD: Guard = const {
-        Guard {
-            start: Cell::new(0),
-            end: Cell::new(0),
-            page_bytes: Cell::new(0),
-            is_missing: Cell::new(false),
-        }
-    };
-}
-
-/// Does something with bytes whose pages may be missing; answers whether one was.
-fn guarded<R>(
-    bytes: Range<*const AtomicU8>,
-    page_bytes: usize,
-    act: impl FnOnce() -> R,
-) -> (R, bool) {
-    GUARD.with(|guard| {
-        guard.page_bytes.set(page_bytes);
-        guard.start.set(bytes.start.addr());
-        guard.end.set(bytes.end.addr());
-        // The handler runs on this thread.
-        compiler_fence(Ordering::SeqCst);
-        let done = act();
-        compiler_fence(Ordering::SeqCst);
-        guard.end.set(0);
-        (done, guard.is_missing.replace(false))
-    })
-}
-
-/// What SIGBUS did before.
-static BEFORE: OnceLock<SigAction> = OnceLock::new();
-
-/// Sets the handler, once for the process.
-fn handle_missing_pages() -> Result<(), WindowError> {
-    if BEFORE.get().is_some() {
-        return Ok(());
-    }
-    static SETTING: Mutex<()> = Mutex::new(());
-    let _setting = SETTING.lock().unwrap_or_else(PoisonError::into_inner);
-    if BEFORE.get().is_some() {
-        return Ok(());
-    }
-    let handler = SigHandler::SigAction(on_bus_error);
-    let action = SigAction::new(handler, SaFlags::SA_ONSTACK, SigSet::empty());
-    // SAFETY: the handler does nothing that a signal handler may not: it reads this thread's guard, which has no
-    // destructor and needs no set-up, and makes system calls.
-    let before = unsafe { sigaction(Signal::SIGBUS, &action) };
-    let before = before.map_err(failed("sigaction"))?;
-    let _ = BEFORE.set(before);
-    Ok(())
-}
-
-extern "C" fn on_bus_error(_signal: c_int, info: *mut nix::libc::siginfo_t, _context: *mut c_void) {
-    // SAFETY: the kernel gives a handler with SA_SIGINFO what has happened; SIGBUS has an address.
-    let address = unsafe { (*info).si_addr() }.addr();
-    let is_replaced = GUARD.with(|guard| {
-        if !(guard.start.get()..guard.end.get()).contains(&address) {
-            return false;
-        }
-        guard.is_missing.set(true);
-        let page_bytes = guard.page_bytes.get();
-        let page = address / page_bytes * page_bytes;
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-        // SAFETY: the page is of the mapping that is being accessed, whose lock this thread holds. It is mapped anew from
-        // the file when the access is over.
-        let mapped = unsafe {
-            mmap_anonymous(
-                std::ptr::with_exposed_provenance_mut(page),
-                page_bytes,
-                prot,
-                flags,
-            )
-        };
-        mapped.is_ok()
-    });
-    if is_replaced {
-        return;
-    }
-    // Somebody else's fault: it happens again, and is served as it was before.
-    let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-    let before = BEFORE.get().unwrap_or(&default);
-    // SAFETY: this was the process's handler, or is the system's.
-    let _ = unsafe { sigaction(Signal::SIGBUS, before) };
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs::OpenOptions;
@@ -533,6 +363,8 @@ mod tests {
     use std::os::unix::fs::{FileExt, MetadataExt};
     use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
+
+    use nix::sys::signal::Signal;
 
     use memmap2::MmapMut;
     use weft_core::drops::DropReason;
@@ -702,22 +534,24 @@ mod tests {
         }
     }
 
-    /// Run alone, by the next test.
-    #[test]
-    #[ignore = "it ends its process by SIGBUS"]
-    fn touch_a_page_that_is_missing_outside_of_a_window() {
-        let file = memfd(PAGE);
-        drop(shared(&file));
-        let mut map = unsafe { MmapMut::map_mut(&file) }.unwrap();
-        file.set_len(0).unwrap();
-        map[0] = 1;
-    }
+    /// Set where this test runs once more, in a process of its own.
+    const ALONE: &str = "WEFT_TEST_ALONE";
 
     #[test]
-    fn other_faults_end_the_process_as_they_did() {
-        let name = "window::tests::touch_a_page_that_is_missing_outside_of_a_window";
+    fn faults_elsewhere_end_the_process_as_they_did() {
+        if std::env::var_os(ALONE).is_some() {
+            let file = memfd(PAGE);
+            drop(shared(&file));
+            // SAFETY: the bytes are this process's, and accessed once.
+            let mut map = unsafe { MmapMut::map_mut(&file) }.unwrap();
+            file.set_len(0).unwrap();
+            map[0] = 1;
+            return;
+        }
+        let name = "window::tests::faults_elsewhere_end_the_process_as_they_did";
         let mut test = Command::new(std::env::current_exe().unwrap());
-        let ended = test.args(["--exact", name, "--ignored"]).output().unwrap();
+        let test = test.args(["--exact", name]).env(ALONE, "");
+        let ended = test.output().unwrap();
         assert_eq!(
             ended.status.signal(),
             Some(Signal::SIGBUS as i32),

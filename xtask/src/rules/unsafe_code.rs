@@ -31,8 +31,12 @@ const PLACES: &[(&str, &str)] = &[
         "memory that is shared as atomics and owned as bytes in turn, and a memfd's mapping",
     ),
     (
+        "transport/memory/src/missing_pages.rs",
+        "system calls for pages that are missing, and the handler of the signal of an access to one",
+    ),
+    (
         "transport/memory/src/window.rs",
-        "a mapping of another process's file, and the signal handler for pages that are missing there",
+        "a mapping of another process's file, whose pages may be missing",
     ),
 ];
 

@@ -1,5 +1,7 @@
 use std::fs;
 
+use std::sync::atomic::Ordering;
+
 use super::*;
 
 /// Bytes of this process's memory that are backed by pages.

@@ -184,7 +184,9 @@ impl Engine for Service {
 fn status(error: &ServerError) -> Status {
     let text = error.to_string();
     match error {
-        ServerError::Exists { .. } | ServerError::GidInUse { .. } => Status::already_exists(text),
+        ServerError::Exists { .. } | ServerError::GidInUse { .. } | ServerError::StillOpen => {
+            Status::already_exists(text)
+        }
         ServerError::Name { .. } | ServerError::Cap { .. } => Status::invalid_argument(text),
         ServerError::NoDevice { .. } => Status::not_found(text),
         _ => Status::internal(text),

@@ -14,7 +14,9 @@ use weft_device::ring::{Consumer, Producer, Ring};
 use weft_device::space::RingPlace;
 use weft_device::state::{QueuePairType, State};
 use weft_device_socket::packet;
-use weft_engine::{AddressSpace, ConnectionId, DomainId, Engine, FileId, Region, Words};
+use weft_engine::{
+    AddressSpace, ConnectionId, DomainId, Engine, FileId, Region, SharedFiles, Words,
+};
 
 use crate::channel::{Channel, CompletionQueue};
 use crate::datagram_queue_pair::DatagramQueuePair;
@@ -34,8 +36,8 @@ pub struct Device {
     pub gid: [u8; 16],
     /// How much of everything a program may have of it.
     pub limits: Limits,
-    /// Most that it sends, bits per second of IP packets, over all its queue pairs, which share it evenly. No limit when
-    /// absent; at least [`CAP_BPS_MIN`].
+    /// Most that it sends, bits per second of IP packets, over all its connections, which share it evenly; datagrams to a
+    /// device go over one connection. No limit when absent; at least [`CAP_BPS_MIN`].
     pub cap_bps: Option<u64>,
 }
 
@@ -71,6 +73,15 @@ pub(crate) struct Context {
     by_doorbell: HashMap<u32, Vec<Queue>>,
     regions: Regions,
     has_failed: bool,
+}
+
+/// What the contexts of a device share.
+pub(crate) struct OfDevice<'d> {
+    pub(crate) engine: &'d Engine,
+    /// Files of programs that are mapped here.
+    pub(crate) files: &'d mut SharedFiles,
+    /// The engine's next protection domain, taken where one is made.
+    pub(crate) domain: DomainId,
 }
 
 /// What has a doorbell; several share one.
@@ -125,16 +136,15 @@ impl Context {
         })
     }
 
-    /// Carries a request out. `domain` is the engine's next protection domain, taken where one is made; `file` came with
-    /// the request.
+    /// Carries a request out. `file` came with it.
     pub(crate) fn handle(
         &mut self,
         request: &Request,
         file: Option<OwnedFd>,
         now: Duration,
-        engine: &Engine,
-        domain: DomainId,
+        of_device: OfDevice<'_>,
     ) -> Outcome {
+        let file = file.map(|file| self.check_file(file)).transpose()?;
         if let Request::CreateQueuePair(made) = request
             && made.kind == QueuePairType::UnreliableDatagram
             && made.shared_receive_queue.is_some()
@@ -148,7 +158,7 @@ impl Context {
             return Err(ErrorNumber::InvalidArgument);
         }
         let answer = self.objects.handle(request, now, &mut random::word)?;
-        let carried_out = self.carry_out(request, &answer, file, engine, domain);
+        let carried_out = self.carry_out(request, &answer, file, of_device);
         if let Err(error) = carried_out {
             self.undo(request, &answer, now);
             return Err(error);
@@ -161,9 +171,13 @@ impl Context {
         request: &Request,
         answer: &Answer,
         file: Option<OwnedFd>,
-        engine: &Engine,
-        domain: DomainId,
+        of_device: OfDevice<'_>,
     ) -> Result<(), ErrorNumber> {
+        let OfDevice {
+            engine,
+            files,
+            domain,
+        } = of_device;
         match (request, answer) {
             (Request::CreateDomain, Answer::Created(handle)) => {
                 let prefix = std::iter::repeat_with(random::word).find(|prefix| *prefix != 0);
@@ -177,12 +191,14 @@ impl Context {
             (Request::RegisterRegion(asked), Answer::Created(key)) => {
                 // As the table keeps it: a zero-based region begins at 0.
                 let asked = self.objects.region(*key).copied().unwrap_or(*asked);
-                self.register(engine, *key, asked, file)?;
+                let memory = Regions::memory(&asked, file, &self.program, files)?;
+                self.register(engine, *key, asked, memory)?;
             }
             (Request::ReregisterRegion { key, .. }, _) => {
-                self.regions.remove(engine, *key);
                 if let Some(asked) = self.objects.region(*key).copied() {
-                    self.register(engine, *key, asked, file)?;
+                    let memory = Regions::memory(&asked, file, &self.program, files)?;
+                    self.regions.remove(engine, *key);
+                    self.register(engine, *key, asked, memory)?;
                 }
             }
             (Request::DeregisterRegion(key), _) => self.regions.remove(engine, *key),
@@ -310,11 +326,9 @@ impl Context {
         engine: &Engine,
         key: u32,
         asked: control::Region,
-        file: Option<OwnedFd>,
+        memory: Arc<Region>,
     ) -> Result<(), ErrorNumber> {
         let Domain { id, prefix } = self.domain(asked.domain)?;
-        let file = file.map(|file| self.check_file(file)).transpose()?;
-        let memory = self.regions.memory(&asked, file, &self.program)?;
         self.regions.add(engine, (id, prefix), key, asked, memory);
         Ok(())
     }

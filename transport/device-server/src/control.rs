@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use crossbeam_channel::{Sender, bounded};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with};
+use rustix::net::{RecvFlags, SocketFlags, accept_with, recv};
 use weft_device::VERSION;
 use weft_device::control::{
     self as message, Answer, ErrorNumber, MESSAGE_BYTES_MAX, Outcome, Request,
@@ -72,13 +72,17 @@ impl Control {
         unopened.push(socket);
     }
 
-    /// Takes the first packet of a program. One that opens no device is closed.
+    /// Looks at the first packet of a program, and starts its thread. One that opens no device is closed. The descriptors
+    /// of the packet may be anything, and closing them may take for ever: this thread does not take them.
     fn take_opening(&self, socket: OwnedFd) {
         let mut buffer = [0; MESSAGE_BYTES_MAX];
-        let Some((request, descriptors)) = receive(&socket, &mut buffer) else {
+        let Ok((bytes, _)) = recv(&socket, &mut buffer, RecvFlags::PEEK | RecvFlags::DONTWAIT)
+        else {
             return;
         };
-        let Request::Open { version, token } = request else {
+        let request = message::parse::<Request>(&buffer[..bytes]);
+        let Ok(Request::Open { version, token }) = request else {
+            tracing::debug!("a packet on a device's control socket opens no device: it is closed");
             return;
         };
         let device = match version {
@@ -87,10 +91,16 @@ impl Control {
                 .ok_or(ErrorNumber::AccessDenied),
             _ => Err(ErrorNumber::OtherVersion),
         };
-        let device = match device {
-            Ok(device) => device,
+        let admitted = device.and_then(|device| {
+            let admitted = self.devices.admit(device.gid);
+            Ok((device, admitted.ok_or(ErrorNumber::OutOfMemory)?))
+        });
+        let (device, admitted) = match admitted {
+            Ok(admitted) => admitted,
             Err(error) => {
+                // The packet is taken, without its descriptors: a socket that is closed with one in it loses the answer.
                 // It may have gone.
+                let _ = recv(&socket, &mut buffer, RecvFlags::DONTWAIT);
                 let _ = answer(&socket, &Err(error), &[]);
                 return;
             }
@@ -98,8 +108,8 @@ impl Control {
         let (devices, stopped) = (Arc::clone(&self.devices), Arc::clone(&self.stopped));
         let ended = self.ended.clone();
         let served = spawn("weft-program", move || {
-            serve(&devices, device, &socket, descriptors, &stopped);
-            drop(ended);
+            serve(&devices, device, &socket, &stopped);
+            drop((admitted, ended));
         });
         if let Err(error) = served {
             tracing::warn!("a program is turned away: {error}");
@@ -139,13 +149,11 @@ fn answer(socket: &OwnedFd, outcome: &Outcome, passed: &[BorrowedFd<'_>]) -> io:
 }
 
 /// Opens the device for a program, and serves it until it has gone.
-fn serve(
-    devices: &Arc<OpenDevices>,
-    device: Device,
-    socket: &OwnedFd,
-    descriptors: Vec<OwnedFd>,
-    stopped: &OwnedFd,
-) {
+fn serve(devices: &Arc<OpenDevices>, device: Device, socket: &OwnedFd, stopped: &OwnedFd) {
+    // What was looked at before.
+    let Some((_, descriptors)) = receive(socket, &mut [0; MESSAGE_BYTES_MAX]) else {
+        return;
+    };
     let (thread, opened) = match open(devices, device, descriptors) {
         Ok(opened) => opened,
         Err(error) => {

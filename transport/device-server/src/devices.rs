@@ -13,11 +13,11 @@ use weft_device::objects::Usage;
 use weft_device::space::DOORBELL_BYTES;
 use weft_engine::{
     Access, AddressSpace, ConnectionId, DomainId, DropReason, Engine, EngineConfig, EngineError,
-    Event, MemfdError, Progress, Region, Secret,
+    Event, MemfdError, Progress, Region, Secret, SharedFiles,
 };
 
 use crate::channel::event_socket;
-use crate::context::{Change, Context, Device};
+use crate::context::{Change, Context, Device, OfDevice};
 use crate::datagrams::{DATAGRAMS, Datagrams};
 use crate::limits::{self, Totals};
 use crate::offer::{OFFER_INTERVAL_MIN, OFFER_TIMEOUT, Offer, OfferBackoff, QueuePairName};
@@ -134,6 +134,8 @@ pub struct Devices {
     /// Offers that are to be sent.
     offers: Vec<Offer>,
     next_domain: u32,
+    /// Files of programs that are mapped here.
+    files: SharedFiles,
     /// When it is looked which offers are to be sent again.
     repeat_at: Duration,
 }
@@ -160,6 +162,7 @@ impl Devices {
             by_connection: HashMap::new(),
             offers: Vec::new(),
             next_domain: 0,
+            files: SharedFiles::default(),
             repeat_at: Duration::ZERO,
         })
     }
@@ -305,8 +308,12 @@ impl Devices {
         let Some(context) = self.contexts.get_mut(&id) else {
             return Err(ErrorNumber::InvalidArgument);
         };
-        let domain = DomainId(self.next_domain);
-        let answer = context.handle(request, file, now, &self.engine, domain)?;
+        let of_device = OfDevice {
+            engine: &self.engine,
+            files: &mut self.files,
+            domain: DomainId(self.next_domain),
+        };
+        let answer = context.handle(request, file, now, of_device)?;
         match *request {
             Request::CreateDomain => self.next_domain = self.next_domain.wrapping_add(1),
             Request::ModifyQueuePair { queue_pair, .. } => {

@@ -13,6 +13,7 @@ use weft_engine::{EngineConfig, EngineError};
 
 use crate::command::{Command, ReceivedOffer, wake_worker};
 use crate::devices::Devices;
+use crate::limits::Totals;
 use crate::offer::{Offer, TooManyOffers};
 
 /// A device whose thread has done nothing for so long is stalled. It wakes ten times a second.
@@ -65,6 +66,8 @@ pub(crate) struct OpenDevices {
     /// Dropped by each thread when it ends.
     pub(crate) ended: Sender<()>,
     open: Mutex<HashMap<Gid, OpenDevice>>,
+    /// How many programs have a thread here, by the device that they open or have open.
+    programs: Mutex<HashMap<Gid, u32>>,
     /// Of all of them.
     pub(crate) contexts: AtomicU32,
     pub(crate) queue_pairs: AtomicU32,
@@ -88,6 +91,7 @@ impl OpenDevices {
             send_offer,
             ended,
             open: Mutex::default(),
+            programs: Mutex::default(),
             contexts: AtomicU32::new(0),
             queue_pairs: AtomicU32::new(0),
         })
@@ -96,6 +100,30 @@ impl OpenDevices {
     pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<Gid, OpenDevice>> {
         // Each change is whole.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn programs(&self) -> MutexGuard<'_, HashMap<Gid, u32>> {
+        self.programs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets one more program have a thread, unless as many do as may have this device open, or any. A device that stands
+    /// still opens nothing, and the threads of those who try wait.
+    pub(crate) fn admit(self: &Arc<Self>, gid: Gid) -> Option<Admitted> {
+        let Totals { device, node } = Totals::DEFAULT;
+        let mut programs = self.programs();
+        let all: u32 = programs.values().sum();
+        let of_device = programs.get(&gid).copied().unwrap_or(0);
+        if of_device >= device.opens || all >= node.opens {
+            return None;
+        }
+        programs.insert(gid, of_device + 1);
+        let devices = Arc::clone(self);
+        Some(Admitted { devices, gid })
+    }
+
+    /// Whether a device has a thread, and so an engine.
+    pub(crate) fn has(&self, gid: &Gid) -> bool {
+        self.lock().contains_key(gid)
     }
 
     /// Time since the server began.
@@ -151,6 +179,24 @@ impl OpenDevices {
         let turned_at = Duration::from_millis(shown.turned_at.load(Ordering::Relaxed));
         let is_stalled = self.now().saturating_sub(turned_at) > STALLED_AFTER;
         Some((shown, is_stalled))
+    }
+}
+
+/// A program that has a thread, until this is dropped.
+pub(crate) struct Admitted {
+    devices: Arc<OpenDevices>,
+    gid: Gid,
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        let mut programs = self.devices.programs();
+        if let Some(of_device) = programs.get_mut(&self.gid) {
+            *of_device -= 1;
+            if *of_device == 0 {
+                programs.remove(&self.gid);
+            }
+        }
     }
 }
 

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use weft_device::completion::Status;
 use weft_device::control::{self, ErrorNumber};
 use weft_device::work_request::Sge;
 use weft_engine::{
-    Access, AddressSpace, DomainId, Engine, FileId, Key, Part, Piece, Region, SIGNAL, SharedFile,
-    Window,
+    Access, AddressSpace, DomainId, Engine, Key, Part, Piece, Region, SIGNAL, SharedFiles,
 };
 
 /// `enum ibv_access_flags`.
@@ -37,8 +36,6 @@ struct Registered {
 
 /// Regions of several entries that a context has at a time: each is an entry in the engine's table as well.
 const JOINED_MAX: usize = 65_536;
-/// Files of a program that are mapped at a time. Memory of further ones is reached by the program's address space.
-const FILES_MAX: usize = 64;
 
 /// The regions of a context.
 #[derive(Default)]
@@ -47,8 +44,6 @@ pub(crate) struct Regions {
     registered: BTreeMap<u32, Registered>,
     /// Regions of several entries of one work request, and the program's keys of these.
     joined: BTreeMap<Key, Vec<u32>>,
-    /// Files that the program has mapped, and that are mapped here.
-    files: BTreeMap<FileId, Weak<SharedFile>>,
     /// Registered regions whose memory is.
     windows: u32,
 }
@@ -83,44 +78,23 @@ impl Regions {
     /// Memory of the program, reached by its address space, and by a window where it has mapped `file` there and that can be
     /// mapped here.
     pub(crate) fn memory(
-        &mut self,
         asked: &control::Region,
         file: Option<OwnedFd>,
         space: &AddressSpace,
+        files: &mut SharedFiles,
     ) -> Result<Arc<Region>, ErrorNumber> {
         let range = space
             .range(asked.address, asked.bytes, asked.io_address)
             .map_err(|_| ErrorNumber::InvalidArgument)?;
-        let window = file
-            .zip(asked.file_offset)
-            .and_then(|(file, start)| self.window(file, start, asked.bytes));
+        let window = file.zip(asked.file_offset).and_then(|(file, start)| {
+            let window = files.window(file, start, asked.bytes);
+            let window = window.inspect_err(|error| tracing::debug!("no window: {error}"));
+            window.ok()
+        });
         Ok(match window {
             Some(window) => Region::of_shared_file(window, range),
             None => Region::of_process(range),
         })
-    }
-
-    fn window(&mut self, file: OwnedFd, start: u64, bytes: u64) -> Option<Window> {
-        let id = FileId::of(&file).ok()?;
-        self.files.retain(|_, file| file.strong_count() > 0);
-        let known = self.files.get(&id).and_then(Weak::upgrade);
-        // It may have grown since.
-        let is_whole = |known: &Arc<SharedFile>| {
-            let end = start.checked_add(bytes);
-            end.is_some_and(|end| end <= known.bytes())
-        };
-        let file = match known.filter(is_whole) {
-            Some(known) => known,
-            None if self.files.len() >= FILES_MAX => return None,
-            None => {
-                let mapped = SharedFile::new(file);
-                let mapped = mapped.inspect_err(|error| tracing::debug!("no window: {error}"));
-                let mapped = mapped.ok()?;
-                self.files.insert(id, Arc::downgrade(&mapped));
-                mapped
-            }
-        };
-        Window::new(file, start, bytes).ok()
     }
 
     /// How many there are, and how many of them are mapped here as well.

@@ -71,6 +71,11 @@ pub enum ServerError {
         /// The name.
         name: String,
     },
+    /// A device that was destroyed had this GID, and its engine goes on.
+    #[error(
+        "a device that was destroyed has this GID and is open: end the programs that use it, and wait 10 s"
+    )]
+    StillOpen,
     /// A limit with which transfers would stall.
     #[error(
         "a device cannot be limited to {cap_bps} bit/s: give at least {CAP_BPS_MIN}, or no limit"
@@ -117,7 +122,7 @@ pub struct DeviceStatus {
     pub regions: u32,
     /// Of these, those whose memory the program has shared, and the engine has mapped as well.
     pub windows: u32,
-    /// It does nothing: its program's memory holds up a copy. That is so until the program ends.
+    /// It does nothing: its program's memory holds up a copy. That is so until the program, or who serves that memory, ends.
     pub is_stalled: bool,
 }
 
@@ -199,6 +204,9 @@ impl Server {
         if let Some(name) = devices.name_of(&device.gid) {
             let name = name.to_owned();
             return Err(ServerError::GidInUse { name });
+        }
+        if self.devices.has(&device.gid) {
+            return Err(ServerError::StillOpen);
         }
         let path = self.directory.join(name);
         let failed = |source| ServerError::File {

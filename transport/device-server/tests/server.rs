@@ -17,7 +17,7 @@ use weft_device::state::{Attributes, QueuePairType, State};
 use weft_device::work_request::{
     Operation, Payload, ReceiveRequest, RemoteAddress, Sge, WorkRequest,
 };
-use weft_device_server::{Device, Offer, QueuePairName, Server, ServerError};
+use weft_device_server::{Device, Offer, QueuePairName, Server, ServerError, Totals};
 use weft_device_socket::{Client, OpenError, devices_in, gid, packet};
 use weft_engine::{EngineConfig, Nanos, PortRange, Secret, Words};
 
@@ -475,6 +475,32 @@ fn a_server_removes_what_servers_leave_and_no_other_file() {
     let refused = Server::start(&directory, config, 1, drop).expect_err("it is not for devices");
     assert!(refused.to_string().contains("not of devices"), "{refused}");
     assert!(directory.join("thesis").exists());
+}
+
+#[test]
+fn a_device_has_so_many_programs_and_its_gid_is_free_once_all_have_gone() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let server = start(directory.path());
+    let path = server.create("weft0", device(1)).expect("it is made");
+    let most = Totals::DEFAULT.device.opens as usize;
+    let open: Vec<Client> = (0..most)
+        .map(|_| Client::open(&path).expect("it opens"))
+        .collect();
+    let refused = Client::open(&path).expect_err("it is one too many");
+    let OpenError::Refused { error, .. } = refused else {
+        panic!("{refused}");
+    };
+    assert_eq!(error, ErrorNumber::OutOfMemory);
+    drop(open);
+    let begun = Instant::now();
+    while Client::open(&path).is_err() {
+        assert!(begun.elapsed() < PATIENCE, "nobody has it open");
+        std::thread::yield_now();
+    }
+    server.destroy("weft0").expect("it is there");
+    let again = server.create("weft1", device(1));
+    let error = again.expect_err("its engine goes on");
+    assert!(matches!(error, ServerError::StillOpen), "{error}");
 }
 
 #[test]

@@ -22,7 +22,8 @@ pub struct SharedMapping {
 #[must_use]
 pub fn find(address: u64, bytes: u64) -> Option<SharedMapping> {
     let end = address.checked_add(bytes)?;
-    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let maps = fs::read("/proc/self/maps").ok()?;
+    let maps = String::from_utf8_lossy(&maps);
     let mut mappings = maps.lines().filter_map(Mapping::parse);
     let mapping = mappings.find(|mapping| mapping.addresses.contains(&address))?;
     if !mapping.is_shared || end > mapping.addresses.end {
@@ -71,6 +72,11 @@ impl Mapping<'_> {
         let flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
         let mut how = OpenOptions::new();
         how.read(true).write(true).custom_flags(flags.bits() as i32);
+        // Opening a device may have effects.
+        let is_it = |found: fs::Metadata| found.is_file() && self.is(&found);
+        if !fs::metadata(path).is_ok_and(is_it) {
+            return None;
+        }
         let file = how.open(path).ok()?;
         self.is(&file.metadata().ok()?).then_some(file)
     }
@@ -83,8 +89,7 @@ impl Mapping<'_> {
     fn open_descriptor(&self) -> Option<File> {
         let descriptors = fs::read_dir("/proc/self/fd").ok()?;
         let mut paths = descriptors.filter_map(|entry| Some(entry.ok()?.path()));
-        let is_it = |path: &Path| fs::metadata(path).is_ok_and(|found| self.is(&found));
-        paths.find_map(|path| is_it(&path).then(|| self.open(&path))?)
+        paths.find_map(|path| self.open(&path))
     }
 
     fn open_path(&self) -> Option<File> {

@@ -61,7 +61,7 @@ pub use weft_core::wire::{Atomic, Integrity, Secret};
 pub use weft_link::{Counters as LinkCounters, LinkAddress, LinkError, PortRange, SocketBuffers};
 pub use weft_memory::{
     AddressSpace, AddressSpaceError, Counts as RegionCounts, FileId, MemfdError, Part, Region,
-    SharedFile, Source, Window, WindowError, Words,
+    SharedFiles, Source, Window, WindowError, Words,
 };
 
 /// The key of a write that has no bytes and goes to no region: its immediate arrives as

@@ -85,4 +85,4 @@ pub use address_space::{AddressSpace, AddressSpaceError, Range};
 pub use map_cache::{BLOCK_BYTES, MapCache, Mapper};
 pub use region::{MemfdError, Part, Region, Source, Words};
 pub use table::{Backing, Counts, Placing, RegionTable, TableReader};
-pub use window::{FileId, SharedFile, Window, WindowError};
+pub use window::{FileId, SharedFiles, Window, WindowError};

@@ -1,16 +1,16 @@
 //! Accesses to memory whose pages may be missing, and what has a missing page made by nobody.
 
-use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU8, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, compiler_fence};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use rustix::ioctl::{Updater, ioctl, opcode};
 use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags, mmap_anonymous, userfaultfd};
+use rustix::param::page_size;
 
 /// A userfaultfd(2): an access to a page of its ranges that the file has not is a SIGBUS, and makes none.
 #[derive(Debug)]
@@ -36,7 +36,6 @@ struct UffdioRegister {
 /// What a process needs no right for.
 const UFFD_USER_MODE_ONLY: u32 = 1;
 const UFFD_API: u64 = 0xaa;
-const UFFD_FEATURE_MISSING_HUGETLBFS: u64 = 1 << 4;
 const UFFD_FEATURE_MISSING_SHMEM: u64 = 1 << 5;
 const UFFD_FEATURE_SIGBUS: u64 = 1 << 7;
 const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
@@ -55,9 +54,7 @@ impl MissingPages {
         let fd = unsafe { userfaultfd(flags) }?;
         let mut api = UffdioApi {
             api: UFFD_API,
-            features: UFFD_FEATURE_SIGBUS
-                | UFFD_FEATURE_MISSING_SHMEM
-                | UFFD_FEATURE_MISSING_HUGETLBFS,
+            features: UFFD_FEATURE_SIGBUS | UFFD_FEATURE_MISSING_SHMEM,
             ioctls: 0,
         };
         // SAFETY: this is what UFFDIO_API takes and writes.
@@ -66,7 +63,7 @@ impl MissingPages {
     }
 
     /// Pages of a mapping, which nobody makes from here on.
-    pub(crate) fn register(&self, start: *mut u8, bytes: usize) -> rustix::io::Result<()> {
+    pub(crate) fn register(&self, start: *mut u8, bytes: usize) -> io::Result<()> {
         let mut range = UffdioRegister {
             start: start.addr() as u64,
             length: bytes as u64,
@@ -75,46 +72,40 @@ impl MissingPages {
         };
         // SAFETY: this is what UFFDIO_REGISTER takes and writes; the range is a mapping of ours, and an access to a page
         // that is missing is guarded.
-        unsafe { ioctl(&self.0, UffdioRegisterCall::new(&mut range)) }
+        unsafe { ioctl(&self.0, UffdioRegisterCall::new(&mut range)) }?;
+        Ok(())
     }
 }
 
-/// What this thread accesses that may be missing.
+/// What this thread accesses that may be missing. Atomics, for the handler interrupts what sets them.
 struct Guard {
-    start: Cell<usize>,
-    end: Cell<usize>,
-    page_bytes: Cell<usize>,
+    start: AtomicUsize,
+    end: AtomicUsize,
     /// A page was.
-    is_missing: Cell<bool>,
+    is_missing: AtomicBool,
 }
 
 thread_local! {
     static GUARD: Guard = const {
         Guard {
-            start: Cell::new(0),
-            end: Cell::new(0),
-            page_bytes: Cell::new(0),
-            is_missing: Cell::new(false),
+            start: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+            is_missing: AtomicBool::new(false),
         }
     };
 }
 
 /// Does something with bytes whose pages may be missing; answers whether one was.
-pub(crate) fn guarded<R>(
-    bytes: Range<*const AtomicU8>,
-    page_bytes: usize,
-    act: impl FnOnce() -> R,
-) -> (R, bool) {
+pub(crate) fn guarded<R>(bytes: Range<*const AtomicU8>, act: impl FnOnce() -> R) -> (R, bool) {
     GUARD.with(|guard| {
-        guard.page_bytes.set(page_bytes);
-        guard.start.set(bytes.start.addr());
-        guard.end.set(bytes.end.addr());
+        guard.start.store(bytes.start.addr(), Ordering::Relaxed);
+        guard.end.store(bytes.end.addr(), Ordering::Relaxed);
         // The handler runs on this thread.
         compiler_fence(Ordering::SeqCst);
         let done = act();
         compiler_fence(Ordering::SeqCst);
-        guard.end.set(0);
-        (done, guard.is_missing.replace(false))
+        guard.end.store(0, Ordering::Relaxed);
+        (done, guard.is_missing.swap(false, Ordering::Relaxed))
     })
 }
 
@@ -144,11 +135,12 @@ extern "C" fn on_bus_error(_signal: c_int, info: *mut nix::libc::siginfo_t, _con
     // SAFETY: the kernel gives a handler with SA_SIGINFO what has happened; SIGBUS has an address.
     let address = unsafe { (*info).si_addr() }.addr();
     let is_replaced = GUARD.with(|guard| {
-        if !(guard.start.get()..guard.end.get()).contains(&address) {
+        let range = guard.start.load(Ordering::Relaxed)..guard.end.load(Ordering::Relaxed);
+        if !range.contains(&address) {
             return false;
         }
-        guard.is_missing.set(true);
-        let page_bytes = guard.page_bytes.get();
+        guard.is_missing.store(true, Ordering::Relaxed);
+        let page_bytes = page_size();
         let page = address / page_bytes * page_bytes;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;

@@ -287,7 +287,13 @@ impl Region {
         match &self.0 {
             Memory::OfProcess(range) => return range.atomic(offset, atomic),
             Memory::Window { window, range } => {
-                let changed = window.atomic(range.word_within(offset)?, atomic);
+                let at = range.word_within(offset)?;
+                if let Ok(before) = window.atomic(at, atomic) {
+                    return Ok(before);
+                }
+                // Reading makes the page, in its owner's name.
+                range.read(offset, &mut [0; Atomic::BYTES as usize])?;
+                let changed = window.atomic(at, atomic);
                 return changed.or_else(|_| range.atomic(offset, atomic));
             }
             _ => {}

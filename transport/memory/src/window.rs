@@ -8,15 +8,18 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
+use nix::sys::sysinfo::sysinfo;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, fstatfs};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::param::page_size;
 use weft_core::wire::Atomic;
 
 use crate::copy::{copy_in, copy_out};
@@ -24,17 +27,18 @@ use crate::map_cache::{BLOCK_BYTES, MapCache, Mapper};
 use crate::missing_pages::{MissingPages, guarded};
 use crate::word::change;
 
-/// File systems of statfs(2) whose pages nobody serves, so that no access waits for somebody. Memfds are in them as well.
+/// What memfds and files of a tmpfs say of their file system (statfs(2)). Nobody serves their pages, so no access waits for
+/// somebody. Those of hugetlbfs are left out: the kernel reserves their pages for who maps them.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
-const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
-/// All files together take no more of this process's addresses: half of those that a process of x86-64 has.
+/// Files that are mapped for a device at a time. Each holds two descriptors.
+const FILES_MAX: usize = 64;
+/// What the windows of a device may take to know their blocks, bytes.
+const BITS_BYTES_MAX: u64 = 16 << 20;
+/// All files of all devices together take no more of this process's addresses: half of those that there are on x86-64.
 const MAPPED_BYTES_MAX: u64 = 1 << 46;
-/// Files at a time. Each holds two descriptors.
-const FILES_MAX: u64 = 4096;
 
 static MAPPED_BYTES: AtomicU64 = AtomicU64::new(0);
-static FILES: AtomicU64 = AtomicU64::new(0);
 
 /// Which file it is, of all files of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,7 +65,7 @@ impl FileId {
 #[derive(Debug, thiserror::Error)]
 pub enum WindowError {
     /// Accesses to other file systems may wait for whoever serves them.
-    #[error("the file is in no tmpfs or hugetlbfs, and no memfd")]
+    #[error("the file is no memfd, and in no tmpfs")]
     FileSystem,
     /// It is not open for reading and writing.
     #[error("the file is not open for reading and writing")]
@@ -70,7 +74,7 @@ pub enum WindowError {
     #[error("the file ends before the part of it that was named")]
     TooShort,
     /// As much is mapped as may be.
-    #[error("the files that are mapped take as many addresses as they may")]
+    #[error("as many files are mapped as may be, or as many bytes of them")]
     TooMany,
     /// The kernel refused a call.
     #[error("{call}: {source}")]
@@ -89,47 +93,98 @@ fn failed<E: Into<io::Error>>(call: &'static str) -> impl FnOnce(E) -> WindowErr
     }
 }
 
-/// A page is not in the file, or a word not aligned there. Nothing was accessed, or of no effect.
+/// A page is not in the file, or the mapping is of no use any more. What was read or written counts for nothing.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct NotHere;
+pub(crate) struct PageMissing;
 
-/// A file that another process has mapped as shared memory. All windows into it share one mapping.
+/// The files that are mapped for one device. A program can name a file as long as it likes: the kernel keeps a page of
+/// table for each block of it that was ever looked at, so the files may have as many bytes as this machine has memory.
 #[derive(Debug)]
-pub struct SharedFile {
-    map: MmapRaw,
-    file: File,
-    /// What keeps the kernel from making pages.
-    missing_pages: MissingPages,
-    page_bytes: usize,
-    /// Locked for each access, so that none meets a page of zeros that stands for one that is missing.
-    blocks: Mutex<MapCache>,
-    /// A page of zeros could not be taken away again.
-    is_broken: AtomicBool,
-    _count: Count,
+pub struct SharedFiles {
+    bytes_max: u64,
+    files: Vec<(FileId, Weak<SharedFile>)>,
 }
 
-/// What a file takes of [`FILES_MAX`] and [`MAPPED_BYTES_MAX`].
-#[derive(Debug)]
-struct Count(u64);
-
-impl Count {
-    fn take(bytes: u64) -> Result<Count, WindowError> {
-        let files = FILES.fetch_add(1, Ordering::Relaxed);
-        let mapped = MAPPED_BYTES.fetch_add(bytes, Ordering::Relaxed);
-        // Dropped, it gives both back.
-        let count = Count(bytes);
-        match files < FILES_MAX && mapped.saturating_add(bytes) <= MAPPED_BYTES_MAX {
-            true => Ok(count),
-            false => Err(WindowError::TooMany),
+impl Default for SharedFiles {
+    fn default() -> Self {
+        // A machine that does not say how much it has maps nothing.
+        let memory = sysinfo().map_or(0, |system| system.ram_total());
+        Self {
+            bytes_max: memory,
+            files: Vec::new(),
         }
     }
 }
 
-impl Drop for Count {
-    fn drop(&mut self) {
-        FILES.fetch_sub(1, Ordering::Relaxed);
-        MAPPED_BYTES.fetch_sub(self.0, Ordering::Relaxed);
+impl SharedFiles {
+    /// `bytes` bytes of a file from `start` on. The file may be anything; whoever passes it has it open.
+    ///
+    /// # Errors
+    /// [`WindowError`].
+    pub fn window(&mut self, file: OwnedFd, start: u64, bytes: u64) -> Result<Window, WindowError> {
+        check(&file)?;
+        let id = FileId::of(&file).map_err(failed("fstat"))?;
+        let end = start.checked_add(bytes).ok_or(WindowError::TooShort)?;
+        self.files.retain(|(_, file)| file.strong_count() > 0);
+        let alive = || {
+            self.files
+                .iter()
+                .filter_map(|(id, file)| Some((*id, file.upgrade()?)))
+        };
+        // One that has grown since is mapped once more.
+        let known = alive().find(|(of, file)| *of == id && end <= file.bytes());
+        let bits = alive()
+            .map(|(_, file)| file.bits_bytes.load(Ordering::Relaxed))
+            .sum();
+        let mapped = alive().map(|(_, file)| file.bytes()).sum::<u64>();
+        let shared = match known {
+            Some((_, known)) => known,
+            None if self.files.len() >= FILES_MAX => return Err(WindowError::TooMany),
+            None => {
+                let shared = SharedFile::new(file, self.bytes_max.saturating_sub(mapped))?;
+                self.files.push((id, Arc::downgrade(&shared)));
+                shared
+            }
+        };
+        Window::new(shared, start, end, BITS_BYTES_MAX.saturating_sub(bits))
     }
+}
+
+/// A file that can be mapped.
+fn check(file: &OwnedFd) -> Result<(), WindowError> {
+    let file_system = fstatfs(file).map_err(failed("fstatfs"))?.f_type as u64;
+    let mode = fstat(file).map_err(failed("fstat"))?.st_mode;
+    // Devices lie in a tmpfs, too.
+    let is_regular = FileType::from_raw_mode(mode) == FileType::RegularFile;
+    if !is_regular || file_system != TMPFS_MAGIC {
+        return Err(WindowError::FileSystem);
+    }
+    let flags = fcntl_getfl(file).map_err(failed("fcntl"))?;
+    match flags & OFlags::RWMODE == OFlags::RDWR && !flags.contains(OFlags::PATH) {
+        true => Ok(()),
+        false => Err(WindowError::ReadOnly),
+    }
+}
+
+/// A file that another process has mapped as shared memory. All windows into it share one mapping.
+#[derive(Debug)]
+struct SharedFile {
+    /// Not unmapped once it is broken.
+    map: ManuallyDrop<MmapRaw>,
+    file: File,
+    /// What keeps the kernel from making pages.
+    missing_pages: MissingPages,
+    /// Locked for each access, so that none meets a page of zeros that stands for one that is missing.
+    blocks: Mutex<Blocks>,
+    /// What its windows take to know their blocks.
+    bits_bytes: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Blocks {
+    cache: MapCache,
+    /// A page of zeros could not be taken away again: something else may lie in the mapping now.
+    are_broken: bool,
 }
 
 /// Blocks of the mapping are mapped by filling this process's page table with the pages that the file has.
@@ -163,63 +218,41 @@ impl Mapper for PageTable<'_> {
 }
 
 impl SharedFile {
-    /// Maps a file, which may be anything.
-    ///
-    /// # Errors
-    /// [`WindowError`].
-    pub fn new(file: OwnedFd) -> Result<Arc<SharedFile>, WindowError> {
-        let found = fstatfs(&file).map_err(failed("fstatfs"))?.f_type as u64;
-        let stat = fstat(&file).map_err(failed("fstat"))?;
-        // Devices lie in a tmpfs, too.
-        let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        if !is_regular || found != TMPFS_MAGIC && found != HUGETLBFS_MAGIC {
-            return Err(WindowError::FileSystem);
+    /// Maps a file of `most` bytes at most.
+    fn new(file: OwnedFd, most: u64) -> Result<Arc<SharedFile>, WindowError> {
+        let bytes = fstat(&file).map_err(failed("fstat"))?.st_size as u64;
+        match bytes {
+            0 => return Err(WindowError::TooShort),
+            _ if bytes > most => return Err(WindowError::TooMany),
+            _ => {}
         }
-        let flags = fcntl_getfl(&file).map_err(failed("fcntl"))?;
-        if flags & OFlags::RWMODE != OFlags::RDWR || flags.contains(OFlags::PATH) {
-            return Err(WindowError::ReadOnly);
-        }
-        let bytes = u64::try_from(stat.st_size).unwrap_or(0);
-        if bytes == 0 {
-            return Err(WindowError::TooShort);
-        }
-        let count = Count::take(bytes)?;
         let map = MmapOptions::new().len(bytes as usize).map_raw(&file);
         let map = map.map_err(failed("mmap"))?;
-        let page_bytes = match found {
-            HUGETLBFS_MAGIC => {
-                usize::try_from(stat.st_blksize).map_err(|_| WindowError::FileSystem)?
-            }
-            _ => rustix::param::page_size(),
-        };
         let missing_pages = MissingPages::new().map_err(failed("userfaultfd"))?;
-        let whole = map.len().next_multiple_of(page_bytes);
+        let whole = map.len().next_multiple_of(page_size());
         let registered = missing_pages.register(map.as_mut_ptr(), whole);
         registered.map_err(failed("UFFDIO_REGISTER"))?;
+        let order = Ordering::Relaxed;
+        let counted = MAPPED_BYTES.fetch_update(order, order, |all| {
+            let all = all.checked_add(bytes)?;
+            (all <= MAPPED_BYTES_MAX).then_some(all)
+        });
+        counted.map_err(|_| WindowError::TooMany)?;
         Ok(Arc::new(SharedFile {
-            map,
+            map: ManuallyDrop::new(map),
             file: file.into(),
             missing_pages,
-            page_bytes,
             blocks: Mutex::default(),
-            is_broken: AtomicBool::new(false),
-            _count: count,
+            bits_bytes: AtomicU64::new(0),
         }))
     }
 
     /// Bytes of the file when it was mapped.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
+    fn bytes(&self) -> u64 {
         self.map.len() as u64
     }
 
-    /// Blocks of [`BLOCK_BYTES`] that are mapped.
-    #[must_use]
-    pub fn mapped_blocks(&self) -> usize {
-        self.lock().blocks()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, MapCache> {
+    fn lock(&self) -> MutexGuard<'_, Blocks> {
         // Nothing under this lock panics.
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -227,38 +260,44 @@ impl SharedFile {
     /// Does something with bytes of the mapping, which lie within it.
     fn access<R>(
         &self,
+        blocks: &mut Blocks,
         at: Range<usize>,
         act: impl FnOnce(&[AtomicU8]) -> R,
-    ) -> Result<R, NotHere> {
-        if self.is_broken.load(Ordering::Relaxed) {
-            return Err(NotHere);
-        }
+    ) -> Result<R, PageMissing> {
         let start = self.map.as_mut_ptr().cast::<AtomicU8>();
         // SAFETY: the caller's range lies in the mapping, which lives as long as `self`; all of this process use it as
         // atomics (invariant 1), and a page that is missing is replaced while it is accessed.
         let bytes = unsafe { std::slice::from_raw_parts(start.add(at.start), at.len()) };
-        let (done, is_missing) = guarded(bytes.as_ptr_range(), self.page_bytes, || act(bytes));
+        let (done, is_missing) = guarded(bytes.as_ptr_range(), || act(bytes));
         if !is_missing {
             return Ok(done);
         }
-        self.put_back(at);
-        Err(NotHere)
+        blocks.are_broken = self.map_again(at).is_err();
+        Err(PageMissing)
     }
 
     /// Maps the file again where a page of zeros may stand.
     #[cold]
-    fn put_back(&self, at: Range<usize>) {
-        let start = at.start / self.page_bytes * self.page_bytes;
-        let length = at.end.next_multiple_of(self.page_bytes) - start;
+    fn map_again(&self, at: Range<usize>) -> io::Result<()> {
+        let start = at.start / page_size() * page_size();
+        let length = at.end.next_multiple_of(page_size()) - start;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let pages = self.map.as_mut_ptr().wrapping_add(start);
         // SAFETY: these pages are of the mapping, which lives as long as `self`, and nobody accesses them: the lock is held.
-        let mapped = unsafe { mmap(pages.cast(), length, prot, flags, &self.file, start as u64) };
-        let registered = mapped.and_then(|_| self.missing_pages.register(pages, length));
-        if registered.is_err() {
-            self.is_broken.store(true, Ordering::Relaxed);
+        unsafe { mmap(pages.cast(), length, prot, flags, &self.file, start as u64) }?;
+        self.missing_pages.register(pages, length)
+    }
+}
+
+impl Drop for SharedFile {
+    fn drop(&mut self) {
+        if self.lock().are_broken {
+            return;
         }
+        MAPPED_BYTES.fetch_sub(self.bytes(), Ordering::Relaxed);
+        // SAFETY: it is dropped once, here.
+        unsafe { ManuallyDrop::drop(&mut self.map) };
     }
 }
 
@@ -269,29 +308,29 @@ pub struct Window {
     /// Where in the file it begins.
     start: u64,
     bytes: u64,
-    /// A bit for each block from that on in which it begins: whether this window has taken it.
+    /// A bit for each block from that on in which it begins: whether this window has taken it. Under the file's lock.
     taken: Box<[AtomicU64]>,
 }
 
 impl Window {
-    /// `bytes` bytes of the file from `start` on. Nothing is mapped before it is used.
-    ///
-    /// # Errors
-    /// [`WindowError::TooShort`].
-    pub fn new(file: Arc<SharedFile>, start: u64, bytes: u64) -> Result<Window, WindowError> {
-        let end = start.checked_add(bytes).ok_or(WindowError::TooShort)?;
-        if bytes == 0 || end > file.bytes() {
+    /// Nothing is mapped before it is used. `most`: bytes that it may take to know its blocks.
+    fn new(file: Arc<SharedFile>, start: u64, end: u64, most: u64) -> Result<Window, WindowError> {
+        if start == end || end > file.bytes() {
             return Err(WindowError::TooShort);
         }
         let blocks = (end - 1) / BLOCK_BYTES - start / BLOCK_BYTES + 1;
-        let words = blocks.div_ceil(64) as usize;
+        let words = blocks.div_ceil(u64::BITS.into());
+        let bytes = words * size_of::<AtomicU64>() as u64;
+        if bytes > most {
+            return Err(WindowError::TooMany);
+        }
+        file.bits_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let taken = std::iter::repeat_with(AtomicU64::default);
         Ok(Window {
             file,
             start,
-            bytes,
-            taken: std::iter::repeat_with(AtomicU64::default)
-                .take(words)
-                .collect(),
+            bytes: end - start,
+            taken: taken.take(words as usize).collect(),
         })
     }
 
@@ -301,39 +340,47 @@ impl Window {
         at: u64,
         length: usize,
         act: impl FnOnce(&[AtomicU8]) -> R,
-    ) -> Result<R, NotHere> {
-        debug_assert!(
-            at + length as u64 <= self.bytes,
-            "the caller has checked it"
-        );
-        let start = self.start + at;
+    ) -> Result<R, PageMissing> {
+        let end = at + length as u64;
+        debug_assert!(end <= self.bytes, "the caller has checked it");
+        if length == 0 {
+            return Ok(act(&[]));
+        }
+        let (first, start) = (self.start / BLOCK_BYTES, self.start + at);
         let mut blocks = self.file.lock();
-        let first = self.start / BLOCK_BYTES;
-        let last = (start + (length as u64).saturating_sub(1)) / BLOCK_BYTES;
-        for block in start / BLOCK_BYTES..=last {
+        if blocks.are_broken {
+            return Err(PageMissing);
+        }
+        for block in start / BLOCK_BYTES..=(self.start + end - 1) / BLOCK_BYTES {
             let (word, bit) = ((block - first) as usize / 64, 1 << ((block - first) % 64));
-            // The lock orders it.
             let taken = self.taken[word].load(Ordering::Relaxed);
             if taken & bit == 0 {
                 self.taken[word].store(taken | bit, Ordering::Relaxed);
-                blocks.take(block, &mut PageTable(&self.file.map));
+                blocks.cache.take(block, &mut PageTable(&self.file.map));
             }
         }
         let start = start as usize;
-        self.file.access(start..start + length, act)
+        self.file.access(&mut blocks, start..start + length, act)
     }
 
-    pub(crate) fn read(&self, at: u64, out: &mut [u8]) -> Result<(), NotHere> {
+    /// Blocks of the file that are mapped.
+    #[cfg(test)]
+    fn mapped_blocks(&self) -> usize {
+        self.file.lock().cache.blocks()
+    }
+
+    pub(crate) fn read(&self, at: u64, out: &mut [u8]) -> Result<(), PageMissing> {
         self.access(at, out.len(), |bytes| copy_out(bytes, out))
     }
 
-    pub(crate) fn write(&self, at: u64, from: &[u8]) -> Result<(), NotHere> {
+    pub(crate) fn write(&self, at: u64, from: &[u8]) -> Result<(), PageMissing> {
         self.access(at, from.len(), |bytes| copy_in(bytes, from))
     }
 
-    pub(crate) fn atomic(&self, at: u64, atomic: Atomic) -> Result<u64, NotHere> {
+    pub(crate) fn atomic(&self, at: u64, atomic: Atomic) -> Result<u64, PageMissing> {
         if !(self.start + at).is_multiple_of(Atomic::BYTES) {
-            return Err(NotHere);
+            // The program has said something else of where it has mapped the file.
+            return Err(PageMissing);
         }
         self.access(at, Atomic::BYTES as usize, |bytes| {
             let word = NonNull::from(bytes).cast::<AtomicU64>();
@@ -345,12 +392,18 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
+        let bytes = size_of_val::<[AtomicU64]>(&self.taken) as u64;
+        self.file.bits_bytes.fetch_sub(bytes, Ordering::Relaxed);
         let mut blocks = self.file.lock();
+        if blocks.are_broken {
+            return;
+        }
         let first = self.start / BLOCK_BYTES;
         for (word, taken) in (0..).step_by(64).zip(&mut self.taken) {
             let bits = *taken.get_mut();
             for bit in (0..64).filter(|bit| bits >> bit & 1 == 1) {
-                blocks.release(first + word + bit, &mut PageTable(&self.file.map));
+                let mapper = &mut PageTable(&self.file.map);
+                blocks.cache.release(first + word + bit, mapper);
             }
         }
     }
@@ -382,8 +435,13 @@ mod tests {
         file
     }
 
-    fn shared(file: &File) -> Arc<SharedFile> {
-        SharedFile::new(file.as_fd().try_clone_to_owned().unwrap()).unwrap()
+    fn window_of(files: &mut SharedFiles, file: &File, start: u64, bytes: u64) -> Window {
+        let file = file.as_fd().try_clone_to_owned().unwrap();
+        files.window(file, start, bytes).unwrap()
+    }
+
+    fn window(file: &File, start: u64, bytes: u64) -> Window {
+        window_of(&mut SharedFiles::default(), file, start, bytes)
     }
 
     /// Memory that this process has mapped from the file, all of it, as another process would reach it.
@@ -396,7 +454,7 @@ mod tests {
         let memory = how.read(true).write(true).open("/proc/self/mem").unwrap();
         let space = AddressSpace::new(memory.into()).unwrap();
         let range = space.range(map.as_ptr().addr() as u64, bytes, 0).unwrap();
-        let window = Window::new(shared(file), 0, bytes).unwrap();
+        let window = window(file, 0, bytes);
         (map, Region::of_shared_file(window, range))
     }
 
@@ -404,7 +462,7 @@ mod tests {
     fn bytes_of_a_window_are_the_files() {
         let file = memfd(4 * PAGE);
         file.write_all_at(&[7; 4 * PAGE as usize], 0).unwrap();
-        let window = Window::new(shared(&file), PAGE, 2 * PAGE).unwrap();
+        let window = window(&file, PAGE, 2 * PAGE);
         window.write(PAGE - 1, &[1, 2]).unwrap();
         let mut there = [0; 4];
         file.read_exact_at(&mut there, 2 * PAGE - 2).unwrap();
@@ -423,7 +481,10 @@ mod tests {
             window.atomic(8, Atomic::CompareSwap { compare, swap }),
             Ok(1)
         );
-        assert_eq!(window.atomic(12, Atomic::FetchAdd { add: 3 }), Err(NotHere));
+        assert_eq!(
+            window.atomic(12, Atomic::FetchAdd { add: 3 }),
+            Err(PageMissing)
+        );
     }
 
     #[test]
@@ -436,33 +497,43 @@ mod tests {
             4 * BLOCK_BYTES,
         )
         .unwrap();
-        let shared = shared(&file);
-        let window = |start, bytes| Window::new(shared.clone(), start, bytes).unwrap();
-        let (one, other) = (
-            window(0, 4 * BLOCK_BYTES),
-            window(BLOCK_BYTES + 5, BLOCK_BYTES),
-        );
-        assert_eq!(shared.mapped_blocks(), 0);
+        let mut files = SharedFiles::default();
+        let one = window_of(&mut files, &file, 0, 4 * BLOCK_BYTES);
+        let other = window_of(&mut files, &file, BLOCK_BYTES + 5, BLOCK_BYTES);
+        assert_eq!(other.mapped_blocks(), 0);
         one.write(0, &[1]).unwrap();
         one.write(BLOCK_BYTES - 1, &[1, 2]).unwrap();
-        assert_eq!(shared.mapped_blocks(), 2);
+        assert_eq!(other.mapped_blocks(), 2);
         let mut out = [0; 2];
         other.read(BLOCK_BYTES - 6, &mut out).unwrap();
-        assert_eq!(shared.mapped_blocks(), 3);
+        assert_eq!(one.mapped_blocks(), 3);
         drop(one);
-        assert_eq!(shared.mapped_blocks(), 2);
+        assert_eq!(other.mapped_blocks(), 2);
         drop(other);
-        assert_eq!(shared.mapped_blocks(), 0);
+        let third = window_of(&mut files, &file, 0, 8);
+        assert_eq!(third.mapped_blocks(), 0);
+    }
+
+    #[test]
+    fn no_bytes_are_read_and_written_at_the_very_end() {
+        // As many blocks as a whole number of words has bits.
+        let file = memfd(64 * BLOCK_BYTES);
+        let window = window(&file, 0, 64 * BLOCK_BYTES);
+        assert_eq!(window.read(64 * BLOCK_BYTES, &mut []), Ok(()));
+        assert_eq!(window.write(64 * BLOCK_BYTES, &[]), Ok(()));
     }
 
     #[test]
     fn a_page_that_the_file_has_not_is_not_made() {
         let file = memfd(2 * BLOCK_BYTES);
-        let window = Window::new(shared(&file), 0, 2 * BLOCK_BYTES).unwrap();
+        let window = window(&file, 0, 2 * BLOCK_BYTES);
         let made = || file.metadata().unwrap().blocks();
-        assert_eq!(window.write(0, &[1; 100_000]), Err(NotHere));
-        assert_eq!(window.read(BLOCK_BYTES, &mut [0; 8]), Err(NotHere));
-        assert_eq!(window.atomic(0, Atomic::FetchAdd { add: 1 }), Err(NotHere));
+        assert_eq!(window.write(0, &[1; 100_000]), Err(PageMissing));
+        assert_eq!(window.read(BLOCK_BYTES, &mut [0; 8]), Err(PageMissing));
+        assert_eq!(
+            window.atomic(0, Atomic::FetchAdd { add: 1 }),
+            Err(PageMissing)
+        );
         assert_eq!(made(), 0);
         // Its owner makes it.
         file.write_all_at(&[9], 10).unwrap();
@@ -509,29 +580,53 @@ mod tests {
 
     #[test]
     fn files_that_cannot_be_mapped_safely_are_refused() {
-        let refused = |file: OwnedFd| SharedFile::new(file).unwrap_err();
+        let refused = |file: OwnedFd, start, bytes| {
+            let mut files = SharedFiles::default();
+            files.window(file, start, bytes).unwrap_err()
+        };
         let (pipe, _writer) = io::pipe().unwrap();
         let open = |path| OwnedFd::from(File::open(path).unwrap());
         for other in [pipe.into(), open("/proc/self/maps"), open("/dev/zero")] {
-            let error = refused(other);
+            let error = refused(other, 0, 1);
             assert!(matches!(error, WindowError::FileSystem), "{error}");
         }
         let file = memfd(PAGE);
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
-        let read_only = refused(File::open(path).unwrap().into());
+        let read_only = refused(File::open(path).unwrap().into(), 0, 1);
         assert!(matches!(read_only, WindowError::ReadOnly), "{read_only}");
-        assert!(matches!(refused(memfd(0).into()), WindowError::TooShort));
-        assert!(matches!(
-            refused(memfd(1 << 47).into()),
-            WindowError::TooMany
-        ));
+        let empty = refused(memfd(0).into(), 0, 1);
+        assert!(matches!(empty, WindowError::TooShort), "{empty}");
+        let copy = || file.as_fd().try_clone_to_owned().unwrap();
         for (start, bytes) in [(0, PAGE + 1), (PAGE, 1), (0, 0), (u64::MAX, 2)] {
-            let window = Window::new(shared(&file), start, bytes);
+            let error = refused(copy(), start, bytes);
             assert!(
-                matches!(window, Err(WindowError::TooShort)),
-                "{start} {bytes}"
+                matches!(error, WindowError::TooShort),
+                "{start} {bytes}: {error}"
             );
         }
+    }
+
+    #[test]
+    fn a_device_maps_no_more_than_this_machine_could_hold_and_so_many_files() {
+        let mut files = SharedFiles::default();
+        let memory = files.bytes_max;
+        let too_many =
+            |window: Result<Window, WindowError>| matches!(window, Err(WindowError::TooMany));
+        assert!(too_many(files.window(memfd(memory + PAGE).into(), 0, 1)));
+        let large = memfd(memory - PAGE);
+        let windows = [window_of(&mut files, &large, 0, memory - PAGE)];
+        assert!(too_many(files.window(memfd(2 * PAGE).into(), 0, 1)));
+        drop(windows);
+        // A file that grows is another one each time.
+        let growing = memfd(PAGE);
+        let mut windows = Vec::new();
+        for pages in 1..=FILES_MAX as u64 {
+            growing.set_len(pages * PAGE).unwrap();
+            windows.push(window_of(&mut files, &growing, 0, pages * PAGE));
+        }
+        assert!(too_many(files.window(memfd(PAGE).into(), 0, 1)));
+        drop(windows);
+        window_of(&mut files, &growing, 0, 1);
     }
 
     /// Set where this test runs once more, in a process of its own.
@@ -541,7 +636,7 @@ mod tests {
     fn faults_elsewhere_end_the_process_as_they_did() {
         if std::env::var_os(ALONE).is_some() {
             let file = memfd(PAGE);
-            drop(shared(&file));
+            drop(window(&file, 0, 1));
             // SAFETY: the bytes are this process's, and accessed once.
             let mut map = unsafe { MmapMut::map_mut(&file) }.unwrap();
             file.set_len(0).unwrap();

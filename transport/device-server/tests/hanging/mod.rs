@@ -40,10 +40,11 @@ impl Hanging {
     /// Mounts it. Answers the mount, and a process that has mapped the file, and where. The kernel locks its memory while
     /// a copy hangs, so it is not this process.
     pub(super) fn map(self, at: &Path) -> (fuser::BackgroundSession, Child, u64) {
-        const MAP: &str = "import mmap, sys
+        const MAP: &str = "import mmap, os, sys
 file = open(sys.argv[1], 'rb')
 memory = mmap.mmap(file.fileno(), 4096, mmap.MAP_SHARED, mmap.PROT_READ)
-print(next(line for line in open('/proc/self/maps') if sys.argv[1] in line), flush=True)
+# At once: who reads it goes away with the line.
+os.write(1, next(line for line in open('/proc/self/maps') if sys.argv[1] in line).encode())
 sys.stdin.read()";
 
         let mounted = fuser::spawn_mount(self, at, &fuser::Config::default());
@@ -54,7 +55,7 @@ sys.stdin.read()";
         let mut program = program.spawn().expect("it is there");
         let mut mapped = String::new();
         let said = BufReader::new(program.stdout.take().expect("it is piped"));
-        (said.take(99).read_line(&mut mapped)).expect("it is text");
+        (said.take(999).read_line(&mut mapped)).expect("it is text");
         let address = mapped.split('-').next().expect("it has a beginning");
         let address = u64::from_str_radix(address, 16).expect("it is a number");
         (mounted, program, address)

@@ -41,7 +41,9 @@ pub enum DeviceError {
     #[error("nsenter cannot be run: {0}; install util-linux and iproute2")]
     NotRun(io::Error),
     /// The directory has not Weft's libraries.
-    #[error("{file} is not Weft's: name the directory with Weft's libraries by --libraries")]
+    #[error(
+        "{file} is missing, or no library of Weft for this machine: name the directory with Weft's libraries by --libraries"
+    )]
     Libraries {
         /// Which.
         file: PathBuf,

@@ -152,6 +152,8 @@ fn copies_in(folders: &BTreeSet<PathBuf>) -> Vec<Copy> {
         .map(|entry| entry.path())
         .filter(|path| library_of(path).is_some());
     let files: BTreeSet<PathBuf> = named.filter_map(|path| path.canonicalize().ok()).collect();
+    // To read a pipe would wait for who writes to it.
+    let files = files.into_iter().filter(|file| file.is_file());
     let copy = |file: PathBuf| {
         Some(Copy {
             // A link may lead to what is no library.
@@ -160,7 +162,7 @@ fn copies_in(folders: &BTreeSet<PathBuf>) -> Vec<Copy> {
             file,
         })
     };
-    files.into_iter().filter_map(copy).collect()
+    files.filter_map(copy).collect()
 }
 
 #[cfg(test)]

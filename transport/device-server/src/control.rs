@@ -14,7 +14,7 @@ use weft_device::control::{
     self as message, Answer, ErrorNumber, MESSAGE_BYTES_MAX, Outcome, Request,
 };
 use weft_device_socket::packet;
-use weft_engine::AddressSpace;
+use weft_engine::{AddressSpace, SharedFiles};
 
 use crate::command::Command;
 use crate::context::Device;
@@ -26,6 +26,9 @@ use crate::thread::spawn;
 /// Connections that have not opened a device; of more, the oldest is closed.
 const UNOPENED_MAX: usize = 64;
 
+/// Threads that close refused sockets at a time.
+const REFUSING_MAX: usize = 64;
+
 /// Accepts programs.
 pub(crate) struct Control {
     pub(crate) listening: OwnedFd,
@@ -33,6 +36,8 @@ pub(crate) struct Control {
     pub(crate) stopped: Arc<OwnedFd>,
     pub(crate) table: Arc<Mutex<DeviceTable>>,
     pub(crate) devices: Arc<OpenDevices>,
+    /// Held by each thread that closes a refused socket.
+    pub(crate) refusing: Arc<()>,
     /// Dropped by each thread when it ends.
     pub(crate) ended: Sender<()>,
 }
@@ -67,23 +72,21 @@ impl Control {
             return;
         };
         if unopened.len() >= UNOPENED_MAX {
-            unopened.remove(0);
+            self.refuse(unopened.remove(0), None);
         }
         unopened.push(socket);
     }
 
-    /// Looks at the first packet of a program, and starts its thread. One that opens no device is closed. The descriptors
-    /// of the packet may be anything, and closing them may take for ever: this thread does not take them.
+    /// Looks at the first packet of a program, and starts its thread. One that opens no device is closed, by another
+    /// thread: the descriptors of the packet may be anything, and closing them may take as long as its sender likes.
     fn take_opening(&self, socket: OwnedFd) {
         let mut buffer = [0; MESSAGE_BYTES_MAX];
-        let Ok((bytes, _)) = recv(&socket, &mut buffer, RecvFlags::PEEK | RecvFlags::DONTWAIT)
-        else {
-            return;
-        };
+        let peeked = recv(&socket, &mut buffer, RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        let (bytes, _) = peeked.unwrap_or((0, 0));
         let request = message::parse::<Request>(&buffer[..bytes]);
         let Ok(Request::Open { version, token }) = request else {
             tracing::debug!("a packet on a device's control socket opens no device: it is closed");
-            return;
+            return self.refuse(socket, None);
         };
         let device = match version {
             VERSION => lock(&self.table)
@@ -97,13 +100,7 @@ impl Control {
         });
         let (device, admitted) = match admitted {
             Ok(admitted) => admitted,
-            Err(error) => {
-                // The packet is taken, without its descriptors: a socket that is closed with one in it loses the answer.
-                // It may have gone.
-                let _ = recv(&socket, &mut buffer, RecvFlags::DONTWAIT);
-                let _ = answer(&socket, &Err(error), &[]);
-                return;
-            }
+            Err(error) => return self.refuse(socket, Some(error)),
         };
         let (devices, stopped) = (Arc::clone(&self.devices), Arc::clone(&self.stopped));
         let ended = self.ended.clone();
@@ -112,6 +109,30 @@ impl Control {
             drop((admitted, ended));
         });
         if let Err(error) = served {
+            tracing::warn!("a program is turned away: {error}");
+        }
+    }
+
+    /// Closes a socket in a thread of its own, and says why before. With so many of these threads under way already, it
+    /// waits for this one.
+    fn refuse(&self, socket: OwnedFd, error: Option<ErrorNumber>) {
+        let refuse = move || {
+            // A socket that is closed with a packet in it loses the answer. The program may have gone.
+            let _ = recv(&socket, &mut [0; MESSAGE_BYTES_MAX], RecvFlags::DONTWAIT);
+            if let Some(error) = error {
+                let _ = answer(&socket, &Err(error), &[]);
+            }
+        };
+        if Arc::strong_count(&self.refusing) > REFUSING_MAX {
+            return refuse();
+        }
+        let refusing = Arc::clone(&self.refusing);
+        // Nobody waits for it, at the end of the server neither.
+        let spawned = spawn("weft-refused", move || {
+            refuse();
+            drop(refusing);
+        });
+        if let Err(error) = spawned {
             tracing::warn!("a program is turned away: {error}");
         }
     }
@@ -203,11 +224,13 @@ fn tell_opened(socket: &OwnedFd, device: Device, opened: &Opened) -> io::Result<
 fn take_request(thread: &OpenDevice, context: ContextId, socket: &OwnedFd) -> Option<()> {
     let mut buffer = [0; MESSAGE_BYTES_MAX];
     let (request, mut descriptors) = receive(socket, &mut buffer)?;
+    // Closing another descriptor may take for ever: this thread does that, and not the device's.
+    let file = descriptors.pop().filter(SharedFiles::takes);
     let (sender, answered) = bounded(1);
     thread.send(Command::Request {
         context,
         request,
-        file: descriptors.pop(),
+        file,
         answer: sender,
     });
     let gone = (Err(ErrorNumber::EngineGone), None);

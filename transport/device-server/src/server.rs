@@ -173,6 +173,7 @@ impl Server {
             stopped: Arc::new(stopped),
             table: Arc::clone(&table),
             devices: Arc::clone(&devices),
+            refusing: Arc::default(),
             ended: ending,
         };
         spawn("weft-control", move || control.run()).map_err(ServerError::Thread)?;

@@ -117,6 +117,12 @@ impl Default for SharedFiles {
 }
 
 impl SharedFiles {
+    /// Whether this is a file that can be mapped, if there is room for it.
+    #[must_use]
+    pub fn takes(file: &OwnedFd) -> bool {
+        check(file).is_ok()
+    }
+
     /// `bytes` bytes of a file from `start` on. The file may be anything; whoever passes it has it open.
     ///
     /// # Errors

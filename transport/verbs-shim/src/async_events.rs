@@ -43,12 +43,11 @@ unsafe extern "C" fn ibv_get_async_event(context: *mut Context, out: *mut AsyncE
             }
         };
         let of = event.kind.object_type();
-        // SAFETY: an event comes of an open context only (invariant 1).
-        let own = unsafe { own_context(context) };
+        // Not by the context, which may be closed by now.
         let known = lock(match of {
-            ObjectType::CompletionQueue => &own.completion_queues,
-            ObjectType::QueuePair => &own.queue_pairs,
-            ObjectType::SharedReceiveQueue => &own.shared_receive_queues,
+            ObjectType::CompletionQueue => &events.completion_queues,
+            ObjectType::QueuePair => &events.queue_pairs,
+            ObjectType::SharedReceiveQueue => &events.shared_receive_queues,
             ObjectType::Device => break (ptr::null_mut(), event.kind),
         });
         // An event of an object that is gone meanwhile is none.

@@ -93,7 +93,7 @@ unsafe extern "C" fn ibv_get_cq_event(
             // `errno` says why.
             _ => return -1,
         }
-        let known = lock(&context.completion_queues);
+        let known = lock(&context.events.completion_queues);
         // An event of a queue that is gone meanwhile is none.
         if let Some(address) = known.get(&u32::from_ne_bytes(handle)) {
             let found: *mut OwnQueue = ptr::with_exposed_provenance_mut(*address);

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use weft_device::control::{Answer, ErrorNumber, Request};
 use weft_device::ring::Consumer;
@@ -77,10 +78,10 @@ unsafe fn create(context: *mut Context, wanted: Wanted) -> *mut CompletionQueueE
         events: Unacknowledged::default(),
     };
     let made = Box::into_raw(Box::new(made));
-    lock(&own.completion_queues).insert(queue, made.expose_provenance());
+    lock(&own.events.completion_queues).insert(queue, made.expose_provenance());
     if !channel.is_null() {
-        // SAFETY: it is one of ours. Programs make queues of a channel in one thread at a time.
-        unsafe { (*channel).refcnt += 1 };
+        // SAFETY: it is one of ours.
+        unsafe { queues_of(channel) }.fetch_add(1, Ordering::Relaxed);
     }
     made.cast()
 }
@@ -175,15 +176,24 @@ unsafe extern "C" fn ibv_destroy_cq(queue: *mut CompletionQueue) -> c_int {
         return error;
     }
     // SAFETY: as before.
-    let known = unsafe { &own_context(context).completion_queues };
+    let known = unsafe { &own_context(context).events.completion_queues };
     lock(known).remove(&handle);
     own.completion_events.wait();
     own.events.wait();
     if !channel.is_null() {
         // SAFETY: it is one of ours, and not destroyed while it has queues.
-        unsafe { (*channel).refcnt -= 1 };
+        unsafe { queues_of(channel) }.fetch_sub(1, Ordering::Relaxed);
     }
     // SAFETY: it came from a box, and is used no more (invariants 1 and 2).
     drop(unsafe { Box::from_raw(queue.cast::<OwnQueue>()) });
     0
+}
+
+/// How many queues a channel has. Threads of a program may make and destroy them at the same time.
+///
+/// # Safety
+/// It is one of ours, and not destroyed meanwhile.
+unsafe fn queues_of<'c>(channel: *mut CompletionChannel) -> &'c AtomicI32 {
+    // SAFETY: as the caller says; this library uses the field as an atomic only.
+    unsafe { AtomicI32::from_ptr(&raw mut (*channel).refcnt) }
 }

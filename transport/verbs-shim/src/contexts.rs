@@ -1,6 +1,5 @@
 //! Open devices, and what they say of themselves.
 
-use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
@@ -21,19 +20,13 @@ const MTU_4096: c_int = 5;
 /// The only P_Key.
 const PARTITION: u16 = 0xffff;
 
-/// Addresses of objects, by their handles.
-pub(crate) type Addresses = Mutex<HashMap<u32, usize>>;
-
 /// An open device.
 #[repr(C)]
 pub(crate) struct OwnContext {
     pub(crate) verbs: VerbsContext,
     pub(crate) client: Mutex<Client>,
     pub(crate) doorbells: Doorbells<Words>,
-    pub(crate) completion_queues: Addresses,
-    pub(crate) queue_pairs: Addresses,
-    pub(crate) shared_receive_queues: Addresses,
-    /// Shared with threads that wait for an event.
+    /// Shared with threads that wait for an event, and may do so when this is gone.
     pub(crate) events: Arc<Events>,
 }
 

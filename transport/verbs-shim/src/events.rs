@@ -1,13 +1,21 @@
 //! The event socket of an open device.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use weft_device::event::{EVENT_BYTES, Event};
 
-/// The event socket of an open device.
+/// Addresses of objects, by their handles.
+pub(crate) type Addresses = Mutex<HashMap<u32, usize>>;
+
+/// The event socket of an open device, and the objects that events are of.
 pub(crate) struct Events {
+    pub(crate) completion_queues: Addresses,
+    pub(crate) queue_pairs: Addresses,
+    pub(crate) shared_receive_queues: Addresses,
     socket: OwnedFd,
     is_closed: AtomicBool,
     /// That the engine has ended was said.
@@ -17,6 +25,9 @@ pub(crate) struct Events {
 impl Events {
     pub(crate) fn new(socket: OwnedFd) -> Self {
         Self {
+            completion_queues: Addresses::default(),
+            queue_pairs: Addresses::default(),
+            shared_receive_queues: Addresses::default(),
             socket,
             is_closed: AtomicBool::new(false),
             is_end_said: AtomicBool::new(false),

@@ -137,7 +137,8 @@ unsafe extern "C" fn ibv_rereg_mr(
     const ERR_INPUT: c_int = -1;
     let is_nowhere = flags & TRANSLATION != 0 && (addr.is_null() || length == 0);
     let is_ignored = flags & ACCESS == 0 && access != 0;
-    if flags & !(TRANSLATION | PD | ACCESS) != 0 || is_nowhere || is_ignored {
+    let is_nothing = flags == 0 || flags & !(TRANSLATION | PD | ACCESS) != 0;
+    if is_nothing || is_nowhere || is_ignored {
         set_errno(libc::EINVAL);
         return ERR_INPUT;
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use weft_device_socket::Client;
 
-use crate::contexts::{Addresses, OwnContext, query_device_ex, query_port, set_errno};
+use crate::contexts::{OwnContext, query_device_ex, query_port, set_errno};
 use crate::devices::own;
 use crate::events::Events;
 use crate::{completion_queues, data, queue_pairs, shared_receives};
@@ -66,9 +66,6 @@ unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut Context {
         verbs,
         client: Mutex::new(client),
         doorbells,
-        completion_queues: Addresses::default(),
-        queue_pairs: Addresses::default(),
-        shared_receive_queues: Addresses::default(),
         events,
     }));
     // SAFETY: it was just made.

@@ -127,7 +127,7 @@ unsafe fn create(
         events: Unacknowledged::default(),
     };
     let made = Box::into_raw(Box::new(made));
-    lock(&own.queue_pairs).insert(number, made.expose_provenance());
+    lock(&own.events.queue_pairs).insert(number, made.expose_provenance());
     made.cast()
 }
 
@@ -197,7 +197,7 @@ unsafe extern "C" fn ibv_destroy_qp(pair: *mut QueuePair) -> c_int {
         let (context, number) = ((*pair).context, (*pair).qp_num);
         let error = done(context, &Request::DestroyQueuePair(number));
         if error == 0 {
-            lock(&own_context(context).queue_pairs).remove(&number);
+            lock(&own_context(context).events.queue_pairs).remove(&number);
             own_pair(pair).events.wait();
             drop(Box::from_raw(pair.cast::<OwnPair>()));
         }

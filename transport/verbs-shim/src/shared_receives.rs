@@ -79,7 +79,7 @@ unsafe extern "C" fn ibv_create_srq(
         events: Unacknowledged::default(),
     };
     let made = Box::into_raw(Box::new(made));
-    lock(&own.shared_receive_queues).insert(queue, made.expose_provenance());
+    lock(&own.events.shared_receive_queues).insert(queue, made.expose_provenance());
     made.cast()
 }
 
@@ -90,7 +90,7 @@ unsafe extern "C" fn ibv_destroy_srq(shared: *mut SharedReceives) -> c_int {
         let (context, queue) = ((*shared).context, (*shared).handle);
         let error = done(context, &Request::DestroySharedReceiveQueue(queue));
         if error == 0 {
-            lock(&own_context(context).shared_receive_queues).remove(&queue);
+            lock(&own_context(context).events.shared_receive_queues).remove(&queue);
             own_shared(shared).events.wait();
             drop(Box::from_raw(shared.cast::<OwnShared>()));
         }

@@ -118,8 +118,9 @@ fn goodput_resends_and_spurious_resends_by_loss_paths_and_window() {
     insta::assert_snapshot!(table);
 }
 
-/// Mean Mbit/s, over two seeds, of one connection of 128 paths over four spines, each so many times slower than
+/// Median Mbit/s, over five seeds, of one connection of 128 paths over four spines, each so many times slower than
 /// 1 Gbit/s: of `messages` MiB after a third as many, so that neither start nor end counts.
+/// A mean would hang on luck: one run in five does not learn of the slow spine in time, and gets 1,100 to 1,400.
 fn goodput(policy: PolicyKind, slowdowns: [u64; 4], messages: u64) -> u64 {
     let run = |seed, messages| {
         let mut scenario = scenario(0, 128, 256, CongestionKind::ECN_RTT);
@@ -147,7 +148,9 @@ fn goodput(policy: PolicyKind, slowdowns: [u64; 4], messages: u64) -> u64 {
         let (short, long) = (run(seed, messages / 3), run(seed, messages / 3 + messages));
         (long.0 - short.0) * 8_000 / (long.1 - short.1)
     };
-    (of_seed(1) + of_seed(2)) / 2
+    let mut all: Vec<u64> = (1..=5).map(of_seed).collect();
+    all.sort_unstable();
+    all[all.len() / 2]
 }
 
 #[test]

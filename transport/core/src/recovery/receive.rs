@@ -319,9 +319,7 @@ impl ReceiveBoard {
             self.end = chunk.plus(1);
         }
         if map != full_map(packet.packets) {
-            if self.touched.len() < TOUCHED_MAX && self.touched.last() != Some(&chunk) {
-                self.touched.push(chunk);
-            }
+            self.touch(chunk);
             return if map & map.wrapping_add(1) == 0 {
                 Marked::Beginning
             } else {
@@ -486,6 +484,14 @@ impl ReceiveBoard {
             *word = self.whole[self.slot(base.plus(64 * w as u32)) / 64];
         }
         words
+    }
+
+    /// The next acknowledgement tells what is here of a chunk of which something is, if that is not all.
+    #[inline]
+    pub fn touch(&mut self, chunk: ChunkNumber) {
+        if self.touched.len() < TOUCHED_MAX && self.touched.last() != Some(&chunk) {
+            self.touched.push(chunk);
+        }
     }
 
     /// Takes the partly received chunks that were touched since the last call.
@@ -769,5 +775,25 @@ mod tests {
             Err(DropReason::Duplicate),
             "it is whole"
         );
+    }
+
+    #[test]
+    fn a_part_whose_acknowledgement_was_lost_is_told_of_again_when_it_comes_again() {
+        let mut board = board(64);
+        board.mark(packet(5, 0, 3), |_| {});
+        let mut partials = [Partial::default(); 4];
+        assert_eq!(board.take_partials(&mut partials), 1);
+        assert_eq!(board.take_partials(&mut partials), 0);
+        assert_eq!(board.check(packet(5, 0, 3)), Err(DropReason::Duplicate));
+        board.touch(ChunkNumber(5));
+        assert_eq!(board.take_partials(&mut partials), 1);
+        assert_eq!(
+            (partials[0].chunk, partials[0].packets),
+            (ChunkNumber(5), 0b001)
+        );
+        // Of what is whole there is nothing more to tell.
+        board.mark_map(packet(5, 2, 3), 0b110, |_| {});
+        board.touch(ChunkNumber(5));
+        assert_eq!(board.take_partials(&mut partials), 0);
     }
 }

@@ -3,9 +3,14 @@
 use weft_core::connection::{Chunk, Connection};
 use weft_core::drops::DropReason;
 use weft_core::memory::Ticket;
+use weft_core::path::BASE_PACKET_BYTES;
 use weft_core::units::Key;
+use weft_core::wire::OVERHEAD_BYTES;
 
 use crate::pattern;
+
+/// The most that a packet carries on a path where long ones are lost.
+pub(crate) const SHORT_PAYLOAD: u64 = BASE_PACKET_BYTES as u64 - OVERHEAD_BYTES as u64;
 
 /// One end of one incarnation of a connection. Ends come in pairs; see [`End::peer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

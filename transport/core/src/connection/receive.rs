@@ -456,12 +456,10 @@ impl ReceiveHalf {
         self.mark_run(now, arrival, events, stats);
         let wanted = self.board.check(place_of(header));
         if wanted == Err(DropReason::Duplicate) {
-            // The peer does not know that we have it: tell it again. The oldest chunk may be here in part, which was
-            // told once: if that was lost, the peer would send all of it for ever, where a full queue lets
-            // the same first packets through each time.
-            if header.chunk == self.board.cumulative() {
-                self.board.touch(header.chunk);
-            }
+            // The peer does not know that we have it: tell it again, also of a chunk that is here in part, which was told
+            // once. If that was lost, the peer would send all of it for ever, where a full queue lets the same first
+            // packets through each time.
+            self.board.touch(header.chunk);
             self.pending_ack.arrived(now, arrival.path);
             self.pending_ack.at_once();
             if header.packet_number.saturating_add(ECHO_NUMBERS) > self.newest_packet {

@@ -2,15 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use weft_core::path::BASE_PACKET_BYTES;
 use weft_core::units::Key;
-use weft_core::wire::OVERHEAD_BYTES;
 
 use super::Checker;
-use crate::observation::{Message, Observation, Operation};
-
-/// The most that a packet carries on a path where long ones are lost.
-const SHORT_PAYLOAD: u64 = BASE_PACKET_BYTES as u64 - OVERHEAD_BYTES as u64;
+use crate::observation::{Message, Observation, Operation, SHORT_PAYLOAD};
 
 /// Placed payload lies within a message under way, is that message's content, comes once per packet,
 /// and never after the message was reported complete or signalled at either end, or its region deregistered.

@@ -5,7 +5,7 @@ use weft_core::units::Key;
 
 use super::Simulation;
 use crate::end::EndState;
-use crate::observation::Observation;
+use crate::observation::{Observation, SHORT_PAYLOAD};
 use crate::stray::Stray;
 use crate::target::REGIONS;
 
@@ -21,7 +21,9 @@ impl Simulation {
         let bytes = self.work.magnitude(2, 8 * payload);
         let (key, offset) = match stray {
             Stray::Straddling => {
-                let within = self.work.within(1, bytes.min(payload) - 1);
+                // Its first packet may be sent again as short ones.
+                let shortest = payload.min(SHORT_PAYLOAD);
+                let within = self.work.within(1, bytes.min(shortest) - 1);
                 (key, region_bytes.saturating_sub(within))
             }
             Stray::Behind => (key, region_bytes + self.work.magnitude(1, 1 << 40) - 1),

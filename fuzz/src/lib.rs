@@ -39,7 +39,12 @@ const TOKEN: u64 = 7;
 struct Delay;
 
 impl Wire for Delay {
-    fn carry(&mut self, now: Time, datagrams: Datagrams, arrives: &mut impl FnMut(Time, Datagrams)) {
+    fn carry(
+        &mut self,
+        now: Time,
+        datagrams: Datagrams,
+        arrives: &mut impl FnMut(Time, Datagrams),
+    ) {
         arrives(now + DELAY, datagrams);
     }
 }
@@ -59,7 +64,10 @@ impl Duo {
 
     /// The same with packets that are protected so.
     pub fn with(bytes: usize, integrity: Integrity) -> Duo {
-        let mut config = PairConfig::new(Settings { integrity, ..SETTINGS });
+        let mut config = PairConfig::new(Settings {
+            integrity,
+            ..SETTINGS
+        });
         config.key = KEY;
         config.endpoint.policy = PolicyKind::Oblivious;
         config.endpoint.congestion = CongestionKind::ECN_RTT;
@@ -76,7 +84,8 @@ impl Duo {
             offset: 0,
             immediate: Some(9),
         };
-        pair.post(0, 0, write).expect("a new connection takes a write");
+        pair.post(0, 0, write)
+            .expect("a new connection takes a write");
         Duo {
             pair,
             bytes,
@@ -176,7 +185,10 @@ impl Duo {
     fn dropped(&self, host: usize, before: &Drops) -> Result<(), DropReason> {
         let after = self.drops(host);
         let dropped = |reason: &&DropReason| after.get(**reason) > before.get(**reason);
-        DropReason::ALL.iter().find(dropped).map_or(Ok(()), |reason| Err(*reason))
+        DropReason::ALL
+            .iter()
+            .find(dropped)
+            .map_or(Ok(()), |reason| Err(*reason))
     }
 
     /// A packet from host 1 arrives at host 0. Answers why it was dropped.
@@ -197,7 +209,12 @@ impl Duo {
     /// Host 0 is told that host 1 does not know the connection, with a guessed token.
     pub fn resets(&mut self, token: u64) {
         let (path, connection) = (PathId(0), id(1, 0));
-        let reset = Reset { path, connection, token }.emit();
+        let reset = Reset {
+            path,
+            connection,
+            token,
+        }
+        .emit();
         assert_eq!(self.answers(&reset), Err(DropReason::UnknownConnection));
     }
 

@@ -43,17 +43,9 @@ unsafe fn create(context: *mut Context, wanted: Wanted) -> *mut CompletionQueueE
         entries: wanted.entries,
         channel: handle,
     };
-    let (queue, entries, place) = match own.ask(&request) {
-        Ok(Answer::CreatedQueue {
-            queue,
-            entries,
-            ring,
-        }) => (queue, entries, ring),
-        Ok(_) => return not_made(ErrorNumber::EngineGone),
+    let (queue, entries, ring) = match own.make_queue(&request) {
+        Ok(made) => made,
         Err(error) => return not_made(error),
-    };
-    let Some(ring) = own.client().ring(place) else {
-        return not_made(ErrorNumber::EngineGone);
     };
     let made = OwnQueue {
         queue: CompletionQueueEx {

@@ -6,8 +6,9 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use weft_device::control::{ErrorNumber, Outcome, Request};
+use weft_device::control::{Answer, ErrorNumber, Outcome, Request};
 use weft_device::doorbell::{DeviceState, Doorbells};
+use weft_device::ring::Ring;
 use weft_device_socket::Client;
 use weft_memory::Words;
 
@@ -73,6 +74,25 @@ impl OwnContext {
     /// Makes a call of the engine.
     pub(crate) fn ask(&self, request: &Request) -> Outcome {
         lock(&self.client).ask(request)
+    }
+
+    /// Has the engine make a queue: its number, how many entries it has room for, and its ring.
+    pub(crate) fn make_queue(
+        &self,
+        request: &Request,
+    ) -> Result<(u32, u32, Ring<Words>), ErrorNumber> {
+        let client = lock(&self.client);
+        match client.ask(request)? {
+            Answer::CreatedQueue {
+                queue,
+                entries,
+                ring,
+            } => {
+                let ring = client.ring(ring).ok_or(ErrorNumber::EngineGone)?;
+                Ok((queue, entries, ring))
+            }
+            _ => Err(ErrorNumber::EngineGone),
+        }
     }
 
     pub(crate) fn client(&self) -> MutexGuard<'_, Client> {

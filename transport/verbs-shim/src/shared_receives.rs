@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::Mutex;
 
-use weft_device::control::{Answer, ErrorNumber, Request};
+use weft_device::control::{Answer, Request};
 use weft_device::entry::Entry;
 use weft_device::ring::Producer;
 
@@ -45,17 +45,9 @@ unsafe extern "C" fn ibv_create_srq(
         entries: attr.attr.max_wr,
         sges: attr.attr.max_sge,
     };
-    let (queue, entries, place) = match own.ask(&request) {
-        Ok(Answer::CreatedQueue {
-            queue,
-            entries,
-            ring,
-        }) => (queue, entries, ring),
-        Ok(_) => return not_made(ErrorNumber::EngineGone),
+    let (queue, entries, ring) = match own.make_queue(&request) {
+        Ok(made) => made,
         Err(error) => return not_made(error),
-    };
-    let Some(ring) = own.client().ring(place) else {
-        return not_made(ErrorNumber::EngineGone);
     };
     attr.attr.max_wr = entries;
     let made = OwnShared {

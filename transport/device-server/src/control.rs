@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::{Sender, bounded};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketFlags, accept_with, recv};
 use weft_device::VERSION;
@@ -25,6 +25,12 @@ use crate::thread::spawn;
 
 /// Connections that have not opened a device; of more, the oldest is closed.
 const UNOPENED_MAX: usize = 64;
+
+/// After this a program is accepted again that could not be.
+const ACCEPT_AGAIN: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 20_000_000,
+};
 
 /// Threads that close refused sockets at a time.
 const REFUSING_MAX: usize = 64;
@@ -67,8 +73,9 @@ impl Control {
     fn accept(&self, unopened: &mut Vec<OwnedFd>) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let Ok(socket) = accept_with(&self.listening, flags) else {
-            // The program has gone, or descriptors are short: then it is tried again, as the socket stays ready.
-            std::thread::yield_now();
+            // The program has gone, or descriptors are short: then the socket stays ready, and it is tried again.
+            let mut stopped = [PollFd::new(&self.stopped, PollFlags::IN)];
+            let _ = poll(&mut stopped, Some(&ACCEPT_AGAIN));
             return;
         };
         if unopened.len() >= UNOPENED_MAX {

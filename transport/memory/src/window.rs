@@ -64,7 +64,7 @@ impl FileId {
 /// Why a file was not mapped. Its memory can be reached by the address space of its process.
 #[derive(Debug, thiserror::Error)]
 pub enum WindowError {
-    /// Accesses to other file systems may wait for whoever serves them.
+    /// Accesses to other file systems may wait: one of FUSE for its server, one of NFS for the network.
     #[error("the file is no memfd, and in no tmpfs")]
     FileSystem,
     /// It is not open for reading and writing.
@@ -123,7 +123,7 @@ impl SharedFiles {
         check(file).is_ok()
     }
 
-    /// `bytes` bytes of a file from `start` on. The file may be anything; whoever passes it has it open.
+    /// `bytes` bytes of a file from `start` on. The file may be anything that another process has passed.
     ///
     /// # Errors
     /// [`WindowError`].

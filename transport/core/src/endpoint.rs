@@ -91,16 +91,14 @@ pub struct Counters {
 /// A connection on its way from one endpoint to the next.
 #[derive(Debug)]
 pub struct SavedConnection<P> {
-    peer: P,
-    generation: u64,
-    state: Vec<u8>,
-}
-
-impl<P> SavedConnection<P> {
+    /// Its id.
+    pub id: ConnectionId,
+    /// The NIC at the other end.
+    pub peer: P,
+    /// The life of the endpoint there.
+    pub generation: u64,
     /// What [`Connection::save`] wrote.
-    pub fn state(&self) -> &[u8] {
-        &self.state
-    }
+    pub state: Vec<u8>,
 }
 
 /// A connection that is over, with placements under way.
@@ -597,6 +595,7 @@ impl<P: Eq> Endpoint<P> {
             Slot::Open(open) => {
                 let peer = self.peers.get(open.peer)?;
                 Some(SavedConnection {
+                    id: open.connection.id(),
                     peer: peer.name.clone(),
                     generation: peer.generation,
                     state: open.connection.save(),

@@ -22,6 +22,7 @@ use crate::event::Event;
 use crate::identity::{Names, ResetKeys, worker_of_connection};
 use crate::parts::{Choice, Parts};
 use crate::post::{Piece, Pieces, Post};
+use crate::saved::SavedEngine;
 use crate::shared_receives::SharedReceiveQueue;
 use crate::snapshot::Snapshot;
 use crate::worker::{SENT_BY_CALLER_BYTES_MAX, Worker};
@@ -83,9 +84,55 @@ pub struct Engine {
 impl Engine {
     /// Binds the ports and starts the workers.
     pub fn start(config: EngineConfig) -> Result<Self, EngineError> {
+        Self::start_as(config, None)
+    }
+
+    /// Starts an inline engine whose connections are those of another one that has ended; their events go to `events`, as
+    /// after [`Engine::connect`]. The regions that they name are to be registered by the same keys
+    /// ([`Engine::register_as`]), and their shared receives given, before the first [`Engine::poll`].
+    ///
+    /// # Errors
+    /// [`EngineError::NotInline`]; [`EngineError::NotRestored`]; those of [`Engine::start`].
+    pub fn restore(
+        config: EngineConfig,
+        saved: SavedEngine,
+        events: &Sender<Event>,
+    ) -> Result<Self, EngineError> {
+        let engine = Self::start_as(config, Some(saved.incarnation))?;
+        let mut worker = engine.inline().ok_or(EngineError::NotInline)?;
+        for connection in saved.connections {
+            let id = connection.id;
+            let parts = Arc::new(Parts::new(&[id], events.clone()));
+            worker.restore(connection, Arc::clone(&parts))?;
+            engine.ends().insert(id, End::Connected(parts));
+        }
+        drop(worker);
+        Ok(engine)
+    }
+
+    /// Ends an inline engine, whose open connections may go on in another one with the same configuration. What has happened
+    /// on them is reported before. Ends that were not connected are forgotten.
+    ///
+    /// # Errors
+    /// [`EngineError::NotInline`]: the engine has ended, and its connections with it.
+    pub fn save(mut self) -> Result<SavedEngine, EngineError> {
+        if !matches!(self.config.progress, Progress::Inline) {
+            return Err(EngineError::NotInline);
+        }
+        // Nobody else holds an inline worker.
+        let worker = self.workers.pop().and_then(Arc::into_inner);
+        let worker = worker.ok_or(EngineError::NotInline)?;
+        let worker = worker.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok(SavedEngine {
+            incarnation: self.names.incarnation,
+            connections: worker.save(),
+        })
+    }
+
+    fn start_as(config: EngineConfig, incarnation: Option<u64>) -> Result<Self, EngineError> {
         config.check()?;
         let settings = config.settings();
-        let names = Names::draw()?;
+        let names = Names::draw(incarnation)?;
         let seed = config.seed.unwrap_or(names.seed);
         let reset_keys = ResetKeys::new(&config.node_key);
         let regions = RegionTable::default();

@@ -1,6 +1,6 @@
 //! What the engine refuses at once; each error names the field and the remedy.
 
-use weft_core::connection::PostError;
+use weft_core::connection::{PostError, RestoreError};
 use weft_core::units::ConnectionId;
 use weft_link::{LinkAddress, LinkError};
 
@@ -30,6 +30,14 @@ pub enum EngineError {
         workers: usize,
         /// The address to share.
         address: LinkAddress,
+    },
+    /// A connection of an engine before cannot go on.
+    #[error("connection {id} cannot go on: {source}: start the engine without it")]
+    NotRestored {
+        /// Which.
+        id: ConnectionId,
+        /// Why.
+        source: RestoreError,
     },
     /// The link could not be opened or cannot reach the peer.
     #[error(transparent)]
@@ -126,6 +134,7 @@ impl EngineError {
     /// A stable name for conditions and metric labels.
     pub fn reason(&self) -> &'static str {
         match self {
+            Self::NotRestored { .. } => "NotRestored",
             Self::OutOfRange { .. } => "SettingOutOfRange",
             Self::UnevenWorkers { .. } => "UnevenWorkers",
             Self::Link(error) => error.reason(),

@@ -62,7 +62,8 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    pub(crate) fn draw() -> Result<Self, EngineError> {
+    /// `incarnation`: that of the engine whose connections go on, if any do.
+    pub(crate) fn draw(incarnation: Option<u64>) -> Result<Self, EngineError> {
         let mut random = [0; 56];
         SystemRandom::new()
             .fill(&mut random)
@@ -77,7 +78,7 @@ impl Names {
             keys: AtomicU64::new(0),
             // A random start: a packet for a connection of the last life should meet none of this.
             ids: AtomicU64::new(word(32)),
-            incarnation: word(40),
+            incarnation: incarnation.unwrap_or(word(40)),
             seed: word(48),
         })
     }
@@ -112,7 +113,7 @@ mod tests {
 
     #[test]
     fn keys_never_repeat_and_ids_name_their_worker() {
-        let names = Names::draw().unwrap();
+        let names = Names::draw(None).unwrap();
         let keys: std::collections::BTreeSet<u64> = (0..1000).map(|_| names.key().0).collect();
         assert_eq!(keys.len(), 1000);
         let (a, b) = (names.connection(7), names.connection(7));
@@ -122,7 +123,7 @@ mod tests {
 
     #[test]
     fn two_lives_draw_their_paths_from_different_seeds() {
-        let seeds = [(); 2].map(|()| Names::draw().unwrap().seed);
+        let seeds = [(); 2].map(|()| Names::draw(None).unwrap().seed);
         assert_ne!(seeds[0], seeds[1]);
     }
 

@@ -33,6 +33,7 @@ mod identity;
 mod parts;
 mod peer;
 mod post;
+mod saved;
 mod shared_receives;
 mod snapshot;
 mod users;
@@ -44,6 +45,7 @@ pub use engine::{Engine, WriteRequest};
 pub use error::EngineError;
 pub use event::Event;
 pub use post::{Piece, Post};
+pub use saved::{SavedConnection, SavedEngine, SavedPost};
 pub use shared_receives::SharedReceiveQueue;
 pub use snapshot::{ConnectionSnapshot, PeerSnapshot, Snapshot};
 

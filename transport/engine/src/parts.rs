@@ -105,6 +105,13 @@ impl Parts {
         Some(part.id)
     }
 
+    /// The first part has a work request that was posted on an engine before.
+    pub(crate) fn restore(&self, bytes: u64, request: bool) {
+        let part = &self.parts[0];
+        part.load.fetch_add(weight(bytes), Ordering::Relaxed);
+        part.requests.fetch_add(request.into(), Ordering::Relaxed);
+    }
+
     /// A work request of this part is complete.
     pub(crate) fn complete(&self, part: usize, bytes: u64, request: bool) {
         let part = &self.parts[part];

@@ -71,6 +71,24 @@ impl Pieces {
         Ok(Pieces::Many { pieces, ends })
     }
 
+    /// As [`Pieces::into_vec`] gave them; none where they cannot be.
+    pub(crate) fn of_saved(mut pieces: Vec<Piece>, is_single: bool) -> Option<Pieces> {
+        match is_single {
+            false => Pieces::many(pieces).ok(),
+            true => pieces
+                .pop()
+                .filter(|piece| pieces.is_empty() && piece.check().is_ok())
+                .map(Pieces::One),
+        }
+    }
+
+    pub(crate) fn into_vec(self) -> Vec<Piece> {
+        match self {
+            Pieces::One(piece) => vec![piece],
+            Pieces::Many { pieces, .. } => pieces,
+        }
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             Pieces::One(piece) => piece.bytes,

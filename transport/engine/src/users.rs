@@ -15,10 +15,14 @@ use crate::identity::worker_of_connection;
 use crate::parts::Parts;
 use crate::peer::PeerNic;
 use crate::post::{Piece, Pieces};
+use crate::saved::SavedPost;
 
 /// A user who has not taken so many events is not given more until half of them are taken: the peer is told that
 /// nothing can be received. A signal has no bytes, so a peer could otherwise fill this end's memory with them.
 const EVENTS_MAX: usize = 65_536;
+
+/// Places of work requests of an engine before, at most: its devices have 65,536 queue pairs of some hundreds each.
+const POSTS_RESTORED_MAX: usize = 1 << 26;
 
 /// The user of one part of a connection.
 struct User {
@@ -138,6 +142,55 @@ impl Users {
             Some(place) => *place = Some(posted),
             None => places.push(Some(posted)),
         }
+    }
+
+    /// Takes the work requests of a connection that are not complete, for the next engine.
+    pub(crate) fn save(&mut self, id: ConnectionId) -> Vec<SavedPost> {
+        let places = (0..).zip(&mut self.posted.places);
+        let of_it = places.filter_map(|(token, place)| {
+            let posted = place.take_if(|posted| posted.connection == id)?;
+            let is_single = matches!(posted.pieces, Pieces::One(_));
+            Some(SavedPost {
+                token,
+                context: posted.context,
+                pieces: posted.pieces.into_vec(),
+                is_single,
+                bytes: posted.bytes,
+                awaits_response: posted.request,
+            })
+        });
+        of_it.collect()
+    }
+
+    /// Puts a work request where the connection looks for it. Answers whether that was possible: no two have one place, and
+    /// there are not so many.
+    pub(crate) fn restore(&mut self, id: ConnectionId, saved: SavedPost) -> bool {
+        let Some(pieces) = Pieces::of_saved(saved.pieces, saved.is_single) else {
+            return false;
+        };
+        let Posts { places, free } = &mut self.posted;
+        let (Ok(at), Some(user)) = (usize::try_from(saved.token), self.by_id.get_mut(&id)) else {
+            return false;
+        };
+        if at >= POSTS_RESTORED_MAX || places.get(at).is_some_and(Option::is_some) {
+            return false;
+        }
+        if at >= places.len() {
+            free.extend(places.len()..at);
+            places.resize_with(at + 1, || None);
+        } else {
+            free.retain(|place| *place != at);
+        }
+        user.posts += 1;
+        user.parts.restore(saved.bytes, saved.awaits_response);
+        places[at] = Some(Posted {
+            connection: id,
+            pieces,
+            context: saved.context,
+            bytes: saved.bytes,
+            request: saved.awaits_response,
+        });
+        true
     }
 
     /// The pieces of the message that a chunk is cut from, unless it has ended.

@@ -7,9 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
-use weft_core::connection::{ChunkSource, Event, Failure, PathOwner};
+use weft_core::connection::{ChunkSource, Event, Failure, PathOwner, RestoreError};
 use weft_core::drops::{DropReason, Drops};
-use weft_core::endpoint::{Endpoint, EndpointConfig, PendingReset, Remote, Transmit};
+use weft_core::endpoint::{
+    Endpoint, EndpointConfig, PendingReset, Remote, SavedConnection as SavedState, Transmit,
+};
 use weft_core::memory::{Access, Memory, Place};
 use weft_core::received::{Offer, Received};
 use weft_core::units::{ChunkNumber, ConnectionId, Nanos, Source, Time};
@@ -27,8 +29,10 @@ use crate::doze::Doze;
 use crate::ends::RemoteEnd;
 use crate::error::EngineError;
 use crate::identity::{ResetKeys, reset_token};
+use crate::parts::Parts;
 use crate::peer::PeerNic;
 use crate::post::{ChunkBuffer, Payload};
+use crate::saved::SavedConnection;
 use crate::snapshot::{ConnectionSnapshot, PeerSnapshot, Snapshot};
 use crate::users::Users;
 
@@ -265,6 +269,57 @@ impl Worker {
             self.send(false);
         }
         Ok(busy)
+    }
+
+    /// Ends the inline worker: its open connections, and what is under way on them. What has happened on them so far is
+    /// reported.
+    pub(crate) fn save(mut self) -> Vec<SavedConnection> {
+        while self.serve_commands() {}
+        self.report();
+        let Ok(saved) = self.endpoint.save() else {
+            // Every packet is placed when it is received.
+            return Vec::new();
+        };
+        let users = &mut self.users;
+        let saved = saved.into_iter().map(|saved| {
+            let id = saved.id;
+            SavedConnection::new(id, saved, users.save(id))
+        });
+        saved.collect()
+    }
+
+    /// Takes a connection over, before anything else is done. Its user is told of it by `parts`.
+    pub(crate) fn restore(
+        &mut self,
+        saved: SavedConnection,
+        parts: Arc<Parts>,
+    ) -> Result<(), EngineError> {
+        let SavedConnection { id, posts, .. } = saved;
+        let failed = |source| EngineError::NotRestored { id, source };
+        let damaged = |what: &str| failed(RestoreError::Damaged(what.to_owned()));
+        self.users.add(id, parts);
+        for post in posts {
+            if !self.users.restore(id, post) {
+                return Err(damaged("a work request has no place"));
+            }
+        }
+        let route = self.link.peer(&saved.address)?;
+        let peer = PeerNic {
+            owner: saved.owner,
+            address: saved.address,
+            route,
+        };
+        let state = SavedState {
+            id,
+            peer,
+            generation: saved.peer_incarnation,
+            state: saved.state,
+        };
+        let restored = self.endpoint.restore(self.clock.now(), state);
+        match restored.map_err(failed)? == id {
+            true => Ok(()),
+            false => Err(damaged("it has another id")),
+        }
     }
 
     /// Has each write to an eventfd wake the worker, or no longer.

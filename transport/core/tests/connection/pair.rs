@@ -614,7 +614,7 @@ impl Pair {
         let next = Endpoint::new(end.endpoint.config().clone(), self.inner.now);
         let saved = std::mem::replace(&mut end.endpoint, next).save();
         let saved = saved.expect("no placement is under way");
-        saved[0].state().to_vec()
+        saved[0].state.clone()
     }
 
     /// What seals the packets of one end before keys change.

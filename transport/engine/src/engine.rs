@@ -22,7 +22,7 @@ use crate::event::Event;
 use crate::identity::{Names, ResetKeys, worker_of_connection};
 use crate::parts::{Choice, Parts};
 use crate::post::{Piece, Pieces, Post};
-use crate::saved::SavedEngine;
+use crate::saved::{SavedConnection, SavedEngine};
 use crate::shared_receives::SharedReceiveQueue;
 use crate::snapshot::Snapshot;
 use crate::worker::{SENT_BY_CALLER_BYTES_MAX, Worker};
@@ -89,7 +89,7 @@ impl Engine {
 
     /// Starts an inline engine whose connections are those of another one that has ended; their events go to `events`, as
     /// after [`Engine::connect`]. The regions that they name are to be registered by the same keys
-    /// ([`Engine::register_as`]), and their shared receives given, before the first [`Engine::poll`].
+    /// ([`Engine::register_as`]), their shared receives given, and wakers added, before the first [`Engine::poll`].
     ///
     /// # Errors
     /// [`EngineError::NotInline`]; [`EngineError::NotRestored`]; those of [`Engine::start`].
@@ -100,18 +100,20 @@ impl Engine {
     ) -> Result<Self, EngineError> {
         let engine = Self::start_as(config, Some(saved.incarnation))?;
         let mut worker = engine.inline().ok_or(EngineError::NotInline)?;
-        for connection in saved.connections {
-            let id = connection.id;
-            let parts = Arc::new(Parts::new(&[id], events.clone()));
-            worker.restore(connection, Arc::clone(&parts))?;
-            engine.ends().insert(id, End::Connected(parts));
-        }
+        let with_parts = |connection: SavedConnection| {
+            let parts = Arc::new(Parts::new(&[connection.id], events.clone()));
+            let end = End::Connected(Arc::clone(&parts));
+            engine.ends().insert(connection.id, end);
+            (connection, parts)
+        };
+        worker.restore(saved.connections.into_iter().map(with_parts))?;
         drop(worker);
         Ok(engine)
     }
 
     /// Ends an inline engine, whose open connections may go on in another one with the same configuration. What has happened
-    /// on them is reported before. Ends that were not connected are forgotten.
+    /// on them is reported before. Ends that were not connected are forgotten, and so are connections that have failed: no
+    /// [`Event::Closed`] answers their close.
     ///
     /// # Errors
     /// [`EngineError::NotInline`]: the engine has ended, and its connections with it.

@@ -21,8 +21,8 @@ use crate::saved::SavedPost;
 /// nothing can be received. A signal has no bytes, so a peer could otherwise fill this end's memory with them.
 const EVENTS_MAX: usize = 65_536;
 
-/// Places of work requests of an engine before, at most: its devices have 65,536 queue pairs of some hundreds each.
-const POSTS_RESTORED_MAX: usize = 1 << 26;
+/// Places of work requests of the engine before, at most: a device has 16,384 queue pairs of some hundreds each.
+const POSTS_RESTORED_MAX: usize = 1 << 24;
 
 /// The user of one part of a connection.
 struct User {
@@ -168,7 +168,7 @@ impl Users {
         let Some(pieces) = Pieces::of_saved(saved.pieces, saved.is_single) else {
             return false;
         };
-        let Posts { places, free } = &mut self.posted;
+        let places = &mut self.posted.places;
         let (Ok(at), Some(user)) = (usize::try_from(saved.token), self.by_id.get_mut(&id)) else {
             return false;
         };
@@ -176,10 +176,7 @@ impl Users {
             return false;
         }
         if at >= places.len() {
-            free.extend(places.len()..at);
             places.resize_with(at + 1, || None);
-        } else {
-            free.retain(|place| *place != at);
         }
         user.posts += 1;
         user.parts.restore(saved.bytes, saved.awaits_response);
@@ -191,6 +188,13 @@ impl Users {
             request: saved.awaits_response,
         });
         true
+    }
+
+    /// Everything is restored: the places that nothing has are free.
+    pub(crate) fn find_free(&mut self) {
+        let Posts { places, free } = &mut self.posted;
+        let is_free = |at: &usize| places[*at].is_none();
+        *free = (0..places.len()).filter(is_free).collect();
     }
 
     /// The pieces of the message that a chunk is cut from, unless it has ended.

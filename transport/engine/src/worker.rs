@@ -288,8 +288,19 @@ impl Worker {
         saved.collect()
     }
 
-    /// Takes a connection over, before anything else is done. Its user is told of it by `parts`.
+    /// Takes connections over, before anything else is done, each with what tells its user.
     pub(crate) fn restore(
+        &mut self,
+        saved: impl Iterator<Item = (SavedConnection, Arc<Parts>)>,
+    ) -> Result<(), EngineError> {
+        for (saved, parts) in saved {
+            self.restore_connection(saved, parts)?;
+        }
+        self.users.find_free();
+        Ok(())
+    }
+
+    fn restore_connection(
         &mut self,
         saved: SavedConnection,
         parts: Arc<Parts>,

@@ -89,6 +89,38 @@ fn what_is_under_way_is_done_once_although_both_engines_are_replaced_again_and_a
 }
 
 #[test]
+fn a_connection_whose_user_had_too_many_events_to_take_receives_again_when_they_are_taken() {
+    // More than the engine lets a user leave untaken.
+    const SIGNALS: usize = 70_000;
+    let mut pair = Pair::new(|_| {});
+    let nothing = pattern(0, 0);
+    for immediate in 0..SIGNALS {
+        let request = WriteRequest {
+            immediate: Some(immediate as u32),
+            ..pair.a.write(&nothing)
+        };
+        pair.a.engine.write(request).expect("it is posted");
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while pair.b.events.len() < 65_536 {
+        assert!(Instant::now() < deadline, "{}", pair.b.events.len());
+        turn(&mut pair);
+    }
+    let Pair { a, b } = pair;
+    let mut pair = Pair {
+        a,
+        b: replace(b, &[]),
+    };
+    let mut taken = 0;
+    while taken < SIGNALS {
+        assert!(Instant::now() < deadline, "{taken}");
+        turn(&mut pair);
+        taken += pair.b.events.try_iter().count();
+    }
+    assert_eq!(taken, SIGNALS);
+}
+
+#[test]
 fn an_engine_with_threads_is_not_saved() {
     let pair = Pair::new(|config| config.progress = Progress::Threads(1));
     let saved = pair.a.engine.save();

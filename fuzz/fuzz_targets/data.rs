@@ -41,10 +41,7 @@ fuzz_target!(|bytes: &[u8]| {
     ] = rest
     {
         rest = tail;
-        let set = FLAGS
-            .iter()
-            .enumerate()
-            .filter(|(bit, _)| flags >> bit & 1 == 1);
+        let set = FLAGS.iter().enumerate().filter(|(bit, _)| flags >> bit & 1 == 1);
         let opcode = match key >> 6 {
             0 | 1 => Opcode::Write,
             2 => [Opcode::Send, Opcode::Response][usize::from(*length) % 2],
@@ -70,10 +67,7 @@ fuzz_target!(|bytes: &[u8]| {
         let request = match length % 4 {
             0 => Some(Request::Read { bytes: value }),
             1 => Some(Request::Atomic(Atomic::FetchAdd { add: value })),
-            2 => Some(Request::Atomic(Atomic::CompareSwap {
-                compare: 0,
-                swap: value,
-            })),
+            2 => Some(Request::Atomic(Atomic::CompareSwap { compare: 0, swap: value })),
             _ => None,
         };
         let request = request.filter(|_| opcode == Opcode::Request);
@@ -85,10 +79,7 @@ fuzz_target!(|bytes: &[u8]| {
         let mut changed = sealed.clone();
         let at = usize::from(*number) * 7 % changed.len();
         changed[at] ^= 1 << (number % 8);
-        assert!(
-            duo.writes(&changed).is_err(),
-            "byte {at} was changed, and the packet taken"
-        );
+        assert!(duo.writes(&changed).is_err(), "byte {at} was changed, and the packet taken");
         assert_eq!(duo.placed(), before, "a changed packet was placed");
 
         let mut expected = before;
@@ -99,9 +90,7 @@ fuzz_target!(|bytes: &[u8]| {
                     expected[at..at + payload.len()].copy_from_slice(&payload);
                 }
                 (_, Some(Request::Atomic(atomic))) => {
-                    let word = expected[at..]
-                        .first_chunk_mut()
-                        .expect("the word was there");
+                    let word = expected[at..].first_chunk_mut().expect("the word was there");
                     *word = atomic.apply(u64::from_le_bytes(*word)).to_le_bytes();
                 }
                 (_, Some(Request::Read { .. })) => {}

@@ -6,23 +6,9 @@
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use weft_device::control::{self, Limits, MESSAGE_BYTES_MAX, Request};
+use weft_device::control::{self, MESSAGE_BYTES_MAX, Request};
 use weft_device::objects::Objects;
-
-const LIMITS: Limits = Limits {
-    domains: 4,
-    regions: 4,
-    completion_queues: 4,
-    queue_pairs: 4,
-    address_handles: 4,
-    completions: 4096,
-    work_requests: 4096,
-    sges: 32,
-    inline_bytes: 1024,
-    requests: 16,
-    path_mtu: 5,
-    ring_bytes: 1 << 20,
-};
+use weft_fuzz::LIMITS;
 
 fuzz_target!(|bytes: &[u8]| {
     let mut objects = Objects::new(LIMITS, 0..1 << 24);

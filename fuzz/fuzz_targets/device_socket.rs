@@ -1,7 +1,7 @@
-//! Programs that open a device and then send anything, with any descriptors: each packet after a byte that says what goes
-//! with it, and its length in a byte.
+//! A program sends anything, with any descriptors, to the control socket of a running device. In the input, each packet
+//! follows a byte of flags and a byte with its length.
 //!
-//! The engine answers each packet or closes the socket, and a panic of any of its threads ends the process.
+//! The engine must answer each packet or close the socket. A panic of any of its threads ends the process.
 #![no_main]
 
 use std::fs::OpenOptions;
@@ -17,42 +17,28 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use weft_device::VERSION;
-use weft_device::control::{self, Limits, MESSAGE_BYTES_MAX, Outcome, Request};
+use weft_device::control::{self, MESSAGE_BYTES_MAX, Outcome, Request};
 use weft_device_server::{Device, Server};
 use weft_device_socket::{CONTROL_FILE, TOKEN_FILE, packet};
 use weft_engine::{EngineConfig, PortRange, Secret};
-
-const LIMITS: Limits = Limits {
-    domains: 4,
-    regions: 4,
-    completion_queues: 4,
-    queue_pairs: 4,
-    address_handles: 4,
-    completions: 1024,
-    work_requests: 256,
-    sges: 8,
-    inline_bytes: 256,
-    requests: 16,
-    path_mtu: 5,
-    ring_bytes: 4 << 20,
-};
+use weft_fuzz::LIMITS;
 
 /// Far longer than any answer takes.
-const PATIENCE: Duration = Duration::from_secs(8);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// The packet opens the device as a program does, and what follows is ignored.
+/// A flag: the packet opens the device as a program does, and the input's own packet is ignored.
 const OPENS: u8 = 0x10;
 
-struct World {
+struct Fixture {
     directory: tempfile::TempDir,
     _server: Server,
     token: [u8; 32],
     descriptors: [OwnedFd; 4],
 }
 
-static WORLD: LazyLock<World> = LazyLock::new(|| make().expect("a device can be made here"));
+static FIXTURE: LazyLock<Fixture> = LazyLock::new(|| make().expect("a device can be made here"));
 
-fn make() -> io::Result<World> {
+fn make() -> io::Result<Fixture> {
     let directory = tempfile::tempdir()?;
     let ports = PortRange {
         first: 20_000 + (std::process::id() % 600) as u16 * 16,
@@ -71,7 +57,7 @@ fn make() -> io::Result<World> {
     let open = |path: &str| OpenOptions::new().read(true).write(true).open(path);
     let memory = memfd_create("fuzz", MemfdFlags::CLOEXEC)?;
     ftruncate(&memory, 1 << 20)?;
-    Ok(World {
+    Ok(Fixture {
         directory,
         _server: server,
         token: token.try_into().unwrap_or_default(),
@@ -89,7 +75,7 @@ fn program(directory: &Path) -> io::Result<OwnedFd> {
     let socket = socket_with(AddressFamily::UNIX, kind, flags, None)?;
     let path = directory.join("devices/weft0").join(CONTROL_FILE);
     connect(&socket, &SocketAddrUnix::new(&path)?)?;
-    set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
     Ok(socket)
 }
 
@@ -107,25 +93,25 @@ fn receive(socket: &OwnedFd) -> io::Result<Vec<u8>> {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    let world = &*WORLD;
-    let socket = program(world.directory.path()).expect("the engine accepts programs");
+    let fixture = &*FIXTURE;
+    let socket = program(fixture.directory.path()).expect("the engine accepts programs");
     let mut rest = bytes;
-    while let Some(([with, length], more)) = rest.split_first_chunk() {
+    while let Some(([flags, length], more)) = rest.split_first_chunk() {
         let (packet, after) = more.split_at(usize::from(*length).min(more.len()));
         rest = after;
         let mut buffer = [0; MESSAGE_BYTES_MAX];
         let open = Request::Open {
             version: VERSION,
-            token: world.token,
+            token: fixture.token,
         };
-        let packet = match with & OPENS {
+        let packet = match flags & OPENS {
             0 if packet.is_empty() => continue,
             0 => packet,
             _ => control::emit(&open, &mut buffer),
         };
         // How many descriptors, and which is the first.
-        let (count, first) = (usize::from(with & 3), usize::from(with >> 2 & 3));
-        let passed = (first..first + count).map(|at| world.descriptors[at % 4].as_fd());
+        let (count, first) = (usize::from(flags & 3), usize::from(flags >> 2 & 3));
+        let passed = (first..first + count).map(|at| fixture.descriptors[at % 4].as_fd());
         let passed: Vec<BorrowedFd<'_>> = passed.collect();
         if packet::send(&socket, packet, &passed).is_err() {
             // It is closed.

@@ -39,17 +39,9 @@ fuzz_target!(|bytes: &[u8]| -> Corpus {
             None => assert_eq!(part.node, input.request.source),
             Some(sender) => assert!(reached.contains(sender), "{sender} sends before it has it"),
         }
-        assert!(
-            reached.insert(part.node.clone()),
-            "{} is reached twice",
-            part.node
-        );
+        assert!(reached.insert(part.node.clone()), "{} is reached twice", part.node);
     }
-    let wanted = input
-        .request
-        .destinations
-        .iter()
-        .chain([&input.request.source]);
+    let wanted = input.request.destinations.iter().chain([&input.request.source]);
     assert_eq!(reached, wanted.cloned().collect());
     assert!(plan.estimate_seconds.is_finite() && plan.estimate_seconds >= 0.0);
     Corpus::Keep

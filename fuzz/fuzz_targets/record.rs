@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use weft_agent::transfer::frame::{Frame, Frames, HEADER_BYTES};
+use weft_agent::transfer::frame::{HEADER_BYTES, Frame, Frames};
 
 fuzz_target!(|bytes: &[u8]| {
     let mut read = 0;

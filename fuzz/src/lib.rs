@@ -14,6 +14,7 @@ use weft_core::wire::{
     VERSION,
 };
 use weft_crypto::AES_128_GCM;
+use weft_device::control::Limits;
 use weft_sim::host::Datagrams;
 use weft_sim::pair::{Pair, PairConfig, Wire, holds, id, secret};
 
@@ -24,6 +25,21 @@ const SETTINGS: Settings = Settings {
     window_chunks: 4,
     wire_version: VERSION,
     integrity: Integrity::Sealed,
+};
+/// Of a device that programs send anything to.
+pub const LIMITS: Limits = Limits {
+    domains: 4,
+    regions: 4,
+    completion_queues: 4,
+    queue_pairs: 4,
+    address_handles: 4,
+    completions: 4096,
+    work_requests: 4096,
+    sges: 32,
+    inline_bytes: 1024,
+    requests: 16,
+    path_mtu: 5,
+    ring_bytes: 1 << 20,
 };
 /// The key of the region at each end.
 pub const KEY: Key = Key(0x6675_7a7a);
@@ -39,12 +55,7 @@ const TOKEN: u64 = 7;
 struct Delay;
 
 impl Wire for Delay {
-    fn carry(
-        &mut self,
-        now: Time,
-        datagrams: Datagrams,
-        arrives: &mut impl FnMut(Time, Datagrams),
-    ) {
+    fn carry(&mut self, now: Time, datagrams: Datagrams, arrives: &mut impl FnMut(Time, Datagrams)) {
         arrives(now + DELAY, datagrams);
     }
 }
@@ -64,10 +75,7 @@ impl Duo {
 
     /// The same with packets that are protected so.
     pub fn with(bytes: usize, integrity: Integrity) -> Duo {
-        let mut config = PairConfig::new(Settings {
-            integrity,
-            ..SETTINGS
-        });
+        let mut config = PairConfig::new(Settings { integrity, ..SETTINGS });
         config.key = KEY;
         config.endpoint.policy = PolicyKind::Oblivious;
         config.endpoint.congestion = CongestionKind::ECN_RTT;
@@ -84,8 +92,7 @@ impl Duo {
             offset: 0,
             immediate: Some(9),
         };
-        pair.post(0, 0, write)
-            .expect("a new connection takes a write");
+        pair.post(0, 0, write).expect("a new connection takes a write");
         Duo {
             pair,
             bytes,
@@ -185,10 +192,7 @@ impl Duo {
     fn dropped(&self, host: usize, before: &Drops) -> Result<(), DropReason> {
         let after = self.drops(host);
         let dropped = |reason: &&DropReason| after.get(**reason) > before.get(**reason);
-        DropReason::ALL
-            .iter()
-            .find(dropped)
-            .map_or(Ok(()), |reason| Err(*reason))
+        DropReason::ALL.iter().find(dropped).map_or(Ok(()), |reason| Err(*reason))
     }
 
     /// A packet from host 1 arrives at host 0. Answers why it was dropped.
@@ -209,12 +213,7 @@ impl Duo {
     /// Host 0 is told that host 1 does not know the connection, with a guessed token.
     pub fn resets(&mut self, token: u64) {
         let (path, connection) = (PathId(0), id(1, 0));
-        let reset = Reset {
-            path,
-            connection,
-            token,
-        }
-        .emit();
+        let reset = Reset { path, connection, token }.emit();
         assert_eq!(self.answers(&reset), Err(DropReason::UnknownConnection));
     }
 

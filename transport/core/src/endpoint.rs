@@ -88,8 +88,7 @@ pub struct Counters {
     pub resets_withheld: u64,
 }
 
-/// A connection on its way from one endpoint to the next.
-#[derive(Debug)]
+/// A connection on its way from one endpoint to the next. Its state holds its secrets.
 pub struct SavedConnection<P> {
     /// Its id.
     pub id: ConnectionId,
@@ -99,6 +98,17 @@ pub struct SavedConnection<P> {
     pub generation: u64,
     /// What [`Connection::save`] wrote.
     pub state: Vec<u8>,
+}
+
+/// Shows how much it is, never a secret.
+impl<P: std::fmt::Debug> std::fmt::Debug for SavedConnection<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SavedConnection")
+            .field("id", &self.id)
+            .field("peer", &self.peer)
+            .field("state_bytes", &self.state.len())
+            .finish_non_exhaustive()
+    }
 }
 
 /// A connection that is over, with placements under way.

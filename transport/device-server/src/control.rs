@@ -26,8 +26,8 @@ use crate::thread::spawn;
 /// Connections that have not opened a device; of more, the oldest is closed.
 const UNOPENED_MAX: usize = 64;
 
-/// After this a program is accepted again that could not be.
-const ACCEPT_AGAIN: Timespec = Timespec {
+/// The control thread waits this long after it could not accept a program.
+const ACCEPT_BACKOFF: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 20_000_000,
 };
@@ -75,7 +75,7 @@ impl Control {
         let Ok(socket) = accept_with(&self.listening, flags) else {
             // The program has gone, or descriptors are short: then the socket stays ready, and it is tried again.
             let mut stopped = [PollFd::new(&self.stopped, PollFlags::IN)];
-            let _ = poll(&mut stopped, Some(&ACCEPT_AGAIN));
+            let _ = poll(&mut stopped, Some(&ACCEPT_BACKOFF));
             return;
         };
         if unopened.len() >= UNOPENED_MAX {

@@ -84,41 +84,50 @@ pub struct Engine {
 impl Engine {
     /// Binds the ports and starts the workers.
     pub fn start(config: EngineConfig) -> Result<Self, EngineError> {
-        Self::start_as(config, None)
+        Self::start_with(config, None)
     }
 
-    /// Starts an inline engine whose connections are those of another one that has ended; their events go to `events`, as
-    /// after [`Engine::connect`]. The regions that they name are to be registered by the same keys
-    /// ([`Engine::register_as`]), their shared receives given, and wakers added, before the first [`Engine::poll`].
+    /// The same for an engine that goes on as one that was saved: peers take it for that one.
+    /// [`Engine::restore`] brings the connections.
     ///
     /// # Errors
-    /// [`EngineError::NotInline`]; [`EngineError::NotRestored`]; those of [`Engine::start`].
+    /// Those of [`Engine::start`].
+    pub fn start_as(config: EngineConfig, incarnation: u64) -> Result<Self, EngineError> {
+        Self::start_with(config, Some(incarnation))
+    }
+
+    /// Takes a connection over from an engine that was saved, before the first [`Engine::poll`]. Its events go to `events`,
+    /// as after [`Engine::connect`]. By then the regions that it names must be registered by the same keys
+    /// ([`Engine::register_as`]), and its shared receives given.
+    ///
+    /// # Errors
+    /// [`EngineError::NotInline`]; [`EngineError::AlreadyConnected`]; [`EngineError::NotRestored`] and
+    /// [`EngineError::Link`]: this connection is lost, and its peer is told by a Reset. No other one is.
     pub fn restore(
-        config: EngineConfig,
-        saved: SavedEngine,
-        events: &Sender<Event>,
-    ) -> Result<Self, EngineError> {
-        let engine = Self::start_as(config, Some(saved.incarnation))?;
-        let mut worker = engine.inline().ok_or(EngineError::NotInline)?;
-        let with_parts = |connection: SavedConnection| {
-            let parts = Arc::new(Parts::new(&[connection.id], events.clone()));
-            let end = End::Connected(Arc::clone(&parts));
-            engine.ends().insert(connection.id, end);
-            (connection, parts)
-        };
-        worker.restore(saved.connections.into_iter().map(with_parts))?;
-        drop(worker);
-        Ok(engine)
+        &self,
+        connection: SavedConnection,
+        events: Sender<Event>,
+    ) -> Result<(), EngineError> {
+        let id = connection.id;
+        let mut worker = self.inline().ok_or(EngineError::NotInline)?;
+        let mut ends = self.ends();
+        if ends.contains_key(&id) {
+            return Err(EngineError::AlreadyConnected { id });
+        }
+        let parts = Arc::new(Parts::new(&[id], events));
+        worker.restore(connection, Arc::clone(&parts))?;
+        ends.insert(id, End::Connected(parts));
+        Ok(())
     }
 
     /// Ends an inline engine, whose open connections may go on in another one with the same configuration. What has happened
-    /// on them is reported before. Ends that were not connected are forgotten, and so are connections that have failed: no
-    /// [`Event::Closed`] answers their close.
+    /// on them is reported before. Not saved: ends that were not connected; connections that have failed, so that no
+    /// [`Event::Closed`] answers their close; counters; wakers; what [`Engine::set_egress`] has changed.
     ///
     /// # Errors
     /// [`EngineError::NotInline`]: the engine has ended, and its connections with it.
     pub fn save(mut self) -> Result<SavedEngine, EngineError> {
-        if !matches!(self.config.progress, Progress::Inline) {
+        if self.inline().is_none() {
             return Err(EngineError::NotInline);
         }
         // Nobody else holds an inline worker.
@@ -131,7 +140,7 @@ impl Engine {
         })
     }
 
-    fn start_as(config: EngineConfig, incarnation: Option<u64>) -> Result<Self, EngineError> {
+    fn start_with(config: EngineConfig, incarnation: Option<u64>) -> Result<Self, EngineError> {
         config.check()?;
         let settings = config.settings();
         let names = Names::draw(incarnation)?;

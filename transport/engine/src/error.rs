@@ -31,8 +31,8 @@ pub enum EngineError {
         /// The address to share.
         address: LinkAddress,
     },
-    /// A connection of an engine before cannot go on.
-    #[error("connection {id} cannot go on: {source}: start the engine without it")]
+    /// A saved connection cannot go on.
+    #[error("connection {id} cannot go on: {source}: connect again")]
     NotRestored {
         /// Which.
         id: ConnectionId,
@@ -114,8 +114,10 @@ pub enum EngineError {
     /// The work request cannot be done.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// `poll` on an engine that runs its own threads.
-    #[error("this engine runs its own threads: start it with Progress::Inline to poll it")]
+    /// A call that only the caller of [`crate::Engine::poll`] may make, on an engine that runs its own threads.
+    #[error(
+        "this engine runs its own threads: start it with Progress::Inline to poll, save or restore it"
+    )]
     NotInline,
     /// The operating system gave no random bytes.
     #[error("the operating system gave no random bytes: region keys cannot be drawn safely")]

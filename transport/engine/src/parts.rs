@@ -105,7 +105,7 @@ impl Parts {
         Some(part.id)
     }
 
-    /// The first part has a work request that was posted on an engine before.
+    /// Counts a work request for the first part that was posted on another engine.
     pub(crate) fn restore(&self, bytes: u64, request: bool) {
         let part = &self.parts[0];
         part.load.fetch_add(weight(bytes), Ordering::Relaxed);

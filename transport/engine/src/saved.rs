@@ -1,8 +1,8 @@
 //! An engine's connections on their way to the next engine.
 
+use std::fmt;
 use std::sync::Arc;
 
-use weft_core::endpoint::SavedConnection as SavedState;
 use weft_core::units::ConnectionId;
 use weft_link::LinkAddress;
 
@@ -12,16 +12,15 @@ use crate::post::Piece;
 /// secrets: hand it to nobody but the next engine.
 #[derive(Debug)]
 pub struct SavedEngine {
-    /// Tells the life of the engine from the node's others. It goes on.
+    /// For [`crate::Engine::start_as`].
     pub incarnation: u64,
-    /// The connections.
+    /// For [`crate::Engine::restore`].
     pub connections: Vec<SavedConnection>,
 }
 
 /// A connection, and the work requests of its user that are not complete.
-#[derive(Debug)]
 pub struct SavedConnection {
-    /// Its name.
+    /// Its id.
     pub id: ConnectionId,
     /// Whose the other end is, as authenticated.
     pub owner: Arc<str>,
@@ -38,7 +37,7 @@ pub struct SavedConnection {
 /// A work request that is not complete.
 #[derive(Debug)]
 pub struct SavedPost {
-    /// The name by which the connection calls it.
+    /// Its token in the connection's state.
     pub token: u64,
     /// What comes back to the user with its end.
     pub context: u64,
@@ -46,26 +45,21 @@ pub struct SavedPost {
     pub pieces: Vec<Piece>,
     /// It is a write of one piece, which comes back with [`crate::Event::Written`].
     pub is_single: bool,
-    /// Bytes that it counts for.
+    /// Bytes that it adds to its connection's load.
     pub bytes: u64,
     /// It waits for a response.
     pub awaits_response: bool,
 }
 
-impl SavedConnection {
-    /// Of a connection's state and what its user has under way.
-    pub(crate) fn new(
-        id: ConnectionId,
-        saved: SavedState<crate::peer::PeerNic>,
-        posts: Vec<SavedPost>,
-    ) -> Self {
-        Self {
-            id,
-            owner: saved.peer.owner,
-            address: saved.peer.address,
-            peer_incarnation: saved.generation,
-            state: saved.state,
-            posts,
-        }
+/// Shows how much it is, never a secret.
+impl fmt::Debug for SavedConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SavedConnection")
+            .field("id", &self.id)
+            .field("owner", &self.owner)
+            .field("address", &self.address)
+            .field("state_bytes", &self.state.len())
+            .field("posts", &self.posts.len())
+            .finish_non_exhaustive()
     }
 }

@@ -21,9 +21,6 @@ use crate::saved::SavedPost;
 /// nothing can be received. A signal has no bytes, so a peer could otherwise fill this end's memory with them.
 const EVENTS_MAX: usize = 65_536;
 
-/// Places of work requests of the engine before, at most: a device has 16,384 queue pairs of some hundreds each.
-const POSTS_RESTORED_MAX: usize = 1 << 24;
-
 /// The user of one part of a connection.
 struct User {
     parts: Arc<Parts>,
@@ -122,7 +119,10 @@ impl Users {
             return;
         };
         let Posts { places, free } = &mut self.posted;
-        let token = free.pop().unwrap_or(places.len());
+        // A restored work request may have taken a free place.
+        let mut free_places = std::iter::from_fn(|| free.pop());
+        let token = free_places.find(|&at| places[at].is_none());
+        let token = token.unwrap_or(places.len());
         let request = post.request.with_token(token as u64);
         let posted = Posted {
             connection: id,
@@ -144,39 +144,51 @@ impl Users {
         }
     }
 
-    /// Takes the work requests of a connection that are not complete, for the next engine.
-    pub(crate) fn save(&mut self, id: ConnectionId) -> Vec<SavedPost> {
-        let places = (0..).zip(&mut self.posted.places);
-        let of_it = places.filter_map(|(token, place)| {
-            let posted = place.take_if(|posted| posted.connection == id)?;
+    /// Takes the work requests that are not complete, for the next engine.
+    pub(crate) fn save(&mut self) -> HashMap<ConnectionId, Vec<SavedPost>> {
+        let mut saved: HashMap<ConnectionId, Vec<SavedPost>> = HashMap::new();
+        for (token, posted) in (0..).zip(self.posted.places.drain(..)) {
+            let Some(posted) = posted else {
+                continue;
+            };
             let is_single = matches!(posted.pieces, Pieces::One(_));
-            Some(SavedPost {
+            let post = SavedPost {
                 token,
                 context: posted.context,
                 pieces: posted.pieces.into_vec(),
                 is_single,
                 bytes: posted.bytes,
                 awaits_response: posted.request,
-            })
-        });
-        of_it.collect()
+            };
+            saved.entry(posted.connection).or_default().push(post);
+        }
+        self.posted.free.clear();
+        saved
     }
 
     /// Puts a work request where the connection looks for it. Answers whether that was possible: no two have one place, and
-    /// there are not so many.
+    /// there is memory for so many.
     pub(crate) fn restore(&mut self, id: ConnectionId, saved: SavedPost) -> bool {
         let Some(pieces) = Pieces::of_saved(saved.pieces, saved.is_single) else {
             return false;
         };
-        let places = &mut self.posted.places;
+        let Posts { places, free } = &mut self.posted;
         let (Ok(at), Some(user)) = (usize::try_from(saved.token), self.by_id.get_mut(&id)) else {
             return false;
         };
-        if at >= POSTS_RESTORED_MAX || places.get(at).is_some_and(Option::is_some) {
+        if places.get(at).is_some_and(Option::is_some) {
             return false;
         }
-        if at >= places.len() {
+        let places_before = places.len();
+        if at >= places_before {
+            if places
+                .try_reserve(at.saturating_add(1) - places_before)
+                .is_err()
+            {
+                return false;
+            }
             places.resize_with(at + 1, || None);
+            free.extend(places_before..at);
         }
         user.posts += 1;
         user.parts.restore(saved.bytes, saved.awaits_response);
@@ -190,11 +202,10 @@ impl Users {
         true
     }
 
-    /// Everything is restored: the places that nothing has are free.
-    pub(crate) fn find_free(&mut self) {
-        let Posts { places, free } = &mut self.posted;
-        let is_free = |at: &usize| places[*at].is_none();
-        *free = (0..places.len()).filter(is_free).collect();
+    /// A connection that could not be restored has no user.
+    pub(crate) fn forget(&mut self, id: ConnectionId) {
+        self.posted.drop_of(id);
+        self.by_id.remove(&id);
     }
 
     /// The pieces of the message that a chunk is cut from, unless it has ended.

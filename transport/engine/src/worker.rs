@@ -276,61 +276,50 @@ impl Worker {
     pub(crate) fn save(mut self) -> Vec<SavedConnection> {
         while self.serve_commands() {}
         self.report();
-        let Ok(saved) = self.endpoint.save() else {
-            // Every packet is placed when it is received.
-            return Vec::new();
-        };
-        let users = &mut self.users;
-        let saved = saved.into_iter().map(|saved| {
-            let id = saved.id;
-            SavedConnection::new(id, saved, users.save(id))
+        let mut posts = self.users.save();
+        let saved = self.endpoint.save();
+        let saved = saved.expect("every packet is placed when it is received");
+        let saved = saved.into_iter().map(|saved| SavedConnection {
+            id: saved.id,
+            owner: saved.peer.owner,
+            address: saved.peer.address,
+            peer_incarnation: saved.generation,
+            state: saved.state,
+            posts: posts.remove(&saved.id).unwrap_or_default(),
         });
         saved.collect()
     }
 
-    /// Takes connections over, before anything else is done, each with what tells its user.
+    /// Takes a connection over, whose user is told by `parts`.
     pub(crate) fn restore(
-        &mut self,
-        saved: impl Iterator<Item = (SavedConnection, Arc<Parts>)>,
-    ) -> Result<(), EngineError> {
-        for (saved, parts) in saved {
-            self.restore_connection(saved, parts)?;
-        }
-        self.users.find_free();
-        Ok(())
-    }
-
-    fn restore_connection(
         &mut self,
         saved: SavedConnection,
         parts: Arc<Parts>,
     ) -> Result<(), EngineError> {
         let SavedConnection { id, posts, .. } = saved;
-        let failed = |source| EngineError::NotRestored { id, source };
-        let damaged = |what: &str| failed(RestoreError::Damaged(what.to_owned()));
-        self.users.add(id, parts);
-        for post in posts {
-            if !self.users.restore(id, post) {
-                return Err(damaged("a work request has no place"));
-            }
-        }
-        let route = self.link.peer(&saved.address)?;
         let peer = PeerNic {
             owner: saved.owner,
             address: saved.address,
-            route,
+            route: self.link.peer(&saved.address)?,
         };
-        let state = SavedState {
+        let saved = SavedState {
             id,
             peer,
             generation: saved.peer_incarnation,
             state: saved.state,
         };
-        let restored = self.endpoint.restore(self.clock.now(), state);
-        match restored.map_err(failed)? == id {
-            true => Ok(()),
-            false => Err(damaged("it has another id")),
+        let restored = self.endpoint.restore(self.clock.now(), saved);
+        let restored = restored.map_err(|source| EngineError::NotRestored { id, source })?;
+        self.users.add(id, parts);
+        let mut posts = posts.into_iter();
+        if restored == id && posts.all(|post| self.users.restore(id, post)) {
+            return Ok(());
         }
+        self.endpoint.close(restored);
+        self.users.forget(id);
+        let text = "it has another id, or a work request has no place".to_owned();
+        let source = RestoreError::Damaged(text);
+        Err(EngineError::NotRestored { id, source })
     }
 
     /// Has each write to an eventfd wake the worker, or no longer.

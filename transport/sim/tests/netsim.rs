@@ -118,10 +118,10 @@ fn goodput_resends_and_spurious_resends_by_loss_paths_and_window() {
     insta::assert_snapshot!(table);
 }
 
-/// Median Mbit/s, over five seeds, of one connection of 128 paths over four spines, each so many times slower than
+/// Least and median Mbit/s, over five seeds, of one connection of 128 paths over four spines, each so many times slower than
 /// 1 Gbit/s: of `messages` MiB after a third as many, so that neither start nor end counts.
-/// A mean would hang on luck: one run in five does not learn of the slow spine in time, and gets 1,100 to 1,400.
-fn goodput(policy: PolicyKind, slowdowns: [u64; 4], messages: u64) -> u64 {
+/// About one run in five does not learn of the slow spine in time, and gets 1,000 to 1,400: so a mean says little.
+fn goodput(policy: PolicyKind, slowdowns: [u64; 4], messages: u64) -> [u64; 2] {
     let run = |seed, messages| {
         let mut scenario = scenario(0, 128, 256, CongestionKind::ECN_RTT);
         scenario.seed = seed;
@@ -150,19 +150,19 @@ fn goodput(policy: PolicyKind, slowdowns: [u64; 4], messages: u64) -> u64 {
     };
     let mut all: Vec<u64> = (1..=5).map(of_seed).collect();
     all.sort_unstable();
-    all[all.len() / 2]
+    [all[0], all[all.len() / 2]]
 }
 
 #[test]
 fn st7_the_default_policy_gets_most_of_four_unequal_spines_and_no_less_of_equal_ones() {
     // What is known of the slow spine's 32 paths is learnt with the first 64 MiB.
-    let unequal = goodput(PolicyKind::default(), [1, 2, 4, 20], 192);
-    let [two_choices, equal] =
-        [PolicyKind::TwoChoices, PolicyKind::default()].map(|policy| goodput(policy, [1; 4], 48));
+    let [least, unequal] = goodput(PolicyKind::default(), [1, 2, 4, 20], 192);
+    let policies = [PolicyKind::TwoChoices, PolicyKind::default()];
+    let [two_choices, equal] = policies.map(|policy| goodput(policy, [1; 4], 48)[1]);
     let table = format!(
-        "policy      1000+500+250+50_Mbit/s 4x1000_Mbit/s\n\
-         two-choices                      - {two_choices:>13}\n\
-         {:<11} {unequal:>22} {equal:>13}\n",
+        "policy      1000+500+250+50_Mbit/s  least 4x1000_Mbit/s\n\
+         two-choices                      -      - {two_choices:>13}\n\
+         {:<11} {unequal:>22} {least:>6} {equal:>13}\n",
         PolicyKind::default().to_string(),
     );
     assert!(unequal >= 1_800 * 85 / 100, "{table}");

@@ -206,6 +206,11 @@ impl ReceiveHalf {
         self.receives.share(shared);
     }
 
+    /// The shared buffers that it has taken go on elsewhere.
+    pub(super) fn unshare(&mut self) {
+        self.receives.unshare();
+    }
+
     /// From here on the peer may do no more than this to regions.
     pub(super) fn set_access(&mut self, access: Access) {
         self.access = access;
@@ -456,10 +461,9 @@ impl ReceiveHalf {
         self.mark_run(now, arrival, events, stats);
         let wanted = self.board.check(place_of(header));
         if wanted == Err(DropReason::Duplicate) {
-            // The peer does not know that we have it: tell it again, also of a chunk that is here in part, which was told
-            // once. If that was lost, the peer would send all of it for ever, where a full queue lets the same first
-            // packets through each time.
-            self.board.touch(header.chunk);
+            // The peer does not know that we have it. An acknowledgement reports a part of a chunk once: if it is lost,
+            // the peer sends the whole chunk again, and a full queue may let through only what is here already.
+            self.board.report_again(header.chunk);
             self.pending_ack.arrived(now, arrival.path);
             self.pending_ack.at_once();
             if header.packet_number.saturating_add(ECHO_NUMBERS) > self.newest_packet {

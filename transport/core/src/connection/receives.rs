@@ -44,6 +44,11 @@ impl PostedReceives {
         self.shared = Some(shared);
     }
 
+    /// None of the buffers that it has taken is given back.
+    pub(super) fn unshare(&mut self) {
+        self.shared = None;
+    }
+
     /// Takes buffers for the sends up to this one, as far as there are shared ones.
     #[inline(never)]
     pub(super) fn take_shared(&mut self, number: u64) {

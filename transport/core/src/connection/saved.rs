@@ -78,8 +78,10 @@ impl Connection {
     ///     [connection.save(), connection.save()]
     /// }
     /// ```
-    pub fn save(self) -> Vec<u8> {
-        self.to_bytes()
+    pub fn save(mut self) -> Vec<u8> {
+        let saved = self.to_bytes();
+        self.receive.unshare();
+        saved
     }
 
     /// How many bytes [`Connection::save`] would write.

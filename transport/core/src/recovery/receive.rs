@@ -319,7 +319,9 @@ impl ReceiveBoard {
             self.end = chunk.plus(1);
         }
         if map != full_map(packet.packets) {
-            self.touch(chunk);
+            if self.touched.len() < TOUCHED_MAX && self.touched.last() != Some(&chunk) {
+                self.touched.push(chunk);
+            }
             return if map & map.wrapping_add(1) == 0 {
                 Marked::Beginning
             } else {
@@ -486,10 +488,15 @@ impl ReceiveBoard {
         words
     }
 
-    /// The next acknowledgement tells what is here of a chunk of which something is, if that is not all.
-    #[inline]
-    pub fn touch(&mut self, chunk: ChunkNumber) {
-        if self.touched.len() < TOUCHED_MAX && self.touched.last() != Some(&chunk) {
+    /// Puts a chunk of the window that is here in part into the next acknowledgement, where there is room.
+    pub fn report_again(&mut self, chunk: ChunkNumber) {
+        let ahead = chunk.ahead_of(self.cumulative);
+        if ahead >= 0
+            && self.reaches(ahead as usize)
+            && !self.is_whole(chunk)
+            && self.touched.len() < TOUCHED_MAX
+            && !self.touched.contains(&chunk)
+        {
             self.touched.push(chunk);
         }
     }
@@ -785,15 +792,15 @@ mod tests {
         assert_eq!(board.take_partials(&mut partials), 1);
         assert_eq!(board.take_partials(&mut partials), 0);
         assert_eq!(board.check(packet(5, 0, 3)), Err(DropReason::Duplicate));
-        board.touch(ChunkNumber(5));
+        board.report_again(ChunkNumber(5));
         assert_eq!(board.take_partials(&mut partials), 1);
         assert_eq!(
             (partials[0].chunk, partials[0].packets),
             (ChunkNumber(5), 0b001)
         );
-        // Of what is whole there is nothing more to tell.
+        // What is whole takes no place from what is not.
         board.mark_map(packet(5, 2, 3), 0b110, |_| {});
-        board.touch(ChunkNumber(5));
-        assert_eq!(board.take_partials(&mut partials), 0);
+        board.report_again(ChunkNumber(5));
+        assert!(board.touched.is_empty());
     }
 }

@@ -4,11 +4,30 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use serde::{Deserialize, Serialize};
 use weft_device::completion::{Completion, Opcode, Outcome};
 use weft_device::entry::Entry;
 use weft_device::ring::{Producer, Ring};
 use weft_device_socket::packet;
 use weft_engine::Words;
+
+/// A completion queue on its way to the next engine.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedCompletionQueue {
+    produced: u32,
+    channel: Option<u32>,
+    is_due: bool,
+}
+
+impl SavedCompletionQueue {
+    pub(crate) fn restore(self, ring: Ring<Words>) -> CompletionQueue {
+        CompletionQueue {
+            ring: Producer::new(ring, self.produced),
+            channel: self.channel,
+            is_due: self.is_due,
+        }
+    }
+}
 
 /// A completion queue: its ring, and its channel.
 pub(crate) struct CompletionQueue {
@@ -24,6 +43,15 @@ impl CompletionQueue {
             ring,
             channel,
             is_due: false,
+        }
+    }
+
+    /// For the next engine.
+    pub(crate) fn save(self) -> SavedCompletionQueue {
+        SavedCompletionQueue {
+            produced: self.ring.produced(),
+            channel: self.channel,
+            is_due: self.is_due,
         }
     }
 
@@ -82,6 +110,15 @@ impl Channel {
         let (socket, program) = event_socket()?;
         let unsent = VecDeque::new();
         Ok((Self { socket, unsent }, program))
+    }
+
+    /// Its socket, and what the program is still to be told.
+    pub(crate) fn save(self) -> (OwnedFd, VecDeque<u32>) {
+        (self.socket, self.unsent)
+    }
+
+    pub(crate) fn restore(socket: OwnedFd, unsent: VecDeque<u32>) -> Self {
+        Self { socket, unsent }
     }
 
     pub(crate) fn tell(&mut self, queue: u32) {

@@ -8,8 +8,9 @@ use weft_device::control::{Outcome, Request};
 use weft_engine::AddressSpace;
 
 use crate::context::Device;
-use crate::devices::{ContextId, OpenError, Opened};
+use crate::devices::{ContextId, OpenError, Opened, SavedDevices};
 use crate::offer::Offer;
+use crate::saved::HandOverError;
 
 /// An offer that has come from the node `owner`, as authenticated.
 #[derive(Debug)]
@@ -38,6 +39,8 @@ pub(crate) enum Command {
     },
     /// A program has closed the device, or has ended.
     Close(ContextId),
+    /// The end, and what goes on in the next engine.
+    Save(Sender<Result<(SavedDevices, Vec<OwnedFd>), HandOverError>>),
     /// The end.
     Stop,
 }

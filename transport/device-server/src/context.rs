@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use weft_device::control::{
     self, Answer, ErrorNumber, Limits, Outcome, QueuePair as Made, Request,
 };
@@ -26,11 +27,13 @@ use crate::receive_queue::{ReceiveQueue, SharedReceiveQueue};
 use crate::regions::{Regions, remote_access};
 
 mod datagrams;
+mod saved;
 
 use datagrams::DatagramQueuePairs;
+pub(crate) use saved::SavedContext;
 
 /// A device, as it is given to a program.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Device {
     /// Its GID.
     pub gid: [u8; 16],
@@ -45,7 +48,7 @@ pub struct Device {
 pub const CAP_BPS_MIN: u64 = 1_000_000;
 
 /// A protection domain, as the engine knows it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Domain {
     pub(crate) id: DomainId,
     /// The upper half of its keys.
@@ -329,7 +332,8 @@ impl Context {
         memory: Arc<Region>,
     ) -> Result<(), ErrorNumber> {
         let Domain { id, prefix } = self.domain(asked.domain)?;
-        self.regions.add(engine, (id, prefix), key, asked, memory);
+        self.regions
+            .add(engine, (id, prefix), key, asked, memory, None);
         Ok(())
     }
 
@@ -559,6 +563,11 @@ impl Context {
     /// Whether the engine may sleep: no doorbell was rung, and the next one that is wakes it.
     pub(crate) fn prepare_to_sleep(&self) -> bool {
         self.has_failed || self.doorbells.prepare_to_sleep()
+    }
+
+    /// What the program wakes the engine by.
+    pub(crate) fn waker(&self) -> &OwnedFd {
+        &self.wake
     }
 
     pub(crate) fn wake(&self) {

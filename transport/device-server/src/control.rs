@@ -20,7 +20,7 @@ use crate::command::Command;
 use crate::context::Device;
 use crate::device_table::{DeviceTable, lock};
 use crate::devices::{ContextId, Opened};
-use crate::open_devices::{OpenDevice, OpenDevices};
+use crate::open_devices::{Gid, OpenDevice, OpenDevices};
 use crate::thread::spawn;
 
 /// Connections that have not opened a device; of more, the oldest is closed.
@@ -35,6 +35,21 @@ const ACCEPT_BACKOFF: Timespec = Timespec {
 /// Threads that close refused sockets at a time.
 const REFUSING_MAX: usize = 64;
 
+/// What a thread of the control socket gives back when it is told to end.
+pub(crate) enum Released {
+    /// The one that accepts programs: its socket, and those of programs that have not opened a device.
+    Listening(OwnedFd, Vec<OwnedFd>),
+    /// That of a program which has a device open.
+    Program(OpenProgram),
+}
+
+/// A program that has a device open.
+pub(crate) struct OpenProgram {
+    pub(crate) socket: OwnedFd,
+    pub(crate) context: ContextId,
+    pub(crate) thread: OpenDevice,
+}
+
 /// Accepts programs.
 pub(crate) struct Control {
     pub(crate) listening: OwnedFd,
@@ -45,17 +60,21 @@ pub(crate) struct Control {
     /// Held by each thread that closes a refused socket.
     pub(crate) refusing: Arc<()>,
     /// Dropped by each thread when it ends.
-    pub(crate) ended: Sender<()>,
+    pub(crate) released: Sender<Released>,
 }
 
 impl Control {
-    pub(crate) fn run(self) {
-        let mut unopened: Vec<OwnedFd> = Vec::new();
+    /// Serves programs, at first those that have connected and have not opened a device.
+    pub(crate) fn run(self, mut unopened: Vec<OwnedFd>) {
         loop {
             let all = [self.stopped.as_fd(), self.listening.as_fd()];
             let all = all.into_iter().chain(unopened.iter().map(AsFd::as_fd));
             let ready = wait(all.collect());
             if ready[0] {
+                // A server that is dropped takes nothing.
+                let _ = self
+                    .released
+                    .send(Released::Listening(self.listening, unopened));
                 return;
             }
             // From the last on: one that is removed moves none that is still to be looked at.
@@ -110,14 +129,26 @@ impl Control {
             Err(error) => return self.refuse(socket, Some(error)),
         };
         let (devices, stopped) = (Arc::clone(&self.devices), Arc::clone(&self.stopped));
-        let ended = self.ended.clone();
+        let released = self.released.clone();
         let served = spawn("weft-program", move || {
-            serve(&devices, device, &socket, &stopped);
-            drop((admitted, ended));
+            if let Some(program) = open_for(&devices, device, socket) {
+                serve(program, &stopped, &released);
+            }
+            drop(admitted);
         });
         if let Err(error) = served {
             tracing::warn!("a program is turned away: {error}");
         }
+    }
+
+    /// Serves a program that had a device open when an earlier engine ended.
+    pub(crate) fn resume(&self, program: OpenProgram, gid: Gid) -> io::Result<()> {
+        let admitted = self.devices.admit(gid);
+        let (stopped, released) = (Arc::clone(&self.stopped), self.released.clone());
+        spawn("weft-program", move || {
+            serve(program, &stopped, &released);
+            drop(admitted);
+        })
     }
 
     /// Closes a socket in a thread of its own, and says why before. With so many of these threads under way already, it
@@ -176,31 +207,48 @@ fn answer(socket: &OwnedFd, outcome: &Outcome, passed: &[BorrowedFd<'_>]) -> io:
     packet::send(socket, message::emit(outcome, &mut buffer), passed)
 }
 
-/// Opens the device for a program, and serves it until it has gone.
-fn serve(devices: &Arc<OpenDevices>, device: Device, socket: &OwnedFd, stopped: &OwnedFd) {
+/// Opens the device for a program. `None` when the program has gone, or nothing was opened.
+fn open_for(devices: &Arc<OpenDevices>, device: Device, socket: OwnedFd) -> Option<OpenProgram> {
     // What was looked at before.
-    let Some((_, descriptors)) = receive(socket, &mut [0; MESSAGE_BYTES_MAX]) else {
-        return;
-    };
+    let (_, descriptors) = receive(&socket, &mut [0; MESSAGE_BYTES_MAX])?;
     let (thread, opened) = match open(devices, device, descriptors) {
         Ok(opened) => opened,
         Err(error) => {
-            let _ = answer(socket, &Err(error), &[]);
-            return;
+            let _ = answer(&socket, &Err(error), &[]);
+            return None;
         }
     };
     let context = opened.context;
-    if tell_opened(socket, device, &opened).is_ok() {
-        drop(opened);
-        loop {
-            let ready = wait(vec![stopped.as_fd(), socket.as_fd()]);
-            let is_over = ready[0] || ready[1] && take_request(&thread, context, socket).is_none();
-            if is_over {
-                break;
-            }
+    if tell_opened(&socket, device, &opened).is_err() {
+        thread.send(Command::Close(context));
+        return None;
+    }
+    Some(OpenProgram {
+        socket,
+        context,
+        thread,
+    })
+}
+
+/// Serves a program until it has gone, or the server ends.
+fn serve(program: OpenProgram, stopped: &OwnedFd, released: &Sender<Released>) {
+    let OpenProgram {
+        socket,
+        context,
+        thread,
+    } = &program;
+    loop {
+        let ready = wait(vec![stopped.as_fd(), socket.as_fd()]);
+        if ready[0] {
+            // A server that is dropped takes nothing.
+            let _ = released.send(Released::Program(program));
+            return;
+        }
+        if ready[1] && take_request(thread, *context, socket).is_none() {
+            thread.send(Command::Close(*context));
+            return;
         }
     }
-    thread.send(Command::Close(context));
 }
 
 fn open(

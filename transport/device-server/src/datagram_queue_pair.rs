@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use weft_device::completion::{Completion, Opcode, Outcome, Status};
 use weft_device::control::QueuePair as Made;
 use weft_device::entry::{Entry, EntryError};
 use weft_device::objects::{Objects, QueuePairState};
-use weft_device::ring::{Consumer, RING_SLOTS_MAX};
+use weft_device::ring::{Consumer, RING_SLOTS_MAX, Slot};
 use weft_device::state::State;
 use weft_device::work_request::{Operation, Payload, WorkRequest};
 use weft_engine::Words;
@@ -49,6 +50,38 @@ struct Kept {
     immediate: Option<u32>,
     /// The routing header and the payload.
     bytes: Vec<u8>,
+}
+
+/// A queue pair for datagrams on its way to the next engine. What it kept is lost, as datagrams may be.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedDatagramQueuePair {
+    made: Made,
+    sent: u32,
+    /// None once the ring is broken.
+    received: Option<u32>,
+    /// An entry that was taken and waits for room on the way to its peer.
+    waiting: Option<Vec<Slot>>,
+}
+
+impl SavedDatagramQueuePair {
+    /// Slots of the two rings that were consumed.
+    pub(crate) fn consumed(&self) -> (u32, Option<u32>) {
+        (self.sent, self.received)
+    }
+
+    pub(crate) fn restore(
+        self,
+        number: u32,
+        sends: Consumer<Words>,
+        receives: Option<Consumer<Words>>,
+    ) -> DatagramQueuePair {
+        let waiting = self.waiting.as_deref().and_then(Entry::of_slots);
+        DatagramQueuePair {
+            is_waiting: waiting.is_some(),
+            send: Box::new(waiting.unwrap_or_default()),
+            ..DatagramQueuePair::new(number, self.made, sends, receives)
+        }
+    }
 }
 
 /// What came of a datagram.
@@ -103,6 +136,15 @@ impl DatagramQueuePair {
             kept: VecDeque::new(),
             kept_bytes: 0,
             has_more: false,
+        }
+    }
+
+    pub(crate) fn save(self) -> SavedDatagramQueuePair {
+        SavedDatagramQueuePair {
+            made: self.made,
+            sent: self.sends.consumed(),
+            received: self.receives.map(|ring| ring.consumed()),
+            waiting: self.is_waiting.then(|| self.send.slots().to_vec()),
         }
     }
 

@@ -36,6 +36,13 @@ impl DeviceTable {
             .insert(name.to_owned(), Entry { token, device });
     }
 
+    /// All, for the next server.
+    pub(crate) fn all(&self) -> Vec<(Token, String, Device)> {
+        let entries = self.by_name.iter();
+        let entry = |(name, entry): (&String, &Entry)| (entry.token, name.clone(), entry.device);
+        entries.map(entry).collect()
+    }
+
     pub(crate) fn remove(&mut self, name: &str) {
         if let Some(entry) = self.by_name.remove(name) {
             self.by_token.remove(&entry.token);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use rustix::event::{EventfdFlags, eventfd};
+use serde::{Deserialize, Serialize};
 use weft_device::completion::Status;
 use weft_device::control::{ErrorNumber, Outcome, Request};
 use weft_device::objects::Usage;
@@ -26,8 +27,10 @@ use crate::random;
 use crate::regions::remote_access;
 
 mod datagrams;
+mod saved;
 
 use datagrams::is_local;
+pub(crate) use saved::SavedDevices;
 
 /// Bits of a queue pair's number that tell the contexts of a device apart; the others count within one.
 const CONTEXT_SHIFT: u32 = 16;
@@ -38,13 +41,20 @@ const ACKNOWLEDGING_TURNS_MAX: usize = 8;
 /// An offer, its answer, and one to spare.
 const LOCAL_OFFERS_MAX: usize = 3;
 /// One program's use of a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
+)]
 pub struct ContextId {
     gid: [u8; 16],
     index: u8,
 }
 
 impl ContextId {
+    /// Whether it is one of this device.
+    pub(crate) fn is_of(&self, gid: &[u8; 16]) -> bool {
+        self.gid == *gid
+    }
+
     /// The context of a queue pair.
     fn of(name: QueuePairName) -> Option<Self> {
         let index = u8::try_from(name.number >> CONTEXT_SHIFT).ok()?;
@@ -150,9 +160,13 @@ impl Devices {
             progress: Progress::Inline,
             ..config
         };
+        Ok(Self::of(Engine::start(config)?))
+    }
+
+    fn of(engine: Engine) -> Self {
         let (sender, events) = unbounded();
-        Ok(Self {
-            engine: Engine::start(config)?,
+        Self {
+            engine,
             totals: Totals::DEFAULT,
             elsewhere: (0, 0),
             datagrams: Datagrams::new(sender.clone()),
@@ -164,7 +178,7 @@ impl Devices {
             next_domain: 0,
             files: SharedFiles::default(),
             repeat_at: Duration::ZERO,
-        })
+        }
     }
 
     /// With other totals than [`Totals::DEFAULT`].

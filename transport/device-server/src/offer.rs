@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use weft_engine::{Access, ConnectionId, LocalEnd, RemoteEnd, Secret};
 
 /// An offer that is not answered is sent again after this, and then at twice the interval each time.
@@ -25,7 +26,7 @@ pub(crate) const OFFERS_WAITING_MAX: usize = 4096;
 pub struct TooManyOffers;
 
 /// A queue pair anywhere: the GID of its device, and its number there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct QueuePairName {
     /// The GID of its device.
     pub gid: [u8; 16],

@@ -6,9 +6,10 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::Sender;
+use rustix::time::{ClockId, clock_gettime};
 use weft_engine::{EngineConfig, EngineError};
 
 use crate::command::{Command, ReceivedOffer, wake_worker};
@@ -31,7 +32,7 @@ pub(crate) struct Shown {
     pub(crate) windows: AtomicU32,
     /// Packets that asked for memory which they may not reach.
     pub(crate) refused: AtomicU64,
-    /// When its last turn began, in milliseconds since the server did.
+    /// When its last turn began, in milliseconds.
     pub(crate) turned_at: AtomicU64,
 }
 
@@ -60,11 +61,10 @@ pub(crate) struct OpenDevices {
     /// With the first range of ports; the others follow it.
     pub(crate) config: EngineConfig,
     pub(crate) slots: u16,
-    begun: Instant,
     /// Where offers to other servers go.
     send_offer: Box<dyn Fn(Offer) + Send + Sync>,
-    /// Dropped by each thread when it ends.
-    pub(crate) ended: Sender<()>,
+    /// Held by each thread until it ends. None once all are to end.
+    ended: Mutex<Option<Sender<()>>>,
     open: Mutex<HashMap<Gid, OpenDevice>>,
     /// How many programs have a thread here, by the device that they open or have open.
     programs: Mutex<HashMap<Gid, u32>>,
@@ -87,9 +87,8 @@ impl OpenDevices {
         Ok(Self {
             config,
             slots,
-            begun: Instant::now(),
             send_offer,
-            ended,
+            ended: Mutex::new(Some(ended)),
             open: Mutex::default(),
             programs: Mutex::default(),
             contexts: AtomicU32::new(0),
@@ -100,6 +99,15 @@ impl OpenDevices {
     pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<Gid, OpenDevice>> {
         // Each change is whole.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a new thread holds until it ends, unless all are to end.
+    pub(crate) fn ended(&self) -> Option<Sender<()>> {
+        self.lock_ended().clone()
+    }
+
+    fn lock_ended(&self) -> MutexGuard<'_, Option<Sender<()>>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn programs(&self) -> MutexGuard<'_, HashMap<Gid, u32>> {
@@ -126,9 +134,10 @@ impl OpenDevices {
         self.lock().contains_key(gid)
     }
 
-    /// Time since the server began.
+    /// The machine's clock, which goes on for the next engine.
     pub(crate) fn now(&self) -> Duration {
-        self.begun.elapsed()
+        let now = clock_gettime(ClockId::Monotonic);
+        Duration::new(now.tv_sec.cast_unsigned(), now.tv_nsec as u32)
     }
 
     /// Ends the thread of a device that nobody has open, unless somebody is just opening it. Answers whether it ends.
@@ -141,9 +150,15 @@ impl OpenDevices {
         ends
     }
 
+    /// Takes all out, to end them. None is started after that.
+    pub(crate) fn take_all(&self) -> HashMap<Gid, OpenDevice> {
+        *self.lock_ended() = None;
+        std::mem::take(&mut *self.lock())
+    }
+
     /// Ends all.
     pub(crate) fn stop(&self) {
-        for (_, thread) in self.lock().drain() {
+        for thread in self.take_all().into_values() {
             thread.send(Command::Stop);
         }
     }

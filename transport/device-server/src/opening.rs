@@ -64,53 +64,64 @@ impl OpenDevices {
         let slots = (0..slots).map(|after| ((first % slots + after) % slots) as u16);
         let free = slots.filter(|slot| open.values().all(|it| it.slot != *slot));
         for slot in free {
-            let devices = match Devices::start(self.config_of(slot, device)) {
+            let devices = match Devices::start(self.config_of(slot, device.cap_bps)) {
                 Ok(devices) => devices,
                 Err(EngineError::Link(error)) if error.reason() == "PortTaken" => continue,
                 Err(error) => return Err(error.into()),
             };
-            let (commands, received) = unbounded();
-            let (offers, received_offers) = bounded(OFFERS_WAITING_MAX);
-            let thread = OpenDevice {
-                commands,
-                offers,
-                wake: Arc::new(devices.waker()?),
-                slot,
-                shown: Arc::default(),
-            };
-            let now = self.now();
-            let turned_at = &thread.shown.turned_at;
-            turned_at.store(now.as_millis() as u64, Ordering::Relaxed);
-            let worker = Worker {
-                gid,
-                devices,
-                commands: received,
-                offers: received_offers,
-                shown: Arc::clone(&thread.shown),
-                all: Arc::clone(self),
-                spin: Duration::from_nanos(self.config.spin.get()),
-                used_at: now,
-                counted_at: now,
-            };
-            let ended = self.ended.clone();
-            let spawned = spawn("weft-device", move || {
-                worker.run();
-                drop(ended);
-            });
-            spawned.map_err(OpenError::Thread)?;
-            return Ok(thread);
+            return self.run(gid, slot, devices);
         }
         Err(OpenError::TooManyDevices(self.slots))
     }
 
-    fn config_of(&self, slot: u16, device: &Device) -> EngineConfig {
+    /// Starts the thread of a device.
+    pub(crate) fn run(
+        self: &Arc<Self>,
+        gid: Gid,
+        slot: u16,
+        devices: Devices,
+    ) -> Result<OpenDevice, OpenError> {
+        let (commands, received) = unbounded();
+        let (offers, received_offers) = bounded(OFFERS_WAITING_MAX);
+        let thread = OpenDevice {
+            commands,
+            offers,
+            wake: Arc::new(devices.waker()?),
+            slot,
+            shown: Arc::default(),
+        };
+        let now = self.now();
+        let turned_at = &thread.shown.turned_at;
+        turned_at.store(now.as_millis() as u64, Ordering::Relaxed);
+        let worker = Worker {
+            gid,
+            devices,
+            commands: received,
+            offers: received_offers,
+            shown: Arc::clone(&thread.shown),
+            all: Arc::clone(self),
+            spin: Duration::from_nanos(self.config.spin.get()),
+            used_at: now,
+            counted_at: now,
+        };
+        worker.show();
+        let ended = self.ended().ok_or(OpenError::Ended)?;
+        let spawned = spawn("weft-device", move || {
+            worker.run();
+            drop(ended);
+        });
+        spawned.map_err(OpenError::Thread)?;
+        Ok(thread)
+    }
+
+    pub(crate) fn config_of(&self, slot: u16, cap_bps: Option<u64>) -> EngineConfig {
         let LinkAddress::Udp { address, ports } = self.config.address;
         let first = ports.first + slot * ports.count;
         let ports = PortRange { first, ..ports };
         EngineConfig {
             address: LinkAddress::Udp { address, ports },
             egress: Egress {
-                cap_bps: device.cap_bps,
+                cap_bps,
                 ..self.config.egress
             },
             ..self.config.clone()

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use weft_device::completion::{Completion, Opcode, Outcome, Status};
 use weft_device::control::QueuePair as Made;
 use weft_device::entry::Entry;
@@ -20,6 +21,10 @@ use crate::channel::CompletionQueue;
 use crate::offer::{Offer, OfferBackoff};
 use crate::receive_queue::{BadReceive, ReceiveQueue, SharedReceiveQueue};
 use crate::regions::{Regions, Target, remote_key};
+
+mod saved;
+
+pub(crate) use saved::{SavedEnd, SavedQueuePair};
 
 /// The longest message of an RC queue pair (InfiniBand Architecture Specification, volume 1, section 9.7.6).
 const MESSAGE_BYTES_MAX: u64 = 1 << 31;
@@ -52,6 +57,7 @@ pub(crate) enum Joining {
 }
 
 /// A work request of the send queue that is not complete.
+#[derive(Serialize, Deserialize)]
 struct Outstanding {
     token: u64,
     /// Of a write with an immediate: the write's own name. The other one is that of its report.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use weft_device::completion::Status;
 use weft_device::entry::Entry;
 use weft_device::ring::{Consumer, RING_SLOTS_MAX};
@@ -11,12 +12,59 @@ use weft_engine::{Engine, ReceiveBuffer, Words};
 use crate::regions::Regions;
 
 /// A receive that no message of a peer has filled.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Receive {
     pub(crate) wr_id: u64,
     /// Slots produced by the end of its entry.
     pub(crate) produced: u32,
     /// Where the bytes go.
     buffer: ReceiveBuffer,
+}
+
+/// A receive queue on its way to the next engine.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedReceiveQueue {
+    /// Slots of its ring that were consumed; none once that is broken.
+    pub(crate) consumed: Option<u32>,
+    domain: u32,
+    receives_max: usize,
+    outstanding: VecDeque<Receive>,
+    next_token: u64,
+}
+
+impl SavedReceiveQueue {
+    pub(crate) fn restore(self, ring: Option<Consumer<Words>>) -> ReceiveQueue {
+        ReceiveQueue {
+            ring,
+            domain: self.domain,
+            receives_max: self.receives_max,
+            outstanding: self.outstanding,
+            next_token: self.next_token,
+        }
+    }
+}
+
+/// A shared receive queue on its way to the next engine.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SavedSharedReceiveQueue {
+    pub(crate) queue: SavedReceiveQueue,
+    /// The tokens of the receives that no message has begun to fill.
+    free: Vec<u64>,
+    has_failed: bool,
+}
+
+impl SavedSharedReceiveQueue {
+    pub(crate) fn restore(self, ring: Option<Consumer<Words>>) -> SharedReceiveQueue {
+        let queue = self.queue.restore(ring);
+        let shared = SharedReceiveQueue {
+            has_failed: self.has_failed,
+            ..SharedReceiveQueue::new(queue)
+        };
+        for buffer in self.free.iter().filter_map(|it| shared.queue.buffer(*it)) {
+            shared.buffers.post(buffer);
+        }
+        shared
+    }
 }
 
 /// Why no receive was taken, and nothing more can be.
@@ -114,6 +162,16 @@ impl ReceiveQueue {
         Ok(Some(buffer))
     }
 
+    pub(crate) fn save(self) -> SavedReceiveQueue {
+        SavedReceiveQueue {
+            consumed: self.ring.map(|ring| ring.consumed()),
+            domain: self.domain,
+            receives_max: self.receives_max,
+            outstanding: self.outstanding,
+            next_token: self.next_token,
+        }
+    }
+
     /// How many are outstanding.
     pub(crate) fn len(&self) -> u32 {
         self.outstanding.len() as u32
@@ -199,6 +257,15 @@ impl SharedReceiveQueue {
             queue,
             buffers: Arc::default(),
             has_failed: false,
+        }
+    }
+
+    /// When the engine has saved its connections.
+    pub(crate) fn save(self) -> SavedSharedReceiveQueue {
+        SavedSharedReceiveQueue {
+            queue: self.queue.save(),
+            free: self.buffers.tokens(),
+            has_failed: self.has_failed,
         }
     }
 

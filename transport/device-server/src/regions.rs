@@ -34,6 +34,10 @@ struct Registered {
     parts: usize,
 }
 
+mod saved;
+
+pub(crate) use saved::{SavedPiece, SavedRegions};
+
 /// Regions of several entries that a context has at a time: each is an entry in the engine's table as well.
 const JOINED_MAX: usize = 65_536;
 
@@ -42,8 +46,8 @@ const JOINED_MAX: usize = 65_536;
 pub(crate) struct Regions {
     /// By the program's key.
     registered: BTreeMap<u32, Registered>,
-    /// Regions of several entries of one work request, and the program's keys of these.
-    joined: BTreeMap<Key, Vec<u32>>,
+    /// Regions of several entries of one work request, and these.
+    joined: BTreeMap<Key, Vec<Sge>>,
     /// Registered regions whose memory is.
     windows: u32,
 }
@@ -74,6 +78,17 @@ pub(crate) fn remote_access(flags: u32) -> Access {
     allowed.fold(Access::NONE, |all, (_, one)| all.with(one))
 }
 
+/// Registers memory by a key, which is drawn if there is none.
+fn register(engine: &Engine, domain: DomainId, key: Option<Key>, memory: Arc<Region>) -> Key {
+    match key {
+        Some(key) => {
+            engine.register_as(key, domain, Access::WRITE, memory);
+            key
+        }
+        None => engine.register_for(domain, Access::WRITE, memory),
+    }
+}
+
 impl Regions {
     /// Memory of the program, reached by its address space, and by a window where it has mapped `file` there and that can be
     /// mapped here.
@@ -102,7 +117,8 @@ impl Regions {
         (self.registered.len() as u32, self.windows)
     }
 
-    /// Registers memory of the program. Nothing is touched or pinned, so the time does not depend on the length.
+    /// Registers memory of the program. Nothing is touched or pinned, so the time does not depend on the length. `local`: the
+    /// key of its own receives and reads, if it has one already.
     pub(crate) fn add(
         &mut self,
         engine: &Engine,
@@ -110,10 +126,11 @@ impl Regions {
         key: u32,
         asked: control::Region,
         memory: Arc<Region>,
+        local: Option<Key>,
     ) {
         let has = |bit| asked.access & bit != 0;
-        let local = has(flag::LOCAL_WRITE)
-            .then(|| engine.register_for(domain, Access::WRITE, Arc::clone(&memory)));
+        let local =
+            has(flag::LOCAL_WRITE).then(|| register(engine, domain, local, Arc::clone(&memory)));
         let access = remote_access(asked.access);
         let remote = (access != Access::NONE).then(|| {
             let key = remote_key(prefix, key);
@@ -142,7 +159,8 @@ impl Regions {
             engine.deregister(key);
         }
         if region.parts > 0 {
-            let of_it = self.joined.iter().filter(|(_, of)| of.contains(&key));
+            let is_of_it = |sge: &Sge| sge.local_key == key;
+            let of_it = self.joined.iter().filter(|(_, of)| of.iter().any(is_of_it));
             let joined: Vec<Key> = of_it.map(|(joined, _)| *joined).collect();
             joined.iter().for_each(|key| self.forget(engine, *key));
         }
@@ -257,27 +275,8 @@ impl Regions {
         if self.joined.len() >= JOINED_MAX {
             return Err(Status::LocalQueuePairOperation);
         }
-        let of = self.find(domain, first)?.domain;
-        let (mut parts, mut keys) = (Vec::new(), Vec::new());
-        for sge in sges.iter().filter(|sge| sge.bytes > 0) {
-            self.local_key(domain, sge)?;
-            let region = self.find(domain, sge)?;
-            parts.push(Part {
-                region: Arc::clone(&region.memory),
-                offset: sge.address,
-                bytes: sge.bytes.into(),
-            });
-            keys.push(sge.local_key);
-        }
-        let joined = Region::joined(parts);
-        let bytes = joined.len();
-        let key = engine.register_for(of, Access::WRITE, joined);
-        for key in &keys {
-            if let Some(region) = self.registered.get_mut(key) {
-                region.parts += 1;
-            }
-        }
-        self.joined.insert(key, keys);
+        let sges = sges.iter().filter(|sge| sge.bytes > 0).copied().collect();
+        let (key, bytes) = self.join(engine, domain, sges, None)?;
         Ok(Target {
             key,
             offset: 0,
@@ -285,14 +284,46 @@ impl Regions {
         })
     }
 
+    /// Registers one region for several entries, which are not empty; by this key, if there is one already.
+    fn join(
+        &mut self,
+        engine: &Engine,
+        domain: u32,
+        sges: Vec<Sge>,
+        key: Option<Key>,
+    ) -> Result<(Key, u64), Status> {
+        let mut parts = Vec::with_capacity(sges.len());
+        let mut of = DomainId::default();
+        for sge in &sges {
+            self.local_key(domain, sge)?;
+            let region = self.find(domain, sge)?;
+            of = region.domain;
+            parts.push(Part {
+                region: Arc::clone(&region.memory),
+                offset: sge.address,
+                bytes: sge.bytes.into(),
+            });
+        }
+        let joined = Region::joined(parts);
+        let bytes = joined.len();
+        let key = register(engine, of, key, joined);
+        for sge in &sges {
+            if let Some(region) = self.registered.get_mut(&sge.local_key) {
+                region.parts += 1;
+            }
+        }
+        self.joined.insert(key, sges);
+        Ok((key, bytes))
+    }
+
     /// A work request whose bytes went to this key's region is done.
     pub(crate) fn forget(&mut self, engine: &Engine, key: Key) {
-        let Some(keys) = self.joined.remove(&key) else {
+        let Some(sges) = self.joined.remove(&key) else {
             return;
         };
         engine.deregister(key);
-        for key in keys {
-            if let Some(region) = self.registered.get_mut(&key) {
+        for sge in sges {
+            if let Some(region) = self.registered.get_mut(&sge.local_key) {
                 region.parts -= 1;
             }
         }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, bounded, unbounded};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
@@ -18,12 +18,16 @@ use weft_device_socket::{CONTROL_FILE, GID_FILE, TOKEN_FILE};
 use weft_engine::{EngineConfig, EngineError, LinkAddress, PortRange};
 
 use crate::context::{CAP_BPS_MIN, Device};
-use crate::control::Control;
+use crate::control::{Control, OpenProgram, Released};
 use crate::device_table::{DeviceTable, lock};
 use crate::offer::{Offer, TooManyOffers};
 use crate::open_devices::OpenDevices;
 use crate::random;
 use crate::thread::spawn;
+
+mod saved;
+
+pub use saved::SavedServer;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -95,6 +99,11 @@ pub enum ServerError {
         /// Those of the first.
         ports: PortRange,
     },
+    /// What an earlier engine has saved cannot go on.
+    #[error(
+        "what the engine before has saved cannot go on: {0}: programs open their devices again"
+    )]
+    NotRestored(String),
     /// A thread could not be started.
     #[error("a thread could not be started: {0}: raise the limit of threads")]
     Thread(io::Error),
@@ -134,8 +143,41 @@ pub struct Server {
     devices: Arc<OpenDevices>,
     /// Dropped to end the control threads.
     stop: Option<OwnedFd>,
-    /// Closed when all threads have ended.
+    /// What the threads of the control socket give back when `stop` is dropped.
+    released: Receiver<Released>,
+    /// Closed when the threads of all devices have ended.
     ended: Receiver<()>,
+    /// The directory is the next server's.
+    is_saved: bool,
+}
+
+/// What a server begins with.
+struct Start {
+    listening: OwnedFd,
+    /// Programs that have connected and have opened no device.
+    unopened: Vec<OwnedFd>,
+    /// Programs that have one open, each with its GID.
+    programs: Vec<([u8; 16], OpenProgram)>,
+    table: DeviceTable,
+}
+
+/// No device is open yet. The other is closed when the threads of all have ended.
+fn open_devices_of(
+    engine: EngineConfig,
+    open_devices: u16,
+    send_offer: Box<dyn Fn(Offer) + Send + Sync>,
+) -> Result<(Arc<OpenDevices>, Receiver<()>), ServerError> {
+    let LinkAddress::Udp { ports, .. } = engine.address;
+    let last = u32::from(ports.first) + u32::from(ports.count) * u32::from(open_devices);
+    if open_devices == 0 || last > 1 << 16 {
+        return Err(ServerError::OpenDevices {
+            open_devices,
+            ports,
+        });
+    }
+    let (ending, ended) = bounded(0);
+    let devices = OpenDevices::new(engine, open_devices, send_offer, ending)?;
+    Ok((Arc::new(devices), ended))
 }
 
 impl Server {
@@ -152,37 +194,50 @@ impl Server {
         open_devices: u16,
         send_offer: impl Fn(Offer) + Send + Sync + 'static,
     ) -> Result<Self, ServerError> {
-        let LinkAddress::Udp { ports, .. } = engine.address;
-        let last = u32::from(ports.first) + u32::from(ports.count) * u32::from(open_devices);
-        if open_devices == 0 || last > 1 << 16 {
-            return Err(ServerError::OpenDevices {
-                open_devices,
-                ports,
-            });
-        }
-        let (ending, ended) = bounded(0);
-        let devices = OpenDevices::new(engine, open_devices, Box::new(send_offer), ending.clone())?;
-        let devices = Arc::new(devices);
-        let listening = listen_in(directory)?;
+        let (devices, ended) = open_devices_of(engine, open_devices, Box::new(send_offer))?;
+        let start = Start {
+            listening: listen_in(directory)?,
+            unopened: Vec::new(),
+            programs: Vec::new(),
+            table: DeviceTable::default(),
+        };
+        Self::run(directory, devices, ended, start)
+    }
+
+    /// Starts the threads of the control socket.
+    fn run(
+        directory: &Path,
+        devices: Arc<OpenDevices>,
+        ended: Receiver<()>,
+        start: Start,
+    ) -> Result<Self, ServerError> {
         let (stop, stopped) = io::pipe()
             .map(|(reader, writer)| (OwnedFd::from(writer), OwnedFd::from(reader)))
             .map_err(ServerError::Thread)?;
-        let table = Arc::<Mutex<DeviceTable>>::default();
+        let table = Arc::new(Mutex::new(start.table));
+        let (release, released) = unbounded();
         let control = Control {
-            listening,
+            listening: start.listening,
             stopped: Arc::new(stopped),
             table: Arc::clone(&table),
             devices: Arc::clone(&devices),
             refusing: Arc::default(),
-            ended: ending,
+            released: release,
         };
-        spawn("weft-control", move || control.run()).map_err(ServerError::Thread)?;
+        for (gid, program) in start.programs {
+            let resumed = control.resume(program, gid);
+            resumed.map_err(ServerError::Thread)?;
+        }
+        let unopened = start.unopened;
+        spawn("weft-control", move || control.run(unopened)).map_err(ServerError::Thread)?;
         Ok(Self {
             directory: directory.to_owned(),
             table,
             devices,
             stop: Some(stop),
+            released,
             ended,
+            is_saved: false,
         })
     }
 
@@ -300,6 +355,9 @@ impl Drop for Server {
         self.devices.stop();
         // Nothing is ever sent.
         let _ = self.ended.recv_timeout(END_TIMEOUT);
+        if self.is_saved {
+            return;
+        }
         if let Err(error) = clear(&self.directory) {
             tracing::warn!("{}: {error}: it is left", self.directory.display());
         }

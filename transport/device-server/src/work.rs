@@ -1,15 +1,17 @@
 //! The thread of an open device: it owns its objects, and its engine.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender};
 
 use crate::command::{Command, ReceivedOffer};
-use crate::devices::Devices;
+use crate::devices::{Devices, SavedDevices};
 use crate::offer::OFFER_TIMEOUT;
 use crate::open_devices::{OpenDevices, Shown};
+use crate::saved::HandOverError;
 
 /// How long it sleeps at most: offers that are not answered are sent again at about this time.
 const WAIT_MAX: Duration = Duration::from_millis(100);
@@ -23,13 +25,20 @@ const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 const COMMANDS_PER_TURN: usize = 64;
 
 /// What a turn has found in the queues of other threads.
-#[derive(Debug, PartialEq, Eq)]
 enum Taken {
     Nothing,
     Some,
-    /// The end.
-    Stop,
+    End(End),
 }
+
+/// How a device's thread ends.
+enum End {
+    Stop,
+    /// What there is goes to the next engine.
+    Save(SaveAnswer),
+}
+
+type SaveAnswer = Sender<Result<(SavedDevices, Vec<OwnedFd>), HandOverError>>;
 
 pub(crate) struct Worker {
     pub(crate) gid: [u8; 16],
@@ -49,6 +58,15 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn run(mut self) {
+        let end = self.turns();
+        self.hide();
+        if let End::Save(answer) = end {
+            let saved = self.devices.save(self.all.now());
+            let _ = answer.send(saved);
+        }
+    }
+
+    fn turns(&mut self) -> End {
         let mut idle_since = Duration::ZERO;
         loop {
             let now = self.all.now();
@@ -58,7 +76,7 @@ impl Worker {
                 Taken::Nothing => {}
                 // It does not sleep in this turn: there may be more.
                 Taken::Some => idle_since = now,
-                Taken::Stop => return,
+                Taken::End(end) => return end,
             }
             let is_idle = now.saturating_sub(idle_since) > self.spin;
             let wait = if is_idle { WAIT_MAX } else { Duration::ZERO };
@@ -82,7 +100,7 @@ impl Worker {
             } else if now.saturating_sub(self.used_at) >= LINGER
                 && self.all.end(self.gid, || !self.commands.is_empty())
             {
-                return;
+                return End::Stop;
             }
         }
     }
@@ -113,7 +131,7 @@ impl Worker {
     }
 
     /// Shows what there is now. The node's totals follow.
-    fn show(&self) {
+    pub(crate) fn show(&self) {
         let (contexts, queue_pairs) = self.devices.count();
         let (regions, windows) = self.devices.region_count();
         let (shown, all) = (&self.shown, &self.all);
@@ -128,6 +146,17 @@ impl Worker {
         }
     }
 
+    /// It counts for nothing any more.
+    fn hide(&self) {
+        let (shown, all) = (&self.shown, &self.all);
+        for (shown, all) in [
+            (&shown.contexts, &all.contexts),
+            (&shown.queue_pairs, &all.queue_pairs),
+        ] {
+            all.fetch_sub(shown.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
     /// Carries out what other threads ask, no more than a turn's share of it.
     fn take_commands(&mut self, now: Duration) -> Taken {
         let mut taken = Taken::Nothing;
@@ -136,8 +165,8 @@ impl Worker {
                 break;
             };
             taken = Taken::Some;
-            if !self.serve(command, now) {
-                return Taken::Stop;
+            if let Some(end) = self.serve(command, now) {
+                return Taken::End(end);
             }
         }
         for _ in 0..COMMANDS_PER_TURN {
@@ -150,8 +179,8 @@ impl Worker {
         taken
     }
 
-    /// Answers whether it goes on.
-    fn serve(&mut self, command: Command, now: Duration) -> bool {
+    /// Answers the end, if that is asked.
+    fn serve(&mut self, command: Command, now: Duration) -> Option<End> {
         match command {
             // Who asked may have gone.
             Command::Open {
@@ -184,21 +213,10 @@ impl Worker {
                 self.devices.close(context);
                 self.show();
             }
-            Command::Stop => return false,
+            Command::Save(answer) => return Some(End::Save(answer)),
+            Command::Stop => return Some(End::Stop),
         }
-        true
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let (shown, all) = (&self.shown, &self.all);
-        for (shown, all) in [
-            (&shown.contexts, &all.contexts),
-            (&shown.queue_pairs, &all.queue_pairs),
-        ] {
-            all.fetch_sub(shown.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
+        None
     }
 }
 
@@ -254,9 +272,10 @@ mod tests {
             commands.send(request).expect("it is there");
         }
         commands.send(Command::Stop).expect("it is there");
-        assert_eq!(worker.take_commands(Duration::ZERO), Taken::Some);
+        assert!(matches!(worker.take_commands(Duration::ZERO), Taken::Some));
         assert_eq!(answers.len(), COMMANDS_PER_TURN);
-        assert_eq!(worker.take_commands(Duration::ZERO), Taken::Stop);
+        let taken = worker.take_commands(Duration::ZERO);
+        assert!(matches!(taken, Taken::End(End::Stop)));
         assert_eq!(answers.len(), COMMANDS_PER_TURN + 1);
     }
 }

@@ -21,6 +21,7 @@ use weft_device_server::{Device, Offer, QueuePairName, Server, ServerError, Tota
 use weft_device_socket::{Client, OpenError, devices_in, gid, packet};
 use weft_engine::{EngineConfig, Nanos, PortRange, Secret, Words};
 
+mod hand_over;
 mod hanging;
 
 use hanging::Hanging;
@@ -153,6 +154,7 @@ impl Program {
             peer_queue_pair: number,
             requests_from_here: 4,
             requests_from_peer: 4,
+            access: 0b1111,
             address: Address {
                 gid,
                 is_global: true,
@@ -244,17 +246,26 @@ impl Program {
 
     fn next(&mut self) -> (u64, Status) {
         let begun = Instant::now();
-        let mut entry = Entry::new();
-        while !entry.take(&mut self.completions).expect("it is sound") {
+        loop {
+            if let Some(done) = self.poll() {
+                return done;
+            }
             assert!(begun.elapsed() < PATIENCE, "no completion");
             std::thread::yield_now();
+        }
+    }
+
+    fn poll(&mut self) -> Option<(u64, Status)> {
+        let mut entry = Entry::new();
+        if !entry.take(&mut self.completions).expect("it is sound") {
+            return None;
         }
         let completion = entry.completion().expect("it is one");
         let status = match completion.outcome {
             Outcome::Success { .. } => Status::Success,
             Outcome::Failure { status, .. } => status,
         };
-        (completion.wr_id, status)
+        Some((completion.wr_id, status))
     }
 }
 

@@ -11,13 +11,14 @@
 //! Only the engine writes them, and only the program reads them. Fields of a word are named from the lowest address on.
 //! A datagram's bytes begin with the 40 of its global routing header, as verbs has it.
 
+use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::entry::{Entry, Head};
 use crate::work_request::INLINE_MAX;
 
 /// How a work request has ended. The numbers are those of `enum ibv_wc_status`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Status {
     /// The work request succeeded.
@@ -70,7 +71,7 @@ impl Status {
 }
 
 /// The kind of the completed work request. The numbers are those of `enum ibv_wc_opcode`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Opcode {
     /// A send.

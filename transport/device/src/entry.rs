@@ -72,6 +72,15 @@ impl Entry {
         }
     }
 
+    /// An entry that was taken out of a ring by an engine that has ended; none where no entry has so many slots.
+    #[must_use]
+    pub fn of_slots(slots: &[Slot]) -> Option<Self> {
+        let mut entry = Self::new();
+        entry.slots.get_mut(..slots.len())?.copy_from_slice(slots);
+        entry.len = slots.len();
+        Some(entry)
+    }
+
     /// What is to be pushed.
     #[must_use]
     pub fn slots(&self) -> &[Slot] {

@@ -1,10 +1,12 @@
 //! Asynchronous events: what happens to a device without a call of the program. Each is a packet of the event socket.
 
+use serde::{Deserialize, Serialize};
+
 /// Bytes of an event.
 pub const EVENT_BYTES: usize = 8;
 
 /// What has happened. The numbers are those of `enum ibv_event_type`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[repr(u32)]
 pub enum EventType {
     /// `IBV_EVENT_CQ_ERR`: a completion did not fit into this completion queue, or its ring is broken.
@@ -77,7 +79,7 @@ impl EventType {
 
 /// An asynchronous event. When the engine has ended, the socket ends instead, which means the same as
 /// [`Event::DEVICE_FATAL`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Event {
     /// What has happened.
     pub kind: EventType,

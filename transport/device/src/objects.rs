@@ -9,6 +9,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::control::{
     Address, Answer, ErrorNumber, Limits, Outcome, QueuePair, QueuePairAttributes, QueueSizes,
     Region, Request,
@@ -44,7 +46,7 @@ mod access {
 }
 
 /// Objects of one kind, by handle. A handle is not given again before all others have been.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Table<T> {
     objects: BTreeMap<u32, T>,
     next: u32,
@@ -121,7 +123,7 @@ impl Table<u32> {
 }
 
 /// A shared receive queue.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct SharedReceiveQueue {
     domain: u32,
     users: u32,
@@ -133,7 +135,7 @@ struct SharedReceiveQueue {
 }
 
 /// A completion queue.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct CompletionQueue {
     /// How many queue pairs use it: one twice where it takes both kinds of completions.
     users: u32,
@@ -142,7 +144,7 @@ struct CompletionQueue {
 }
 
 /// A queue pair, as it was made and as it is now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueuePairState {
     /// As it was made; its sizes are those that it has.
     pub made: QueuePair,
@@ -188,7 +190,7 @@ impl std::ops::Add for Usage {
 }
 
 /// The peer of datagrams.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddressHandle {
     /// Its protection domain.
     pub domain: u32,
@@ -196,8 +198,9 @@ pub struct AddressHandle {
     pub address: Address,
 }
 
-/// All objects of one device. Owned and written by the engine's control thread.
-#[derive(Debug)]
+/// All objects of one device. Owned and written by the engine's control thread. Those of an engine that ends are saved for
+/// the next one.
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Objects {
     limits: Limits,
     /// How many objects use each.
@@ -250,6 +253,20 @@ impl Objects {
     #[must_use]
     pub fn queue_pair(&self, number: u32) -> Option<&QueuePairState> {
         self.queue_pairs.get(number).ok()
+    }
+
+    /// The ring of a completion queue.
+    #[must_use]
+    pub fn completion_ring(&self, queue: u32) -> Option<RingPlace> {
+        let found = self.completion_queues.get(queue).ok()?;
+        Some(found.ring)
+    }
+
+    /// The ring of a shared receive queue.
+    #[must_use]
+    pub fn shared_receive_ring(&self, queue: u32) -> Option<RingPlace> {
+        let found = self.shared_receive_queues.get(queue).ok()?;
+        Some(found.ring)
     }
 
     /// How much of everything there is.

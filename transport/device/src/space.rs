@@ -35,7 +35,7 @@ impl RingPlace {
 }
 
 /// The memory of a device that no ring takes: the first place that is large enough is given.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct RingSpace {
     /// Bytes, by where they begin. No two of them touch.
     free: BTreeMap<u64, u64>,

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 /// A state of a queue pair. The numbers are those of `enum ibv_qp_state`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum State {
     /// Created or reset: nothing can be posted.

@@ -14,6 +14,7 @@
 //! further slots. So a request with two entries or 32 inline bytes takes one slot. Fields of a word are named from the
 //! lowest address on; numbers are the processor's own, for both ends run on it.
 
+use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::entry::{ENTRY_SLOTS_MAX, Entry, Head};
@@ -33,7 +34,18 @@ const _: () = assert!(ATOMIC_PAYLOAD + SGES_MAX * size_of::<Sge>() <= ENTRY_SLOT
 
 /// Memory of the program.
 #[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Default,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Serialize,
+    Deserialize,
 )]
 #[repr(C)]
 pub struct Sge {

@@ -120,6 +120,16 @@ impl Engine {
         Ok(())
     }
 
+    /// Carries out what was asked of an inline engine, and reports what has happened, without taking a packet: so it comes to an
+    /// end. Answers whether there was an event.
+    ///
+    /// # Errors
+    /// [`EngineError::NotInline`].
+    pub fn report(&self) -> Result<bool, EngineError> {
+        let mut worker = self.inline().ok_or(EngineError::NotInline)?;
+        Ok(worker.settle())
+    }
+
     /// Ends an inline engine, whose open connections may go on in another one with the same configuration. What has happened
     /// on them is reported before. Not saved: ends that were not connected; connections that have failed, so that no
     /// [`Event::Closed`] answers their close; counters; wakers; what [`Engine::set_egress`] has changed.
@@ -236,6 +246,42 @@ impl Engine {
             },
             1,
         )
+    }
+
+    /// An end of an engine that was saved, allocated and not connected there, allocated here under the same id.
+    ///
+    /// # Errors
+    /// [`EngineError::AlreadyConnected`]: the id is in use.
+    pub fn allocate_as(
+        &self,
+        id: ConnectionId,
+        domain: DomainId,
+        receive_secret: Secret,
+    ) -> Result<LocalEnd, EngineError> {
+        let mut ends = self.ends();
+        if ends.contains_key(&id) {
+            return Err(EngineError::AlreadyConnected { id });
+        }
+        ends.insert(id, End::Allocated(vec![id]));
+        let local = Local {
+            domain,
+            receive_secret,
+            in_order: true,
+        };
+        self.command(worker_of_connection(id), Command::Allocate { id, local });
+        Ok(self.local_end(id))
+    }
+
+    /// This end of a connection, as the peer was told of it.
+    pub fn local_end(&self, id: ConnectionId) -> LocalEnd {
+        LocalEnd {
+            id,
+            settings: self.settings,
+            address: self.address_of_worker(worker_of_connection(id)),
+            incarnation: self.names.incarnation,
+            reset_key: self.reset_keys.of(id),
+            others: Vec::new(),
+        }
     }
 
     fn allocate_parts(&self, local: Local, parts: usize) -> LocalEnd {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use weft_core::units::ConnectionId;
 use weft_link::LinkAddress;
 
@@ -18,8 +19,10 @@ pub struct SavedEngine {
     pub connections: Vec<SavedConnection>,
 }
 
-/// A connection, and the work requests of its user that are not complete.
-pub struct SavedConnection {
+/// A connection, and the work requests of its user that are not complete. For another process their pieces are named
+/// otherwise than by references to memory ([`SavedConnection::map_pieces`]).
+#[derive(Serialize, Deserialize)]
+pub struct SavedConnection<P = Piece> {
     /// Its id.
     pub id: ConnectionId,
     /// Whose the other end is, as authenticated.
@@ -31,18 +34,18 @@ pub struct SavedConnection {
     /// What [`weft_core::connection::Connection::save`] wrote.
     pub state: Vec<u8>,
     /// Work requests that are not complete.
-    pub posts: Vec<SavedPost>,
+    pub posts: Vec<SavedPost<P>>,
 }
 
 /// A work request that is not complete.
-#[derive(Debug)]
-pub struct SavedPost {
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SavedPost<P = Piece> {
     /// Its token in the connection's state.
     pub token: u64,
     /// What comes back to the user with its end.
     pub context: u64,
     /// What is sent.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<P>,
     /// It is a write of one piece, which comes back with [`crate::Event::Written`].
     pub is_single: bool,
     /// Bytes that it adds to its connection's load.
@@ -51,8 +54,32 @@ pub struct SavedPost {
     pub awaits_response: bool,
 }
 
+impl<P> SavedConnection<P> {
+    /// The same with other names for the pieces of its work requests; nothing where one has none.
+    pub fn map_pieces<Q>(self, map: impl Fn(P) -> Option<Q>) -> Option<SavedConnection<Q>> {
+        let post = |post: SavedPost<P>| {
+            Some(SavedPost {
+                token: post.token,
+                context: post.context,
+                pieces: post.pieces.into_iter().map(&map).collect::<Option<_>>()?,
+                is_single: post.is_single,
+                bytes: post.bytes,
+                awaits_response: post.awaits_response,
+            })
+        };
+        Some(SavedConnection {
+            id: self.id,
+            owner: self.owner,
+            address: self.address,
+            peer_incarnation: self.peer_incarnation,
+            state: self.state,
+            posts: self.posts.into_iter().map(post).collect::<Option<_>>()?,
+        })
+    }
+}
+
 /// Shows how much it is, never a secret.
-impl fmt::Debug for SavedConnection {
+impl<P> fmt::Debug for SavedConnection<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SavedConnection")
             .field("id", &self.id)

@@ -22,6 +22,11 @@ impl SharedReceiveQueue {
         self.lock().push_front(buffer);
     }
 
+    /// The tokens of the buffers that no connection has taken, the next one first.
+    pub fn tokens(&self) -> Vec<u64> {
+        self.lock().iter().map(|buffer| buffer.token).collect()
+    }
+
     fn lock(&self) -> MutexGuard<'_, VecDeque<ReceiveBuffer>> {
         // No panic leaves it half changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

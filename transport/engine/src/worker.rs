@@ -271,11 +271,16 @@ impl Worker {
         Ok(busy)
     }
 
+    /// Serves all commands, and reports. Answers whether there was an event.
+    pub(crate) fn settle(&mut self) -> bool {
+        while self.serve_commands() {}
+        self.report()
+    }
+
     /// Ends the inline worker: its open connections, and what is under way on them. What has happened on them so far is
     /// reported.
     pub(crate) fn save(mut self) -> Vec<SavedConnection> {
-        while self.serve_commands() {}
-        self.report();
+        self.settle();
         let mut posts = self.users.save();
         let saved = self.endpoint.save();
         let saved = saved.expect("every packet is placed when it is received");

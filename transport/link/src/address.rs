@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
 use weft_core::units::{Host, Source};
 
 use crate::datagram;
@@ -10,7 +11,7 @@ use crate::error::LinkError;
 use crate::ports::PortRange;
 
 /// The address of one end of a link: what the other end is told when a connection is made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum LinkAddress {
     /// UDP sockets of one NIC.
     Udp {

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// A range that is no range of ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -19,7 +21,7 @@ pub struct BadPorts {
 ///
 /// 16 ports at both ends make 256 paths out of one range that a firewall can allow; 1 makes the
 /// one path of a network without multipath.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PortRange {
     /// The lowest port.
     pub first: u16,

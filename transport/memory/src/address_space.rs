@@ -61,6 +61,14 @@ impl AddressSpace {
         Ok(Self(Arc::new(file.into())))
     }
 
+    /// The descriptor, for a process that goes on with it.
+    ///
+    /// # Errors
+    /// There are no more descriptors.
+    pub fn try_clone(&self) -> io::Result<OwnedFd> {
+        Ok(self.0.try_clone()?.into())
+    }
+
     /// Its memory from `address` on, whose first byte has the offset `first_offset`.
     ///
     /// # Errors
@@ -108,7 +116,7 @@ impl Range {
         }
     }
 
-    fn address_of(&self, offset: u64, length: usize) -> Result<u64, DropReason> {
+    pub(crate) fn address_of(&self, offset: u64, length: usize) -> Result<u64, DropReason> {
         Ok(self.address + self.within(offset, length)?)
     }
 

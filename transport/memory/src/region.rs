@@ -224,6 +224,24 @@ impl Region {
         matches!(self.0, Memory::Window { .. })
     }
 
+    /// The file of another process that is mapped here as well.
+    pub fn window_file(&self) -> Option<BorrowedFd<'_>> {
+        match &self.0 {
+            Memory::Window { window, .. } => Some(window.file()),
+            _ => None,
+        }
+    }
+
+    /// Where `bytes` bytes at an offset lie in the other process; none where they lie in no other one, or not in one place.
+    pub fn address(&self, offset: u64, bytes: u64) -> Option<u64> {
+        match &self.0 {
+            Memory::OfProcess(range) | Memory::Window { range, .. } => {
+                range.address_of(offset, usize::try_from(bytes).ok()?).ok()
+            }
+            _ => None,
+        }
+    }
+
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -367,6 +367,10 @@ impl Window {
         }
         let start = start as usize;
         self.file.access(&mut blocks, start..start + length, act)
+    }
+
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.file.file.as_fd()
     }
 
     /// Blocks of the file that are mapped.

@@ -24,8 +24,18 @@ pub(super) struct DatagramQueuePairs {
 }
 
 impl DatagramQueuePairs {
+    /// Adds one, which is looked at in the next turn.
     pub(super) fn add(&mut self, pair: DatagramQueuePair) {
+        self.due.insert(pair.number);
         self.by_number.insert(pair.number, pair);
+    }
+
+    pub(super) fn numbers(&self) -> impl Iterator<Item = &u32> {
+        self.by_number.keys()
+    }
+
+    pub(super) fn into_pairs(self) -> impl Iterator<Item = DatagramQueuePair> {
+        self.by_number.into_values()
     }
 
     pub(super) fn remove(&mut self, number: u32) {

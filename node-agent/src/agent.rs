@@ -1,6 +1,7 @@
 //! The agent as a whole: made from its configuration, stopped by its handle.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use weft_core::units::Nanos;
 use weft_core::wire::Secret;
+use weft_device_socket::descriptor_store::{self, DescriptorStore};
 use weft_engine::{Egress, Encryption, Engine, EngineConfig, EngineError, PortRange};
 use weft_identity::tls_listener::TlsRefusals;
 
@@ -58,6 +60,16 @@ pub enum AgentError {
         field: &'static str,
         /// The address.
         address: SocketAddr,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The socket by which the node's `weft-engine` leaves its devices to the next one.
+    #[error(
+        "devices.socket: {path}: {source}: give a path in a directory that this process may write to"
+    )]
+    Store {
+        /// Where it should be.
+        path: PathBuf,
         /// The system's answer.
         source: std::io::Error,
     },
@@ -173,6 +185,9 @@ impl Agent {
         }));
         agent.sweep();
         let mut registries = metrics::registries(registry, budget, &refusals);
+        if let Some(of_node) = &config.devices {
+            keep_descriptors(&of_node.socket)?;
+        }
         if let Some(devices) = devices {
             devices.dropped.register(&mut registries.agent);
             agent.spawn("offers", Arc::clone(&devices).pass_offers_on());
@@ -267,6 +282,20 @@ impl Agent {
             }
         }));
     }
+}
+
+/// Keeps what the node's engine of devices leaves to the next one.
+fn keep_descriptors(engine: &Path) -> Result<(), AgentError> {
+    let path = descriptor_store::path_of(engine);
+    let store = DescriptorStore::bind(&path).and_then(|mut store| {
+        fail_fast::thread("descriptors", move || {
+            while let Ok(()) = store.serve() {}
+            panic!("the kernel does not say when the engine comes");
+        })
+    });
+    store
+        .map(drop)
+        .map_err(|source| AgentError::Store { path, source })
 }
 
 fn sweep(root: &Arc<Root>) {

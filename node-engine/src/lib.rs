@@ -8,4 +8,4 @@
 mod offer;
 mod service;
 
-pub use service::{ServeError, serve};
+pub use service::{Ending, ServeError, serve};

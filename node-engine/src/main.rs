@@ -1,4 +1,4 @@
-//! `weft-engine`: serves a node's virtual devices until SIGTERM or SIGINT.
+//! `weft-engine`: serves a node's virtual devices until SIGTERM, after which the next engine goes on, or SIGINT.
 
 use std::io::IsTerminal as _;
 use std::net::Ipv4Addr;
@@ -12,16 +12,17 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use weft_core::path::PolicyKind;
 use weft_engine::{EngineConfig, PortRange, Secret};
-use weft_node_engine::serve;
+use weft_node_engine::{Ending, serve};
 
 /// The engine of a node's virtual RDMA devices.
 #[derive(Debug, Parser)]
 #[command(name = "weft-engine", version)]
 struct Arguments {
-    /// The Unix socket by which the engine is managed; only its owner can open it.
+    /// The Unix socket by which the engine is managed; only its owner can open it. Beside it, with `.store` behind its name,
+    /// is that of the node's agent, which keeps what one engine leaves to the next.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// Where devices are made, a directory each. It is made anew.
+    /// Where devices are made, a directory each. It is made anew, unless an engine before this has left its devices.
     #[arg(long, value_name = "DIR")]
     devices: PathBuf,
     /// The address on the data network that packets are sent from and to.
@@ -141,8 +142,8 @@ fn run(arguments: &Arguments) -> Result<(), String> {
         let mut interrupt = wait(SignalKind::interrupt())?;
         let stopped = async {
             tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
+                _ = terminate.recv() => Ending::HandOver,
+                _ = interrupt.recv() => Ending::Final,
             }
         };
         let served = serve(

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use rustix::fs::Mode;
 use rustix::process::umask;
@@ -14,7 +15,8 @@ use tokio::sync::broadcast;
 use tokio_stream::wrappers::{BroadcastStream, UnixListenerStream};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status};
-use weft_device_server::{Device, OPEN_LIMITS, Server, ServerError};
+use weft_device_server::{Device, OPEN_LIMITS, SavedServer, Server, ServerError};
+use weft_device_socket::descriptor_store::{self, Stored};
 use weft_engine::EngineConfig;
 use weft_proto::agent::v1::QueuePairOffer;
 use weft_proto::engine::v1 as proto;
@@ -44,8 +46,17 @@ pub enum ServeError {
     Service(#[from] tonic::transport::Error),
 }
 
-/// Serves devices, which are directories in `devices` and of which so many may be open at a time, and the calls at `socket`, until `stopped` returns. Then the devices
-/// are gone: programs find that the engine has ended.
+/// How the engine ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// What there is goes to the next engine, if the node's agent keeps it until then. Programs notice a pause.
+    HandOver,
+    /// The devices are gone: programs find that the engine has ended.
+    Final,
+}
+
+/// Serves devices, which are directories in `devices` and of which so many may be open at a time, and the calls at `socket`,
+/// until `stopped` returns. Goes on with what the engine before has left.
 ///
 /// # Errors
 /// [`ServeError`].
@@ -54,7 +65,7 @@ pub async fn serve(
     devices: &Path,
     config: EngineConfig,
     open_devices: u16,
-    stopped: impl Future<Output = ()>,
+    stopped: impl Future<Output = Ending>,
 ) -> Result<(), ServeError> {
     let listener = listen(socket).map_err(|source| ServeError::Socket {
         path: socket.to_owned(),
@@ -66,18 +77,94 @@ pub async fn serve(
         // Without an agent nobody receives.
         let _ = sender.send(offer::to_proto(&offer));
     };
-    let server = Server::start(devices, config, open_devices, send_offer)?;
-    let service = EngineServer::new(Service { server, offers });
+    let store = descriptor_store::path_of(socket);
+    let server = match take(&store) {
+        None => Server::start(devices, config, open_devices, send_offer)?,
+        Some(saved) => {
+            let (record, descriptors) = (saved.record, saved.descriptors);
+            let saved = SavedServer {
+                record,
+                descriptors,
+            };
+            let again = send_offer.clone();
+            let restored = Server::restore(devices, config.clone(), open_devices, saved, again);
+            match restored {
+                Err(error @ ServerError::NotRestored(_)) => {
+                    tracing::error!("{error}");
+                    Server::start(devices, config, open_devices, send_offer)?
+                }
+                restored => {
+                    let restored = restored?;
+                    let open = restored.list().iter().filter(|it| it.contexts > 0).count();
+                    tracing::info!(open, "the devices of the engine before go on");
+                    restored
+                }
+            }
+        }
+    };
+    let server = Arc::new(RwLock::new(Some(server)));
+    let service = EngineServer::new(Service {
+        server: Arc::clone(&server),
+        offers,
+    });
     let served = tonic::transport::Server::builder()
         .add_service(service)
         .serve_with_incoming(UnixListenerStream::new(listener));
     // Not a graceful end, which an agent that watches offers would hold up.
-    tokio::select! {
-        served = served => served?,
-        () = stopped => {}
-    }
+    let ending = tokio::select! {
+        served = served => served.map(|()| Ending::Final)?,
+        ending = stopped => ending,
+    };
     let _ = fs::remove_file(socket);
+    let server = lock(server.write()).take();
+    match server {
+        Some(server) if ending == Ending::HandOver && store.exists() => {
+            hand_over(server, &store);
+        }
+        server => drop(server),
+    }
     Ok(())
+}
+
+/// What the engine before has left; nothing without an agent that keeps it.
+fn take(store: &Path) -> Option<Stored> {
+    match descriptor_store::take(store) {
+        Ok(stored) => stored,
+        Err(error) => {
+            tracing::debug!("{}: {error}: nothing is taken over", store.display());
+            None
+        }
+    }
+}
+
+/// Leaves what there is to the next engine.
+fn hand_over(server: Server, store: &Path) {
+    let saved = match server.save() {
+        Ok(SavedServer {
+            record,
+            descriptors,
+        }) => Stored {
+            record,
+            descriptors,
+        },
+        Err(error) => {
+            tracing::error!("nothing is left to the next engine: {error}");
+            return;
+        }
+    };
+    let descriptors = saved.descriptors.len();
+    match descriptor_store::store(store, &saved) {
+        Ok(()) => tracing::info!(descriptors, "what there is waits for the next engine"),
+        Err(error) => {
+            let store = store.display();
+            tracing::error!("{store}: {error}: the agent keeps nothing, and the devices are gone");
+        }
+    }
+}
+
+/// What holds the lock does not panic.
+fn lock<G>(locked: Result<G, PoisonError<G>>) -> G {
+    locked.unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A socket that only its owner can open. One that an earlier engine has left is replaced.
@@ -100,8 +187,17 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 struct Service {
-    server: Server,
+    /// None when the engine ends.
+    server: Arc<RwLock<Option<Server>>>,
     offers: broadcast::Sender<QueuePairOffer>,
+}
+
+impl Service {
+    fn with<R>(&self, act: impl FnOnce(&Server) -> R) -> Result<R, Status> {
+        let server = lock(self.server.read());
+        let ends = || Status::unavailable("the engine ends");
+        Ok(act(server.as_ref().ok_or_else(ends)?))
+    }
 }
 
 #[tonic::async_trait]
@@ -118,7 +214,7 @@ impl Engine for Service {
             limits: OPEN_LIMITS,
             cap_bps: (request.cap_bps > 0).then_some(request.cap_bps),
         };
-        let directory = self.server.create(&request.name, device);
+        let directory = self.with(|server| server.create(&request.name, device))?;
         let directory = directory.map_err(|error| status(&error))?;
         tracing::info!(name = request.name, "device made");
         Ok(Response::new(proto::CreateDeviceResponse {
@@ -131,7 +227,8 @@ impl Engine for Service {
         request: Request<proto::DestroyDeviceRequest>,
     ) -> Result<Response<proto::DestroyDeviceResponse>, Status> {
         let name = request.into_inner().name;
-        self.server.destroy(&name).map_err(|error| status(&error))?;
+        let destroyed = self.with(|server| server.destroy(&name))?;
+        destroyed.map_err(|error| status(&error))?;
         tracing::info!(name, "device destroyed");
         Ok(Response::new(proto::DestroyDeviceResponse {}))
     }
@@ -152,7 +249,8 @@ impl Engine for Service {
             regions: status.regions,
             windows: status.windows,
         };
-        let devices = self.server.list().into_iter().map(device).collect();
+        let devices = self.with(Server::list)?;
+        let devices = devices.into_iter().map(device).collect();
         Ok(Response::new(proto::ListDevicesResponse { devices }))
     }
 
@@ -174,7 +272,7 @@ impl Engine for Service {
     ) -> Result<Response<proto::ReceiveOfferResponse>, Status> {
         let request = request.into_inner();
         let offer = offer::from_proto(request.offer).map_err(Status::invalid_argument)?;
-        let received = self.server.receive_offer(request.node.into(), offer);
+        let received = self.with(|server| server.receive_offer(request.node.into(), offer))?;
         // The agent counts it, and the peer's agent is told.
         received.map_err(|error| Status::resource_exhausted(error.to_string()))?;
         Ok(Response::new(proto::ReceiveOfferResponse {}))

@@ -24,12 +24,14 @@ async fn devices_are_made_listed_and_destroyed() {
         count: 1,
     };
     let config = EngineConfig::new(Ipv4Addr::new(127, 0, 31, 1), ports, Secret([7; 32]));
-    let (stop, stopped) = oneshot::channel::<()>();
+    let (stop, stopped) = oneshot::channel::<Ending>();
     let (at, of) = (socket.clone(), devices.clone());
-    let served =
-        tokio::spawn(
-            async move { serve(&at, &of, config, 1, async { drop(stopped.await) }).await },
-        );
+    let served = tokio::spawn(async move {
+        serve(&at, &of, config, 1, async {
+            stopped.await.unwrap_or(Ending::Final)
+        })
+        .await
+    });
     while !socket.exists() {
         tokio::task::yield_now().await;
         assert!(!served.is_finished());
@@ -87,7 +89,7 @@ async fn devices_are_made_listed_and_destroyed() {
     engine.destroy_device(destroy()).await.unwrap();
     let refused = engine.destroy_device(destroy()).await.unwrap_err();
     assert_eq!(refused.code(), Code::NotFound, "{refused}");
-    stop.send(()).unwrap();
+    stop.send(Ending::Final).unwrap();
     served.await.unwrap().unwrap();
     assert!(!socket.exists());
 }

@@ -9,9 +9,10 @@
 //! | `gid` | the device's GID, a line of text: for programs that read of a device in `/sys` without opening it |
 //!
 //! [`Client`] is the program's end. [`packet`] sends and receives packets, and the descriptors that go with them.
-//! [`shared_mapping`] finds the file behind memory that is registered.
+//! [`descriptor_store`] keeps what an engine that ends leaves to the next one. [`shared_mapping`] finds the file behind memory that is registered.
 
 mod client;
+pub mod descriptor_store;
 mod directory;
 pub mod packet;
 pub mod shared_mapping;

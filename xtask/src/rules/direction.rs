@@ -73,6 +73,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "weft-core",
             "weft-device",
             "weft-device-server",
+            "weft-device-socket",
             "weft-engine",
             "weft-proto",
         ],
@@ -82,6 +83,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "weft-connection-end",
             "weft-core",
+            "weft-device-socket",
             "weft-identity",
             "weft-link",
             "weft-engine",

@@ -8,6 +8,7 @@ mod error;
 mod inject;
 mod libraries;
 mod record;
+mod restart;
 
 use std::{ffi::OsString, fmt, io, net::Ipv6Addr, os::unix::process::CommandExt as _};
 
@@ -17,6 +18,7 @@ use weft_proto::engine::v1::{DestroyDeviceRequest, Device, ListDevicesRequest};
 pub use self::{
     error::DeviceError,
     record::{NodeRecord, Record},
+    restart::Restarted,
 };
 use crate::columns::columns;
 
@@ -47,6 +49,17 @@ pub enum Action {
     Show {
         /// As node0/weft0.
         device: Name,
+    },
+    /// Restart the engine or the agent of a node, as an upgrade does.
+    ///
+    /// Programs that use the node's devices go on after a pause: the engine leaves its devices and connections to the next
+    /// one, and the agent keeps them until that is there.
+    Restart {
+        /// The node, as node0.
+        node: String,
+        /// Which of its two programs.
+        #[arg(default_value = "engine")]
+        which: Restarted,
     },
     /// Take a device away. A program that has it open keeps it.
     Destroy {
@@ -124,6 +137,14 @@ pub fn run(
                 DeviceError::NoDevice { node, device }
             })?;
             write(out, &Detail(found))
+        }
+        Action::Restart { node, which } => {
+            let paused = restart::restart(&record()?, node, *which)?;
+            let paused = paused.as_millis();
+            write(
+                out,
+                &format_args!("{node}: another {which} serves after {paused} ms\n"),
+            )
         }
         Action::Destroy { device } => {
             runtime()?.block_on(destroy(&record()?, device))?;

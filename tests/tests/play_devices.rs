@@ -263,3 +263,38 @@ fn programs_use_the_devices_of_two_nodes_over_all_spines_and_go_on_without_one()
     assert!(said.contains("there is no device weft0 at node0"), "{said}");
     assert!(!fabric.device("run node0 -- ibv_devices").contains("weft0"));
 }
+
+#[test]
+fn programs_go_on_while_engines_and_agents_are_restarted_ten_times_each() {
+    let fabric = Fabric::start("--nodes 2 --size 1MiB --device 0,1 --keep --quiet");
+    let is_open = |node: &str| {
+        let shown = fabric.device(&format!("show {node}/weft0"));
+        shown.contains("Queue pairs:  1\n")
+    };
+    let are_open = || is_open("node0") && is_open("node1");
+    let restart = |which: &str, round: usize| {
+        let told = fabric.device(&format!("restart node{} {which}", round % 2));
+        assert!(told.contains(&format!("another {which} serves")), "{told}");
+        println!("{told}");
+    };
+    let told = fabric.pair("ib_write_bw -x 0 -s 65536 -D 15", || {
+        until("queue pairs", are_open);
+        for round in 0..20 {
+            restart("engine", round);
+            restart("agent", round / 2);
+        }
+        assert!(are_open(), "the program has ended before the restarts did");
+    });
+    let row = told
+        .lines()
+        .find(|line| line.trim_start().starts_with("65536"));
+    assert!(row.is_some(), "{told}");
+    println!("{told}");
+    // `-c` checks every byte.
+    let told = fabric.pair("ibv_rc_pingpong -p 18515 -g 0 -c -n 30000", || {
+        until("queue pairs", are_open);
+        (0..4).for_each(|round| restart("engine", round));
+        assert!(are_open(), "the program has ended before the restarts did");
+    });
+    assert!(told.contains("30000 iters in "), "{told}");
+}

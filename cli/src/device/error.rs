@@ -2,6 +2,8 @@
 
 use std::{io, path::PathBuf};
 
+use super::Restarted;
+
 /// Every text names the cause and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
@@ -28,6 +30,18 @@ pub enum DeviceError {
         node: String,
         /// The device.
         device: String,
+    },
+    /// A program of a node was not restarted.
+    #[error(
+        "the {which} of {node} was not restarted: {source}; see its log, and `weft device list`"
+    )]
+    NotRestarted {
+        /// The node.
+        node: String,
+        /// Which program.
+        which: Restarted,
+        /// The system's answer.
+        source: io::Error,
     },
     /// The engine answers no.
     #[error("the engine of {node}: {problem}")]

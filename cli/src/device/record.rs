@@ -118,16 +118,37 @@ impl Record {
             .join(inside))
     }
 
+    /// Where a node's engine and agent have their files, inside of the fabric.
+    pub(super) fn home(&self, node: &str) -> Result<PathBuf, DeviceError> {
+        let home = self.node(node)?.socket.parent();
+        Ok(home.unwrap_or(Path::new("/")).to_owned())
+    }
+
+    /// The command that runs a program of the fabric's own at a node, with all rights that it has.
+    pub(super) fn enter(&self, node: &str, line: &[OsString]) -> Result<Command, DeviceError> {
+        self.node(node)?;
+        let mut program = Command::new("nsenter");
+        program.args(self.namespaces(node)).arg("setsid").args(line);
+        Ok(program)
+    }
+
+    /// What nsenter is to enter.
+    fn namespaces(&self, node: &str) -> Vec<OsString> {
+        let pid = self.pid.to_string();
+        let own: &[&str] = match self.own_user_namespace {
+            true => &["--user", "--preserve-credentials"],
+            false => &[],
+        };
+        let others = ["--mount", "--net", "--pid", "ip", "netns", "exec", node];
+        let words = ["--target", &pid].into_iter().chain(own.iter().copied());
+        words.chain(others).map(OsString::from).collect()
+    }
+
     /// The command that runs a program at a node with a device.
     pub(super) fn command(&self, node: &str, command: &[OsString]) -> Result<Command, DeviceError> {
         let devices = &self.node(node)?.devices;
-        let mut line: Vec<OsString> = Vec::new();
+        let mut line = self.namespaces(node);
         let mut add = |words: &[&str]| line.extend(words.iter().map(OsString::from));
-        add(&["--target", &self.pid.to_string()]);
-        if self.own_user_namespace {
-            add(&["--user", "--preserve-credentials"]);
-        }
-        add(&["--mount", "--net", "--pid", "ip", "netns", "exec", node]);
         let paths = [&self.program, &self.library, devices].map(|path| path.to_string_lossy());
         let [program, libraries, devices] = paths.each_ref().map(|path| &**path);
         add(&[

@@ -75,6 +75,8 @@ struct Program {
     client: Client,
     domain: u32,
     number: u32,
+    /// What its receives are of: the queue pair, or a shared queue.
+    receive_queue: u32,
     completions: Consumer<Words>,
     sends: Producer<Words>,
     receives: Producer<Words>,
@@ -86,6 +88,11 @@ impl Program {
     }
 
     fn with(client: Client) -> Self {
+        Self::of(client, QueuePairType::ReliableConnected, false)
+    }
+
+    /// With a queue pair of this kind, which takes its receives from a shared queue or from its own.
+    fn of(client: Client, kind: QueuePairType, is_sharing: bool) -> Self {
         let Ok(Answer::Created(domain)) = client.ask(&Request::CreateDomain) else {
             panic!("a domain");
         };
@@ -97,17 +104,28 @@ impl Program {
             panic!("{asked:?}");
         };
         let completions = client.ring(ring).expect("it lies in the memory");
+        let shared = is_sharing.then(|| {
+            let asked = client.ask(&Request::CreateSharedReceiveQueue {
+                domain,
+                entries: 16,
+                sges: 4,
+            });
+            match asked {
+                Ok(Answer::CreatedQueue { queue, ring, .. }) => (queue, ring),
+                other => panic!("{other:?}"),
+            }
+        });
         let wanted = QueuePair {
             domain,
-            kind: QueuePairType::ReliableConnected,
+            kind,
             send_completions: queue,
             receive_completions: queue,
-            shared_receive_queue: None,
+            shared_receive_queue: shared.map(|(queue, _)| queue),
             sizes: QueueSizes {
                 sends: 16,
                 receives: 16,
                 send_sges: 1,
-                receive_sges: 1,
+                receive_sges: 4,
                 inline_bytes: 64,
             },
         };
@@ -115,16 +133,19 @@ impl Program {
         let Ok(Answer::CreatedQueuePair {
             queue_pair,
             send_ring,
-            receive_ring: Some(receive_ring),
+            receive_ring,
             ..
         }) = asked
         else {
             panic!("{asked:?}");
         };
+        let receive_ring = shared.map_or(receive_ring, |(_, ring)| Some(ring));
+        let receive_ring = receive_ring.expect("there is one");
         let ring = |place| client.ring(place).expect("it lies in the memory");
         Self {
             domain,
             number: queue_pair,
+            receive_queue: shared.map_or(queue_pair, |(queue, _)| queue),
             completions: Consumer::new(completions, 0),
             sends: Producer::new(ring(send_ring), 0),
             receives: Producer::new(ring(receive_ring), 0),
@@ -136,17 +157,19 @@ impl Program {
         self.connect_to(peer.client.gid(), peer.number);
     }
 
+    fn modify(&self, given: &[Attributes], attributes: QueuePairAttributes) {
+        let state = Attributes::STATE;
+        let given = given.iter().fold(state, |all, one| all.union(*one));
+        let asked = self.client.ask(&Request::ModifyQueuePair {
+            queue_pair: self.number,
+            given: given.0,
+            attributes,
+        });
+        assert_eq!(asked, Ok(Answer::Done));
+    }
+
     fn connect_to(&self, gid: [u8; 16], number: u32) {
         use Attributes as A;
-        let modify = |given: &[A], attributes: QueuePairAttributes| {
-            let given = given.iter().fold(A::STATE, |all, one| all.union(*one));
-            let asked = self.client.ask(&Request::ModifyQueuePair {
-                queue_pair: self.number,
-                given: given.0,
-                attributes,
-            });
-            assert_eq!(asked, Ok(Answer::Done));
-        };
         let mut attributes = QueuePairAttributes {
             state: State::Init as u32,
             port: 1,
@@ -163,7 +186,7 @@ impl Program {
             },
             ..QueuePairAttributes::default()
         };
-        modify(&[A::ACCESS_FLAGS, A::PKEY_INDEX, A::PORT], attributes);
+        self.modify(&[A::ACCESS_FLAGS, A::PKEY_INDEX, A::PORT], attributes);
         attributes.state = State::ReadyToReceive as u32;
         let given = [
             A::AV,
@@ -173,7 +196,7 @@ impl Program {
             A::MAX_DEST_RD_ATOMIC,
             A::MIN_RNR_TIMER,
         ];
-        modify(&given, attributes);
+        self.modify(&given, attributes);
         attributes.state = State::ReadyToSend as u32;
         let given = [
             A::TIMEOUT,
@@ -182,16 +205,12 @@ impl Program {
             A::SQ_PSN,
             A::MAX_QP_RD_ATOMIC,
         ];
-        modify(&given, attributes);
+        self.modify(&given, attributes);
     }
 
-    fn ring_doorbell(&self) {
-        if self
-            .client
-            .doorbells()
-            .expect("there is a page")
-            .ring(self.number)
-        {
+    fn ring_doorbell(&self, queue: u32) {
+        let doorbells = self.client.doorbells().expect("there is a page");
+        if doorbells.ring(queue) {
             self.client.wake();
         }
     }
@@ -233,15 +252,19 @@ impl Program {
         };
         entry.set_work_request(&request).expect("it is small");
         self.sends.push(entry.slots()).expect("there is room");
-        self.ring_doorbell();
+        self.ring_doorbell(self.number);
     }
 
     fn receive(&mut self, wr_id: u64) {
+        self.receive_into(wr_id, &[]);
+    }
+
+    fn receive_into(&mut self, wr_id: u64, sges: &[Sge]) {
         let mut entry = Entry::new();
-        let request = ReceiveRequest { wr_id, sges: &[] };
+        let request = ReceiveRequest { wr_id, sges };
         entry.set_receive(&request).expect("it is small");
         self.receives.push(entry.slots()).expect("there is room");
-        self.ring_doorbell();
+        self.ring_doorbell(self.receive_queue);
     }
 
     fn next(&mut self) -> (u64, Status) {

@@ -96,6 +96,12 @@ pub fn take(path: &Path) -> io::Result<Option<Stored>> {
     }))
 }
 
+/// Whether a store listens there.
+#[must_use]
+pub fn is_served(path: &Path) -> bool {
+    connect_to(path).is_ok()
+}
+
 /// The store, which serves one engine at a time.
 #[derive(Debug)]
 pub struct DescriptorStore {

@@ -1,9 +1,15 @@
 //! Servers that end while programs use their devices, and are followed by others that go on with them.
 
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use memmap2::MmapOptions;
+use rustix::fs::{MemfdFlags, memfd_create};
+use weft_device::work_request::DatagramAddress;
 use weft_device_server::SavedServer;
 
 use super::*;
@@ -172,4 +178,215 @@ fn programs_go_on_while_both_servers_are_replaced_again_and_again() {
     drop(nodes);
     let gone = a.client.ask(&Request::CreateDomain);
     assert_eq!(gone, Err(ErrorNumber::EngineGone));
+}
+
+/// A device of a node, and the node.
+fn one_node(directory: &Path) -> (Node, std::path::PathBuf) {
+    let node = Node::start(directory);
+    let path = node.server.create("weft0", device(1));
+    (node, path.expect("it is made"))
+}
+
+#[test]
+fn a_program_that_ends_while_there_is_no_server_leaves_nothing() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (node, path) = one_node(directory.path());
+    let (stays, ends) = (Program::open(&path), Program::open(&path));
+    let node = node.with(|_| drop(ends)).expect("it goes on");
+    let begun = Instant::now();
+    while node.server.list()[0].contexts != 1 {
+        assert!(begun.elapsed() < PATIENCE, "a context stays");
+    }
+    assert!(stays.client.ask(&Request::CreateDomain).is_ok());
+    // A device that was made before opens for new programs, too.
+    Program::open(&path);
+}
+
+#[test]
+fn a_call_and_a_program_that_come_while_there_is_no_server_wait_for_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (node, path) = one_node(directory.path());
+    let program = Program::open(&path);
+    std::thread::scope(|scope| {
+        let (sender, begins) = unbounded();
+        let mut threads = Vec::new();
+        let (program, path, sender) = (&program, &path, &sender);
+        let node = node.with(|_| {
+            threads.push(scope.spawn(move || {
+                sender.send(()).expect("it is awaited");
+                assert!(program.client.ask(&Request::CreateDomain).is_ok());
+            }));
+            threads.push(scope.spawn(move || {
+                sender.send(()).expect("it is awaited");
+                Program::open(path);
+            }));
+            begins.iter().take(2).for_each(drop);
+        });
+        let node = node.expect("it goes on");
+        for thread in threads {
+            thread.join().expect("it has its answer");
+        }
+        drop(node);
+    });
+}
+
+#[test]
+fn what_cannot_be_taken_over_says_why_and_its_programs_find_that_the_engine_is_gone() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (node, path) = one_node(directory.path());
+    let program = Program::open(&path);
+    let failed = node.with(|saved| saved.record[0] += 1).err();
+    let said = failed.expect("it is of another version").to_string();
+    assert!(said.contains("it is of version 2, this is 1"), "{said}");
+    let gone = program.client.ask(&Request::CreateDomain);
+    assert_eq!(gone, Err(ErrorNumber::EngineGone));
+}
+
+#[test]
+fn a_queue_pair_that_waits_for_its_peer_is_joined_by_the_next_server() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (node, path) = one_node(directory.path());
+    let [mut a, mut b] = [Program::open(&path), Program::open(&path)];
+    b.receive(7);
+    a.connect(&b);
+    a.send(1);
+    let node = node.replace();
+    b.connect(&a);
+    assert_eq!(a.next(), (1, Status::Success));
+    assert_eq!(b.next(), (7, Status::Success));
+    // And one that was joined there is found again by the next.
+    let node = node.replace();
+    b.receive(8);
+    a.send(2);
+    assert_eq!(a.next(), (2, Status::Success));
+    assert_eq!(b.next(), (8, Status::Success));
+    drop(node);
+}
+
+#[test]
+fn shared_receives_of_several_entries_in_shared_memory_are_filled_by_the_next_server() {
+    const BYTES: usize = 64 << 10;
+    const MESSAGE: usize = 48 << 10;
+
+    let directory = tempfile::tempdir().expect("a directory");
+    let (mut node, path) = one_node(directory.path());
+    let open = || Client::open(&path).expect("it opens");
+    let kind = QueuePairType::ReliableConnected;
+    let (mut a, mut b) = (Program::with(open()), Program::of(open(), kind, true));
+    a.connect(&b);
+    b.connect(&a);
+    let source: Vec<u8> = (0..MESSAGE).map(|at| (at % 251) as u8).collect();
+    let key = a.register(&source);
+    let from = Sge {
+        address: source.as_ptr() as u64,
+        bytes: MESSAGE as u32,
+        local_key: key,
+    };
+    let file = memfd_create("shared", MemfdFlags::CLOEXEC).expect("it is there");
+    let file = File::from(file);
+    file.set_len(BYTES as u64).expect("it is there");
+    let map = MmapOptions::new().map_raw(&file).expect("it is there");
+    let address = map.as_ptr().addr() as u64;
+    let region = Region {
+        domain: b.domain,
+        address,
+        bytes: BYTES as u64,
+        io_address: address,
+        access: 0b1111,
+        file_offset: Some(0),
+    };
+    let asked = b
+        .client
+        .ask_with(&Request::RegisterRegion(region), Some(file.as_fd()));
+    let Ok((Answer::Created(key), _)) = asked else {
+        panic!("{asked:?}");
+    };
+    let part = |at: usize, bytes: usize| Sge {
+        address: address + at as u64,
+        bytes: bytes as u32,
+        local_key: key,
+    };
+    // The second half of the message comes first.
+    let parts = [part(MESSAGE / 2, MESSAGE / 2), part(0, MESSAGE / 2)];
+    for round in 0..8 {
+        b.receive_into(round, &parts);
+    }
+    for round in 0..8 {
+        let windows: Vec<u32> = node.server.list().iter().map(|it| it.windows).collect();
+        assert_eq!(windows, [1]);
+        if round % 2 == 0 {
+            a.post(round, Operation::Send, Payload::Sges(&[from]));
+            node = node.replace();
+        } else {
+            node = node.replace();
+            a.post(round, Operation::Send, Payload::Sges(&[from]));
+        }
+        assert_eq!(b.next(), (round, Status::Success));
+        assert_eq!(a.next(), (round, Status::Success));
+        let mut got = vec![0; MESSAGE];
+        file.read_exact_at(&mut got, 0).expect("it is there");
+        assert_eq!(got[..MESSAGE / 2], source[MESSAGE / 2..]);
+        assert_eq!(got[MESSAGE / 2..], source[..MESSAGE / 2]);
+    }
+}
+
+#[test]
+fn datagrams_go_on_in_the_next_server() {
+    const Q_KEY: u32 = 0x1111;
+
+    let directory = tempfile::tempdir().expect("a directory");
+    let (mut node, path) = one_node(directory.path());
+    let client = Client::open(&path).expect("it opens");
+    let mut program = Program::of(client, QueuePairType::UnreliableDatagram, false);
+    for (state, given) in [
+        (
+            State::Init,
+            &[Attributes::PKEY_INDEX, Attributes::PORT, Attributes::QKEY][..],
+        ),
+        (State::ReadyToReceive, &[]),
+        (State::ReadyToSend, &[Attributes::SQ_PSN]),
+    ] {
+        let attributes = QueuePairAttributes {
+            state: state as u32,
+            q_key: Q_KEY,
+            port: 1,
+            ..QueuePairAttributes::default()
+        };
+        program.modify(given, attributes);
+    }
+    let made = program.client.ask(&Request::CreateAddressHandle {
+        domain: program.domain,
+        address: Address {
+            gid: program.client.gid(),
+            is_global: true,
+            port: 1,
+            ..Address::default()
+        },
+    });
+    let Ok(Answer::Created(address_handle)) = made else {
+        panic!("{made:?}");
+    };
+    let to = Operation::SendDatagram(DatagramAddress {
+        address_handle,
+        queue_pair: program.number,
+        q_key: Q_KEY,
+    });
+    let memory = vec![0; 4096];
+    let buffer = Sge {
+        address: memory.as_ptr() as u64,
+        bytes: memory.len() as u32,
+        local_key: program.register(&memory),
+    };
+    for round in 0..3 {
+        program.receive_into(100 + round, &[buffer]);
+        node = node.replace();
+        program.post(round, to, Payload::Inline(b"datagram"));
+        let mut done = [program.next(), program.next()];
+        done.sort_unstable_by_key(|(wr_id, _)| *wr_id);
+        assert_eq!(
+            done,
+            [(round, Status::Success), (100 + round, Status::Success)]
+        );
+    }
+    assert_eq!(memory[40..48], *b"datagram");
 }

@@ -1,0 +1,171 @@
+//! Ends the engine or the agent of a node by SIGTERM and starts it again, as an upgrade does: programs that use the node's
+//! devices notice a pause.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fmt, fs,
+    io::{self, ErrorKind},
+    os::unix::{ffi::OsStrExt as _, net::UnixStream},
+    path::{Path, PathBuf},
+    process::Stdio,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use clap::ValueEnum;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{Mode, OFlags},
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+};
+use weft_device_socket::descriptor_store;
+
+use super::{DeviceError, Record};
+
+/// From its start until it serves, and from SIGTERM until it has ended: an agent gives jobs 20 s.
+const PATIENCE: Duration = Duration::from_secs(30);
+const READY_POLL: Duration = Duration::from_millis(2);
+
+/// Which of a node's two programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Restarted {
+    /// The one that moves the bytes.
+    Engine,
+    /// The one that keeps what an engine leaves to the next.
+    Agent,
+}
+
+impl Restarted {
+    fn program(self) -> &'static str {
+        match self {
+            Self::Engine => "weft-engine",
+            Self::Agent => "weft-agent",
+        }
+    }
+}
+
+impl fmt::Display for Restarted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Engine => "engine",
+            Self::Agent => "agent",
+        })
+    }
+}
+
+/// A process of a node that is to be restarted.
+struct Running {
+    pid: i32,
+    line: Vec<OsString>,
+}
+
+impl Running {
+    /// The program whose command line names a file beside the socket of the node's engine.
+    fn find(which: Restarted, home: &Path) -> Option<Self> {
+        let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let mut all = processes.filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let line = fs::read(entry.path().join("cmdline")).ok()?;
+            let line: Vec<OsString> = words(&line);
+            is_it(which, home, &line).then_some(Self { pid, line })
+        });
+        all.next()
+    }
+}
+
+/// Of `/proc/PID/cmdline`.
+fn words(line: &[u8]) -> Vec<OsString> {
+    let line = line.strip_suffix(b"\0").unwrap_or(line);
+    let words = line.split(|byte| *byte == 0);
+    words
+        .map(|word| OsStr::from_bytes(word).to_owned())
+        .collect()
+}
+
+fn is_it(which: Restarted, home: &Path, line: &[OsString]) -> bool {
+    let program = line.first().map(Path::new).and_then(Path::file_name);
+    let mut files = line.iter().skip(1).map(Path::new);
+    program == Some(OsStr::new(which.program())) && files.any(|file| file.parent() == Some(home))
+}
+
+/// Restarts it, and answers how long there was none that serves.
+pub(super) fn restart(
+    record: &Record,
+    node: &str,
+    which: Restarted,
+) -> Result<Duration, DeviceError> {
+    let failed = |source| DeviceError::NotRestarted {
+        node: node.to_owned(),
+        which,
+        source,
+    };
+    let outside = record.socket(node)?;
+    let home = record.home(node)?;
+    let none = || failed(ErrorKind::NotFound.into());
+    let running = Running::find(which, &home).ok_or_else(none)?;
+    let log = log_of(&running).map_err(failed)?;
+    let begun = Instant::now();
+    end(&running).map_err(failed)?;
+    let mut command = record.enter(node, &running.line)?;
+    let words = log.try_clone().map_err(failed)?;
+    let child = command.stdin(Stdio::null()).stdout(log).stderr(words);
+    // It goes on when this program ends.
+    child.spawn().map_err(failed)?;
+    // Only what the new one has made can be connected to.
+    let served = match which {
+        Restarted::Engine => outside,
+        Restarted::Agent => descriptor_store::path_of(&outside),
+    };
+    while !is_served(which, &served) {
+        if begun.elapsed() > PATIENCE {
+            return Err(failed(ErrorKind::TimedOut.into()));
+        }
+        sleep(READY_POLL);
+    }
+    Ok(begun.elapsed())
+}
+
+/// Where the process writes.
+fn log_of(running: &Running) -> io::Result<fs::File> {
+    let output = PathBuf::from(format!("/proc/{}/fd/1", running.pid));
+    let opened = rustix::fs::open(output, OFlags::WRONLY | OFlags::APPEND, Mode::empty())?;
+    Ok(opened.into())
+}
+
+/// SIGTERM; it is gone when this returns.
+fn end(running: &Running) -> io::Result<()> {
+    let pid = Pid::from_raw(running.pid).ok_or(ErrorKind::NotFound)?;
+    let process = pidfd_open(pid, PidfdFlags::empty())?;
+    pidfd_send_signal(&process, Signal::TERM)?;
+    let patience = Timespec::try_from(PATIENCE).map_err(io::Error::other)?;
+    match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&patience))? {
+        0 => Err(ErrorKind::TimedOut.into()),
+        _ => Ok(()),
+    }
+}
+
+fn is_served(which: Restarted, socket: &Path) -> bool {
+    match which {
+        Restarted::Engine => UnixStream::connect(socket).is_ok(),
+        Restarted::Agent => descriptor_store::is_served(socket),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_s_programs_are_known_by_their_files() {
+        let line = |text: &[u8]| words(text);
+        let engine = line(b"/opt/weft-engine\0--socket\0/run/a/engine.sock\0--mtu\x001500\0");
+        assert_eq!(engine.len(), 5);
+        let home = Path::new("/run/a");
+        assert!(is_it(Restarted::Engine, home, &engine));
+        assert!(!is_it(Restarted::Agent, home, &engine));
+        assert!(!is_it(Restarted::Engine, Path::new("/run/b"), &engine));
+        let agent = line(b"weft-agent\0--config\0/run/a/agent.yaml\0");
+        assert!(is_it(Restarted::Agent, home, &agent));
+        assert!(!is_it(Restarted::Agent, home, &words(b"")));
+    }
+}

@@ -18,7 +18,7 @@ use weft_proto::engine::v1::{DestroyDeviceRequest, Device, ListDevicesRequest};
 pub use self::{
     error::DeviceError,
     record::{NodeRecord, Record},
-    restart::Restarted,
+    restart::NodeProgram,
 };
 use crate::columns::columns;
 
@@ -59,7 +59,7 @@ pub enum Action {
         node: String,
         /// Which of its two programs.
         #[arg(default_value = "engine")]
-        which: Restarted,
+        which: NodeProgram,
     },
     /// Take a device away. A program that has it open keeps it.
     Destroy {

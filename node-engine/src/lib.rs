@@ -8,4 +8,4 @@
 mod offer;
 mod service;
 
-pub use service::{Ending, ServeError, serve};
+pub use service::{ServeError, Shutdown, serve};

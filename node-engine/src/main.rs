@@ -12,7 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use weft_core::path::PolicyKind;
 use weft_engine::{EngineConfig, PortRange, Secret};
-use weft_node_engine::{Ending, serve};
+use weft_node_engine::{Shutdown, serve};
 
 /// The engine of a node's virtual RDMA devices.
 #[derive(Debug, Parser)]
@@ -142,8 +142,8 @@ fn run(arguments: &Arguments) -> Result<(), String> {
         let mut interrupt = wait(SignalKind::interrupt())?;
         let stopped = async {
             tokio::select! {
-                _ = terminate.recv() => Ending::HandOver,
-                _ = interrupt.recv() => Ending::Final,
+                _ = terminate.recv() => Shutdown::HandOver,
+                _ = interrupt.recv() => Shutdown::Final,
             }
         };
         let served = serve(

@@ -3,19 +3,19 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::FileTypeExt as _;
-use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
-use rustix::fs::Mode;
+use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::process::umask;
 use tokio::net::UnixListener;
 use tokio::sync::broadcast;
 use tokio_stream::wrappers::{BroadcastStream, UnixListenerStream};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status};
-use weft_device_server::{Device, OPEN_LIMITS, SavedServer, Server, ServerError};
+use weft_device_server::{Device, OPEN_LIMITS, Server, ServerError};
 use weft_device_socket::descriptor_store::{self, Stored};
 use weft_engine::EngineConfig;
 use weft_proto::agent::v1::QueuePairOffer;
@@ -26,6 +26,10 @@ use crate::offer;
 
 /// Offers that wait until the agent takes them. Of more, the oldest are dropped; the engine makes them again.
 const OFFERS_BEHIND_MAX: usize = 4096;
+
+/// An agent that is restarting is awaited so long.
+const AGENT_TRIES: u32 = 25;
+const AGENT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Why the engine does not serve.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +52,7 @@ pub enum ServeError {
 
 /// How the engine ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
+pub enum Shutdown {
     /// What there is goes to the next engine, if the node's agent keeps it until then. Programs notice a pause.
     HandOver,
     /// The devices are gone: programs find that the engine has ended.
@@ -65,12 +69,15 @@ pub async fn serve(
     devices: &Path,
     config: EngineConfig,
     open_devices: u16,
-    stopped: impl Future<Output = Ending>,
+    stopped: impl Future<Output = Shutdown>,
 ) -> Result<(), ServeError> {
-    let listener = listen(socket).map_err(|source| ServeError::Socket {
+    let failed = |source| ServeError::Socket {
         path: socket.to_owned(),
         source,
-    })?;
+    };
+    Server::check(&config, open_devices)?;
+    // Held until the next engine may begin.
+    let lock_file = lock_file(socket).map_err(failed)?;
     let (offers, _) = broadcast::channel(OFFERS_BEHIND_MAX);
     let sender = offers.clone();
     let send_offer = move |offer| {
@@ -80,21 +87,15 @@ pub async fn serve(
     let store = descriptor_store::path_of(socket);
     let server = match take(&store) {
         None => Server::start(devices, config, open_devices, send_offer)?,
-        Some(saved) => {
-            let (record, descriptors) = (saved.record, saved.descriptors);
-            let saved = SavedServer {
-                record,
-                descriptors,
-            };
+        Some(stored) => {
             let again = send_offer.clone();
-            let restored = Server::restore(devices, config.clone(), open_devices, saved, again);
+            let restored = Server::restore(devices, config.clone(), open_devices, stored, again);
             match restored {
-                Err(error @ ServerError::NotRestored(_)) => {
+                Err(error) => {
                     tracing::error!("{error}");
                     Server::start(devices, config, open_devices, send_offer)?
                 }
-                restored => {
-                    let restored = restored?;
+                Ok(restored) => {
                     let open = restored.list().iter().filter(|it| it.contexts > 0).count();
                     tracing::info!(open, "the devices of the engine before go on");
                     restored
@@ -102,6 +103,7 @@ pub async fn serve(
             }
         }
     };
+    let listener = listen(socket).map_err(failed)?;
     let server = Arc::new(RwLock::new(Some(server)));
     let service = EngineServer::new(Service {
         server: Arc::clone(&server),
@@ -112,18 +114,46 @@ pub async fn serve(
         .serve_with_incoming(UnixListenerStream::new(listener));
     // Not a graceful end, which an agent that watches offers would hold up.
     let ending = tokio::select! {
-        served = served => served.map(|()| Ending::Final)?,
+        served = served => served.map(|()| Shutdown::Final)?,
         ending = stopped => ending,
     };
     let _ = fs::remove_file(socket);
     let server = lock(server.write()).take();
     match server {
-        Some(server) if ending == Ending::HandOver && store.exists() => {
+        Some(server) if ending == Shutdown::HandOver && is_served(&store).await => {
             hand_over(server, &store);
         }
         server => drop(server),
     }
+    // A thread that stands still may keep the process from ending.
+    drop(lock_file);
     Ok(())
+}
+
+/// A file that only one engine has locked at a time.
+fn lock_file(socket: &Path) -> io::Result<fs::File> {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".lock");
+    let mut how = fs::File::options();
+    let file = how.create(true).truncate(false).write(true).open(path)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(_) => Err(io::Error::other("another engine serves it")),
+    }
+}
+
+/// Whether an agent keeps what it is given. One that was there may be restarting.
+async fn is_served(store: &Path) -> bool {
+    for _ in 0..AGENT_TRIES {
+        if descriptor_store::is_served(store) {
+            return true;
+        }
+        if !store.exists() {
+            return false;
+        }
+        tokio::time::sleep(AGENT_RETRY_INTERVAL).await;
+    }
+    false
 }
 
 /// What the engine before has left; nothing without an agent that keeps it.
@@ -140,13 +170,7 @@ fn take(store: &Path) -> Option<Stored> {
 /// Leaves what there is to the next engine.
 fn hand_over(server: Server, store: &Path) {
     let saved = match server.save() {
-        Ok(SavedServer {
-            record,
-            descriptors,
-        }) => Stored {
-            record,
-            descriptors,
-        },
+        Ok(saved) => saved,
         Err(error) => {
             tracing::error!("nothing is left to the next engine: {error}");
             return;
@@ -174,9 +198,6 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
         Err(error) => return Err(error),
         Ok(found) if !found.file_type().is_socket() => {
             return Err(io::Error::other("there is a file that is no socket"));
-        }
-        Ok(_) if StdUnixStream::connect(path).is_ok() => {
-            return Err(io::Error::other("another engine serves it"));
         }
         Ok(_) => fs::remove_file(path)?,
     }

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use super::Restarted;
+use super::NodeProgram;
 
 /// Every text names the cause and the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -39,7 +39,7 @@ pub enum DeviceError {
         /// The node.
         node: String,
         /// Which program.
-        which: Restarted,
+        which: NodeProgram,
         /// The system's answer.
         source: io::Error,
     },

@@ -15,7 +15,7 @@ use std::{
 use clap::ValueEnum;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fs::{Mode, OFlags},
+    fs::{FlockOperation, Mode, OFlags, flock},
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 use weft_device_socket::descriptor_store;
@@ -23,19 +23,19 @@ use weft_device_socket::descriptor_store;
 use super::{DeviceError, Record};
 
 /// From its start until it serves, and from SIGTERM until it has ended: an agent gives jobs 20 s.
-const PATIENCE: Duration = Duration::from_secs(30);
-const READY_POLL: Duration = Duration::from_millis(2);
+const TIMEOUT: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Which of a node's two programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Restarted {
+pub enum NodeProgram {
     /// The one that moves the bytes.
     Engine,
     /// The one that keeps what an engine leaves to the next.
     Agent,
 }
 
-impl Restarted {
+impl NodeProgram {
     fn program(self) -> &'static str {
         match self {
             Self::Engine => "weft-engine",
@@ -44,7 +44,7 @@ impl Restarted {
     }
 }
 
-impl fmt::Display for Restarted {
+impl fmt::Display for NodeProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Engine => "engine",
@@ -61,13 +61,13 @@ struct Running {
 
 impl Running {
     /// The program whose command line names a file beside the socket of the node's engine.
-    fn find(which: Restarted, home: &Path) -> Option<Self> {
+    fn find(which: NodeProgram, home: &Path) -> Option<Self> {
         let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
         let mut all = processes.filter_map(|entry| {
             let pid = entry.file_name().to_str()?.parse().ok()?;
             let line = fs::read(entry.path().join("cmdline")).ok()?;
             let line: Vec<OsString> = words(&line);
-            is_it(which, home, &line).then_some(Self { pid, line })
+            matches(which, home, &line).then_some(Self { pid, line })
         });
         all.next()
     }
@@ -82,7 +82,7 @@ fn words(line: &[u8]) -> Vec<OsString> {
         .collect()
 }
 
-fn is_it(which: Restarted, home: &Path, line: &[OsString]) -> bool {
+fn matches(which: NodeProgram, home: &Path, line: &[OsString]) -> bool {
     let program = line.first().map(Path::new).and_then(Path::file_name);
     let mut files = line.iter().skip(1).map(Path::new);
     program == Some(OsStr::new(which.program())) && files.any(|file| file.parent() == Some(home))
@@ -92,7 +92,7 @@ fn is_it(which: Restarted, home: &Path, line: &[OsString]) -> bool {
 pub(super) fn restart(
     record: &Record,
     node: &str,
-    which: Restarted,
+    which: NodeProgram,
 ) -> Result<Duration, DeviceError> {
     let failed = |source| DeviceError::NotRestarted {
         node: node.to_owned(),
@@ -105,22 +105,23 @@ pub(super) fn restart(
     let running = Running::find(which, &home).ok_or_else(none)?;
     let log = log_of(&running).map_err(failed)?;
     let begun = Instant::now();
-    end(&running).map_err(failed)?;
+    // Only an engine locks one.
+    let lock = match which {
+        NodeProgram::Engine => PathBuf::from(format!("{}.lock", outside.display())),
+        NodeProgram::Agent => PathBuf::new(),
+    };
+    end(&running, &lock).map_err(failed)?;
     let mut command = record.enter(node, &running.line)?;
     let words = log.try_clone().map_err(failed)?;
     let child = command.stdin(Stdio::null()).stdout(log).stderr(words);
     // It goes on when this program ends.
     child.spawn().map_err(failed)?;
-    // Only what the new one has made can be connected to.
-    let served = match which {
-        Restarted::Engine => outside,
-        Restarted::Agent => descriptor_store::path_of(&outside),
-    };
-    while !is_served(which, &served) {
-        if begun.elapsed() > PATIENCE {
+    let store = descriptor_store::path_of(&outside);
+    while !serves(which, &outside, &store) {
+        if begun.elapsed() > TIMEOUT {
             return Err(failed(ErrorKind::TimedOut.into()));
         }
-        sleep(READY_POLL);
+        sleep(POLL_INTERVAL);
     }
     Ok(begun.elapsed())
 }
@@ -132,22 +133,34 @@ fn log_of(running: &Running) -> io::Result<fs::File> {
     Ok(opened.into())
 }
 
-/// SIGTERM; it is gone when this returns.
-fn end(running: &Running) -> io::Result<()> {
+/// SIGTERM; another one may begin when this returns. An engine of which a thread stands still has given its lock back then,
+/// and goes on to be there.
+fn end(running: &Running, lock: &Path) -> io::Result<()> {
     let pid = Pid::from_raw(running.pid).ok_or(ErrorKind::NotFound)?;
     let process = pidfd_open(pid, PidfdFlags::empty())?;
     pidfd_send_signal(&process, Signal::TERM)?;
-    let patience = Timespec::try_from(PATIENCE).map_err(io::Error::other)?;
-    match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&patience))? {
-        0 => Err(ErrorKind::TimedOut.into()),
-        _ => Ok(()),
+    let interval = Timespec::try_from(POLL_INTERVAL).map_err(io::Error::other)?;
+    let begun = Instant::now();
+    while begun.elapsed() < TIMEOUT {
+        let has_ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&interval))? > 0;
+        if has_ended || is_free(lock) {
+            return Ok(());
+        }
     }
+    Err(ErrorKind::TimedOut.into())
 }
 
-fn is_served(which: Restarted, socket: &Path) -> bool {
+/// Whether there is such a file, which nobody has locked.
+fn is_free(lock: &Path) -> bool {
+    let file = fs::File::open(lock);
+    file.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok())
+}
+
+/// The engine makes its socket when it has its devices; each agent makes the store's anew.
+fn serves(which: NodeProgram, engine: &Path, store: &Path) -> bool {
     match which {
-        Restarted::Engine => UnixStream::connect(socket).is_ok(),
-        Restarted::Agent => descriptor_store::is_served(socket),
+        NodeProgram::Engine => UnixStream::connect(engine).is_ok(),
+        NodeProgram::Agent => descriptor_store::is_served(store),
     }
 }
 
@@ -161,11 +174,11 @@ mod tests {
         let engine = line(b"/opt/weft-engine\0--socket\0/run/a/engine.sock\0--mtu\x001500\0");
         assert_eq!(engine.len(), 5);
         let home = Path::new("/run/a");
-        assert!(is_it(Restarted::Engine, home, &engine));
-        assert!(!is_it(Restarted::Agent, home, &engine));
-        assert!(!is_it(Restarted::Engine, Path::new("/run/b"), &engine));
+        assert!(matches(NodeProgram::Engine, home, &engine));
+        assert!(!matches(NodeProgram::Agent, home, &engine));
+        assert!(!matches(NodeProgram::Engine, Path::new("/run/b"), &engine));
         let agent = line(b"weft-agent\0--config\0/run/a/agent.yaml\0");
-        assert!(is_it(Restarted::Agent, home, &agent));
-        assert!(!is_it(Restarted::Agent, home, &words(b"")));
+        assert!(matches(NodeProgram::Agent, home, &agent));
+        assert!(!matches(NodeProgram::Agent, home, &words(b"")));
     }
 }

@@ -24,11 +24,11 @@ async fn devices_are_made_listed_and_destroyed() {
         count: 1,
     };
     let config = EngineConfig::new(Ipv4Addr::new(127, 0, 31, 1), ports, Secret([7; 32]));
-    let (stop, stopped) = oneshot::channel::<Ending>();
+    let (stop, stopped) = oneshot::channel::<Shutdown>();
     let (at, of) = (socket.clone(), devices.clone());
     let served = tokio::spawn(async move {
         serve(&at, &of, config, 1, async {
-            stopped.await.unwrap_or(Ending::Final)
+            stopped.await.unwrap_or(Shutdown::Final)
         })
         .await
     });
@@ -89,7 +89,7 @@ async fn devices_are_made_listed_and_destroyed() {
     engine.destroy_device(destroy()).await.unwrap();
     let refused = engine.destroy_device(destroy()).await.unwrap_err();
     assert_eq!(refused.code(), Code::NotFound, "{refused}");
-    stop.send(Ending::Final).unwrap();
+    stop.send(Shutdown::Final).unwrap();
     served.await.unwrap().unwrap();
     assert!(!socket.exists());
 }

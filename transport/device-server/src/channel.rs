@@ -16,7 +16,6 @@ use weft_engine::Words;
 pub(crate) struct SavedCompletionQueue {
     produced: u32,
     channel: Option<u32>,
-    is_due: bool,
 }
 
 impl SavedCompletionQueue {
@@ -24,7 +23,7 @@ impl SavedCompletionQueue {
         CompletionQueue {
             ring: Producer::new(ring, self.produced),
             channel: self.channel,
-            is_due: self.is_due,
+            is_due: false,
         }
     }
 }
@@ -46,12 +45,11 @@ impl CompletionQueue {
         }
     }
 
-    /// For the next engine.
+    /// For the next engine. Between two turns its channel is told already.
     pub(crate) fn save(self) -> SavedCompletionQueue {
         SavedCompletionQueue {
             produced: self.ring.produced(),
             channel: self.channel,
-            is_due: self.is_due,
         }
     }
 

@@ -37,8 +37,8 @@ const REFUSING_MAX: usize = 64;
 
 /// What a thread of the control socket gives back when it is told to end.
 pub(crate) enum Released {
-    /// The one that accepts programs: its socket, and those of programs that have not opened a device.
-    Listening(OwnedFd, Vec<OwnedFd>),
+    /// The one that accepts programs: the sockets of those that have not opened a device.
+    Unopened(Vec<OwnedFd>),
     /// That of a program which has a device open.
     Program(OpenProgram),
 }
@@ -52,7 +52,7 @@ pub(crate) struct OpenProgram {
 
 /// Accepts programs.
 pub(crate) struct Control {
-    pub(crate) listening: OwnedFd,
+    pub(crate) listening: Arc<OwnedFd>,
     /// Its other end is closed when all threads are to end.
     pub(crate) stopped: Arc<OwnedFd>,
     pub(crate) table: Arc<Mutex<DeviceTable>>,
@@ -72,9 +72,7 @@ impl Control {
             let ready = wait(all.collect());
             if ready[0] {
                 // A server that is dropped takes nothing.
-                let _ = self
-                    .released
-                    .send(Released::Listening(self.listening, unopened));
+                let _ = self.released.send(Released::Unopened(unopened));
                 return;
             }
             // From the last on: one that is removed moves none that is still to be looked at.
@@ -142,13 +140,18 @@ impl Control {
     }
 
     /// Serves a program that had a device open when an earlier engine ended.
+    ///
+    /// # Errors
+    /// There are no more threads, and its device is closed.
     pub(crate) fn resume(&self, program: OpenProgram, gid: Gid) -> io::Result<()> {
+        let (thread, context) = (program.thread.clone(), program.context);
         let admitted = self.devices.admit(gid);
         let (stopped, released) = (Arc::clone(&self.stopped), self.released.clone());
-        spawn("weft-program", move || {
+        let spawned = spawn("weft-program", move || {
             serve(program, &stopped, &released);
             drop(admitted);
-        })
+        });
+        spawned.inspect_err(|_| thread.send(Command::Close(context)))
     }
 
     /// Closes a socket in a thread of its own, and says why before. With so many of these threads under way already, it

@@ -40,4 +40,4 @@ pub use datagrams::DatagramDrops;
 pub use devices::{ContextId, Devices, OpenError, Opened};
 pub use limits::{DeviceTotals, NodeTotals, OPEN_LIMITS, Totals};
 pub use offer::{Offer, QueuePairName, TooManyOffers};
-pub use server::{DeviceStatus, SavedServer, Server, ServerError};
+pub use server::{DeviceStatus, Server, ServerError};

@@ -10,10 +10,9 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use rustix::time::{ClockId, clock_gettime};
-use weft_engine::{EngineConfig, EngineError};
+use weft_engine::EngineConfig;
 
 use crate::command::{Command, ReceivedOffer, wake_worker};
-use crate::devices::Devices;
 use crate::limits::Totals;
 use crate::offer::{Offer, TooManyOffers};
 
@@ -34,6 +33,18 @@ pub(crate) struct Shown {
     pub(crate) refused: AtomicU64,
     /// When its last turn began, in milliseconds.
     pub(crate) turned_at: AtomicU64,
+}
+
+impl Shown {
+    /// It counts for nothing any more in what all devices of the node have.
+    pub(crate) fn hide(&self, all: &OpenDevices) {
+        for (shown, all) in [
+            (&self.contexts, &all.contexts),
+            (&self.queue_pairs, &all.queue_pairs),
+        ] {
+            all.fetch_sub(shown.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
 }
 
 /// An open device, for other threads.
@@ -74,17 +85,13 @@ pub(crate) struct OpenDevices {
 }
 
 impl OpenDevices {
-    /// # Errors
-    /// An engine cannot be started as the configuration says.
     pub(crate) fn new(
         config: EngineConfig,
         slots: u16,
         send_offer: Box<dyn Fn(Offer) + Send + Sync>,
         ended: Sender<()>,
-    ) -> Result<Self, EngineError> {
-        // A wrong setting is an error now, and not when the first device is opened.
-        Devices::start(config.clone())?;
-        Ok(Self {
+    ) -> Self {
+        Self {
             config,
             slots,
             send_offer,
@@ -93,7 +100,7 @@ impl OpenDevices {
             programs: Mutex::default(),
             contexts: AtomicU32::new(0),
             queue_pairs: AtomicU32::new(0),
-        })
+        }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<Gid, OpenDevice>> {

@@ -104,13 +104,16 @@ impl OpenDevices {
             used_at: now,
             counted_at: now,
         };
-        worker.show();
         let ended = self.ended().ok_or(OpenError::Ended)?;
+        worker.show();
         let spawned = spawn("weft-device", move || {
             worker.run();
             drop(ended);
         });
-        spawned.map_err(OpenError::Thread)?;
+        spawned.map_err(|error| {
+            thread.shown.hide(self);
+            OpenError::Thread(error)
+        })?;
         Ok(thread)
     }
 

@@ -20,14 +20,13 @@ use weft_engine::{EngineConfig, EngineError, LinkAddress, PortRange};
 use crate::context::{CAP_BPS_MIN, Device};
 use crate::control::{Control, OpenProgram, Released};
 use crate::device_table::{DeviceTable, lock};
+use crate::devices::Devices;
 use crate::offer::{Offer, TooManyOffers};
 use crate::open_devices::OpenDevices;
 use crate::random;
 use crate::thread::spawn;
 
 mod saved;
-
-pub use saved::SavedServer;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -101,7 +100,7 @@ pub enum ServerError {
     },
     /// What an earlier engine has saved cannot go on.
     #[error(
-        "what the engine before has saved cannot go on: {0}: programs open their devices again"
+        "what the engine before has saved cannot go on: {0}: make the devices again, and restart their programs"
     )]
     NotRestored(String),
     /// A thread could not be started.
@@ -141,6 +140,8 @@ pub struct Server {
     directory: PathBuf,
     table: Arc<Mutex<DeviceTable>>,
     devices: Arc<OpenDevices>,
+    /// Given to the next server.
+    listening: Arc<OwnedFd>,
     /// Dropped to end the control threads.
     stop: Option<OwnedFd>,
     /// What the threads of the control socket give back when `stop` is dropped.
@@ -166,18 +167,10 @@ fn open_devices_of(
     engine: EngineConfig,
     open_devices: u16,
     send_offer: Box<dyn Fn(Offer) + Send + Sync>,
-) -> Result<(Arc<OpenDevices>, Receiver<()>), ServerError> {
-    let LinkAddress::Udp { ports, .. } = engine.address;
-    let last = u32::from(ports.first) + u32::from(ports.count) * u32::from(open_devices);
-    if open_devices == 0 || last > 1 << 16 {
-        return Err(ServerError::OpenDevices {
-            open_devices,
-            ports,
-        });
-    }
+) -> (Arc<OpenDevices>, Receiver<()>) {
     let (ending, ended) = bounded(0);
-    let devices = OpenDevices::new(engine, open_devices, send_offer, ending)?;
-    Ok((Arc::new(devices), ended))
+    let devices = OpenDevices::new(engine, open_devices, send_offer, ending);
+    (Arc::new(devices), ended)
 }
 
 impl Server {
@@ -194,7 +187,10 @@ impl Server {
         open_devices: u16,
         send_offer: impl Fn(Offer) + Send + Sync + 'static,
     ) -> Result<Self, ServerError> {
-        let (devices, ended) = open_devices_of(engine, open_devices, Box::new(send_offer))?;
+        Self::check(&engine, open_devices)?;
+        // A wrong setting is an error now, and not when the first device is opened.
+        Devices::start(engine.clone())?;
+        let (devices, ended) = open_devices_of(engine, open_devices, Box::new(send_offer));
         let start = Start {
             listening: listen_in(directory)?,
             unopened: Vec::new(),
@@ -202,6 +198,22 @@ impl Server {
             table: DeviceTable::default(),
         };
         Self::run(directory, devices, ended, start)
+    }
+
+    /// Checks arguments of [`Server::start`].
+    ///
+    /// # Errors
+    /// [`ServerError::OpenDevices`].
+    pub fn check(engine: &EngineConfig, open_devices: u16) -> Result<(), ServerError> {
+        let LinkAddress::Udp { ports, .. } = engine.address;
+        let last = u32::from(ports.first) + u32::from(ports.count) * u32::from(open_devices);
+        if open_devices == 0 || last > 1 << 16 {
+            return Err(ServerError::OpenDevices {
+                open_devices,
+                ports,
+            });
+        }
+        Ok(())
     }
 
     /// Starts the threads of the control socket.
@@ -216,8 +228,9 @@ impl Server {
             .map_err(ServerError::Thread)?;
         let table = Arc::new(Mutex::new(start.table));
         let (release, released) = unbounded();
+        let listening = Arc::new(start.listening);
         let control = Control {
-            listening: start.listening,
+            listening: Arc::clone(&listening),
             stopped: Arc::new(stopped),
             table: Arc::clone(&table),
             devices: Arc::clone(&devices),
@@ -225,8 +238,9 @@ impl Server {
             released: release,
         };
         for (gid, program) in start.programs {
-            let resumed = control.resume(program, gid);
-            resumed.map_err(ServerError::Thread)?;
+            if let Err(error) = control.resume(program, gid) {
+                tracing::warn!("a program does not go on: {error}");
+            }
         }
         let unopened = start.unopened;
         spawn("weft-control", move || control.run(unopened)).map_err(ServerError::Thread)?;
@@ -234,6 +248,7 @@ impl Server {
             directory: directory.to_owned(),
             table,
             devices,
+            listening,
             stop: Some(stop),
             released,
             ended,

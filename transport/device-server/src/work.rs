@@ -59,7 +59,7 @@ pub(crate) struct Worker {
 impl Worker {
     pub(crate) fn run(mut self) {
         let end = self.turns();
-        self.hide();
+        self.shown.hide(&self.all);
         if let End::Save(answer) = end {
             let saved = self.devices.save(self.all.now());
             let _ = answer.send(saved);
@@ -143,17 +143,6 @@ impl Worker {
         ] {
             let before = shown.swap(now, Ordering::Relaxed);
             all.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
-        }
-    }
-
-    /// It counts for nothing any more.
-    fn hide(&self) {
-        let (shown, all) = (&self.shown, &self.all);
-        for (shown, all) in [
-            (&shown.contexts, &all.contexts),
-            (&shown.queue_pairs, &all.queue_pairs),
-        ] {
-            all.fetch_sub(shown.load(Ordering::Relaxed), Ordering::Relaxed);
         }
     }
 
@@ -256,7 +245,7 @@ mod tests {
             commands: received,
             offers,
             shown: Arc::default(),
-            all: Arc::new(all.expect("nobody has this address")),
+            all: Arc::new(all),
             spin: Duration::ZERO,
             used_at: Duration::ZERO,
             counted_at: Duration::ZERO,

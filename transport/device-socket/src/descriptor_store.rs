@@ -2,7 +2,7 @@
 //! for a service. The node's agent is that.
 //!
 //! An engine connects to a Unix socket (`SOCK_SEQPACKET`) and stores a record with descriptors, or takes what is stored. It
-//! is given once, and dropped when nobody has taken it after [`KEPT_FOR`]: programs then find that the engine is gone.
+//! is given once, and dropped when nobody has taken it after [`STORED_FOR`]: programs then find that the engine is gone.
 //!
 //! | packet | |
 //! |---|---|
@@ -11,9 +11,11 @@
 //! | store: `3`, number of descriptors | its answer, after which as many follow as it gives |
 //! | either: `4`, with descriptors | the next ones |
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -28,8 +30,8 @@ use rustix::process::umask;
 
 use crate::packet::{self, DESCRIPTORS_MAX};
 
-/// How long descriptors are kept. A connection of a peer stalls after 10 s, and an engine starts in one.
-pub const KEPT_FOR: Duration = Duration::from_secs(60);
+/// How long descriptors are stored. A connection of a peer stalls after 10 s, and an engine starts in one.
+pub const STORED_FOR: Duration = Duration::from_secs(60);
 /// An end that does not answer for so long is given up.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The most that an engine may store: some for each of 65,536 devices would be more than a process may have open.
@@ -41,12 +43,21 @@ const ANSWER: u8 = 3;
 const NEXT: u8 = 4;
 
 /// A record, and descriptors in its order.
-#[derive(Debug)]
 pub struct Stored {
     /// It may hold secrets.
     pub record: Vec<u8>,
     /// Those that go with it.
     pub descriptors: Vec<OwnedFd>,
+}
+
+/// Shows how much it is, never a secret.
+impl fmt::Debug for Stored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stored")
+            .field("record_bytes", &self.record.len())
+            .field("descriptors", &self.descriptors.len())
+            .finish()
+    }
 }
 
 /// Where the store of the engine is that is managed by this socket.
@@ -107,7 +118,7 @@ pub fn is_served(path: &Path) -> bool {
 pub struct DescriptorStore {
     listening: OwnedFd,
     /// With the time when they came.
-    kept: Option<(Instant, Vec<OwnedFd>)>,
+    stored: Option<(Instant, Vec<OwnedFd>)>,
 }
 
 impl DescriptorStore {
@@ -116,9 +127,12 @@ impl DescriptorStore {
     /// # Errors
     /// The socket cannot be made.
     pub fn bind(path: &Path) -> io::Result<Self> {
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+        match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Ok(found) if !found.file_type().is_socket() => {
+                return Err(io::Error::other("there is a file that is no socket"));
+            }
+            found => found.and_then(|_| fs::remove_file(path))?,
         }
         let listening = new_socket()?;
         let before = umask(Mode::XUSR | Mode::RWXG | Mode::RWXO);
@@ -126,8 +140,8 @@ impl DescriptorStore {
         umask(before);
         bound?;
         listen(&listening, 16)?;
-        let kept = None;
-        Ok(Self { listening, kept })
+        let stored = None;
+        Ok(Self { listening, stored })
     }
 
     /// Serves one engine, or drops what nobody has taken.
@@ -135,15 +149,15 @@ impl DescriptorStore {
     /// # Errors
     /// The kernel's: it cannot go on.
     pub fn serve(&mut self) -> io::Result<()> {
-        let left = self.kept.as_ref().map(|(since, _)| {
-            let left = KEPT_FOR.saturating_sub(since.elapsed());
+        let left = self.stored.as_ref().map(|(since, _)| {
+            let left = STORED_FOR.saturating_sub(since.elapsed());
             Timespec::try_from(left + Duration::from_millis(1))
         });
         let left = left.transpose().map_err(io::Error::other)?;
         let mut listening = [PollFd::new(&self.listening, PollFlags::IN)];
         match poll(&mut listening, left.as_ref()) {
             Ok(0) => {
-                self.kept = None;
+                self.stored = None;
                 return Ok(());
             }
             Ok(_) => {}
@@ -163,13 +177,13 @@ impl DescriptorStore {
         match request[0] {
             STORE => {
                 let descriptors = receive_all(socket, count(request, STORE)?)?;
-                self.kept = Some((Instant::now(), descriptors));
+                self.stored = Some((Instant::now(), descriptors));
                 packet::send(socket, &[ANSWER, 0, 0, 0, 0], &[])
             }
             TAKE => {
-                let kept = self.kept.take().map(|(_, descriptors)| descriptors);
-                let kept = kept.unwrap_or_default();
-                let all: Vec<BorrowedFd<'_>> = kept.iter().map(AsFd::as_fd).collect();
+                let stored = self.stored.take().map(|(_, descriptors)| descriptors);
+                let stored = stored.unwrap_or_default();
+                let all: Vec<BorrowedFd<'_>> = stored.iter().map(AsFd::as_fd).collect();
                 send_all(socket, ANSWER, &all)
             }
             _ => Err(io::ErrorKind::InvalidData.into()),
@@ -268,7 +282,7 @@ mod tests {
                 descriptors,
             },
         )
-        .expect("it is kept");
+        .expect("it is stored");
         let taken = take(&path)
             .expect("it answers")
             .expect("there is something");
@@ -284,7 +298,7 @@ mod tests {
             assert_eq!(read, [at as u8]);
         }
         let mut store = serving.join().expect("it ends");
-        assert!(store.kept.is_none());
+        assert!(store.stored.is_none());
         let serving = std::thread::spawn(move || store.serve());
         assert!(take(&path).expect("it answers").is_none());
         serving.join().expect("it ends").expect("it serves");

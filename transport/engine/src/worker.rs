@@ -281,6 +281,10 @@ impl Worker {
     /// reported.
     pub(crate) fn save(mut self) -> Vec<SavedConnection> {
         self.settle();
+        // What is not saved is not sent again by its peer, where it has come.
+        if self.endpoint.flush_acks() {
+            self.send(false);
+        }
         let mut posts = self.users.save();
         let saved = self.endpoint.save();
         let saved = saved.expect("every packet is placed when it is received");

@@ -124,19 +124,6 @@ impl Context {
             true
         });
     }
-
-    /// Looks at everything that may have come while there was no engine.
-    pub(crate) fn take_all(&mut self, engine: &Engine) {
-        if self.has_failed {
-            return;
-        }
-        let shared: Vec<u32> = self.shared_receive_queues.keys().copied().collect();
-        shared
-            .iter()
-            .for_each(|queue| self.take_shared(*queue, engine));
-        let pairs: Vec<u32> = self.queue_pairs.keys().copied().collect();
-        pairs.iter().for_each(|number| self.take(*number, engine));
-    }
 }
 
 /// The rings of a context, which are as they were.

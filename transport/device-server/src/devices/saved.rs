@@ -24,6 +24,11 @@ pub(crate) struct SavedDevices {
 }
 
 impl SavedDevices {
+    /// Whether nobody has it open.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.contexts.is_empty()
+    }
+
     /// Most that the device sends, bits per second.
     pub(crate) fn cap_bps(&self) -> Option<u64> {
         self.cap_bps
@@ -73,7 +78,8 @@ impl Devices {
         Ok((saved, descriptors))
     }
 
-    /// Goes on with what was saved, in an engine with the same configuration.
+    /// Goes on with what was saved, in an engine with the same configuration. It touches no memory of a program, which may
+    /// hold up an access: what came meanwhile is found by the doorbells in the first turn.
     ///
     /// # Errors
     /// Nothing goes on. A connection that does not is an error of its queue pair.
@@ -110,18 +116,12 @@ impl Devices {
         for (id, number, end) in ends {
             devices.restore_end(id, number, end, &restored, now);
         }
-        for context in devices.contexts.values_mut() {
-            context.take_all(&devices.engine);
-        }
         Ok(devices)
     }
 
-    /// Closes the contexts that are not to stay.
-    pub(crate) fn retain(&mut self, stays: impl Fn(&ContextId) -> bool) {
-        let ids: Vec<ContextId> = self.contexts.keys().copied().collect();
-        ids.into_iter()
-            .filter(|id| !stays(id))
-            .for_each(|id| self.close(id));
+    /// The contexts that are open.
+    pub(crate) fn ids(&self) -> Vec<ContextId> {
+        self.contexts.keys().copied().collect()
     }
 
     fn restore_end(

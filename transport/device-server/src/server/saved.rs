@@ -1,12 +1,12 @@
 //! All devices of a node on their way to the next engine.
 
-use std::fmt;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use crossbeam_channel::bounded;
 use serde::{Deserialize, Serialize};
+use weft_device_socket::descriptor_store::Stored;
 use weft_engine::{EngineConfig, Secret};
 
 use super::{END_TIMEOUT, Server, ServerError, Start, open_devices_of};
@@ -19,35 +19,20 @@ use crate::offer::Offer;
 use crate::open_devices::{Gid, OpenDevice, OpenDevices};
 use crate::saved::{Descriptors, HandOverError};
 
-/// Changed with everything that is saved: a server goes on with its own version only.
+/// Changed with [`Head`].
+const HEAD_VERSION: u32 = 1;
+/// Changed with everything else that is saved: an engine goes on with the open devices of its own version only.
 const SAVED_VERSION: u32 = 1;
 
-/// What a server leaves to the next one: [`Server::save`]. It holds secrets, and descriptors by which programs are served.
-pub struct SavedServer {
-    /// What the next server is told.
-    pub record: Vec<u8>,
-    /// In the order of the record.
-    pub descriptors: Vec<OwnedFd>,
-}
-
-/// Shows how much it is, never a secret.
-impl fmt::Debug for SavedServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SavedServer")
-            .field("record_bytes", &self.record.len())
-            .field("descriptors", &self.descriptors.len())
-            .finish()
-    }
-}
-
-/// The record. The descriptors: the listening socket, those of programs that have opened nothing, and those of the devices.
+/// The beginning of the record, which engines of several versions can read. Behind it come [`SAVED_VERSION`] and the devices
+/// that are open. The descriptors: the listening socket, those of programs that have opened nothing, and those of the
+/// devices.
 #[derive(Serialize, Deserialize)]
-struct Record {
+struct Head {
     directory: PathBuf,
     node_key: Secret,
     table: Vec<(Token, String, Device)>,
     unopened: usize,
-    open: Vec<SavedDevice>,
 }
 
 /// A device that is open. Its descriptors: the control sockets of its programs, and those of its contexts.
@@ -64,24 +49,41 @@ fn damaged(error: &postcard::Error) -> ServerError {
     ServerError::NotRestored(format!("it cannot be read: {error}"))
 }
 
+/// The devices that are open, behind the head of a record. Without them the others go on.
+fn open_of(record: &[u8]) -> Vec<SavedDevice> {
+    let read = postcard::take_from_bytes::<u32>(record).and_then(|(version, open)| {
+        Ok(match version == SAVED_VERSION {
+            true => Ok(postcard::from_bytes(open)?),
+            false => Err(version),
+        })
+    });
+    let problem = match read {
+        Ok(Ok(open)) => return open,
+        Ok(Err(version)) => format!("they are of version {version}, this is {SAVED_VERSION}"),
+        Err(error) => error.to_string(),
+    };
+    tracing::error!("no open device goes on, and programs open theirs again: {problem}");
+    Vec::new()
+}
+
 impl Server {
     /// Ends the server so that [`Server::restore`] goes on with its devices, open or not: programs notice a pause. What
     /// stands still is left out, and its programs find that the engine is gone.
     ///
     /// # Errors
     /// Nothing is left to the next one. The devices are gone.
-    pub fn save(mut self) -> Result<SavedServer, ServerError> {
+    pub fn save(mut self) -> Result<Stored, ServerError> {
         self.stop = None;
         let deadline = Instant::now() + END_TIMEOUT;
-        let (mut listening, mut programs) = (None, Vec::new());
+        let (mut unopened, mut programs) = (Vec::new(), Vec::new());
+        // A thread that is held up gives nothing back.
         while let Ok(released) = self.released.recv_deadline(deadline) {
             match released {
-                Released::Listening(socket, unopened) => listening = Some((socket, unopened)),
+                Released::Unopened(sockets) => unopened = sockets,
                 Released::Program(program) => programs.push(program),
             }
         }
-        let none = || ServerError::NotRestored("the control thread does not end".to_owned());
-        let (socket, unopened) = listening.ok_or_else(none)?;
+        let listening = self.listening.try_clone().map_err(ServerError::Thread)?;
         let threads = self.devices.take_all();
         let asked = threads.into_iter().map(|(gid, thread)| {
             let (answer, answered) = bounded(1);
@@ -90,7 +92,7 @@ impl Server {
         });
         let asked: Vec<_> = asked.collect();
         let deadline = Instant::now() + END_TIMEOUT;
-        let mut descriptors = vec![socket];
+        let mut descriptors = vec![listening];
         let unopened_count = unopened.len();
         descriptors.extend(unopened);
         let mut open = Vec::new();
@@ -107,6 +109,9 @@ impl Server {
                 }
             };
             let (devices, of_contexts) = saved;
+            if devices.is_empty() {
+                continue;
+            }
             let is_of_it = |program: &mut OpenProgram| program.context.is_of(&gid);
             let of_it: Vec<OpenProgram> = programs.extract_if(.., is_of_it).collect();
             let before = descriptors.len();
@@ -121,17 +126,16 @@ impl Server {
                 descriptors: descriptors.len() - before,
             });
         }
-        let record = Record {
+        let head = Head {
             directory: self.directory.clone(),
             node_key: self.devices.config.node_key.clone(),
             table: lock(&self.table).all(),
             unopened: unopened_count,
-            open,
         };
-        let record = postcard::to_allocvec(&(SAVED_VERSION, record));
+        let record = postcard::to_allocvec(&(HEAD_VERSION, head, SAVED_VERSION, open));
         let record = record.map_err(|error| damaged(&error))?;
         self.is_saved = true;
-        Ok(SavedServer {
+        Ok(Stored {
             record,
             descriptors,
         })
@@ -141,21 +145,22 @@ impl Server {
     /// programs find that the engine is gone.
     ///
     /// # Errors
-    /// [`ServerError`]. What was saved is lost.
+    /// [`ServerError`]. What was saved is lost, so [`Server::check`] the arguments before it is taken.
     pub fn restore(
         directory: &Path,
         engine: EngineConfig,
         open_devices: u16,
-        saved: SavedServer,
+        saved: Stored,
         send_offer: impl Fn(Offer) + Send + Sync + 'static,
     ) -> Result<Self, ServerError> {
         let version = postcard::take_from_bytes::<u32>(&saved.record);
         let (version, record) = version.map_err(|error| damaged(&error))?;
-        if version != SAVED_VERSION {
-            let problem = format!("it is of version {version}, this is {SAVED_VERSION}");
+        if version != HEAD_VERSION {
+            let problem = format!("it is of version {version}, this is {HEAD_VERSION}");
             return Err(ServerError::NotRestored(problem));
         }
-        let record: Record = postcard::from_bytes(record).map_err(|error| damaged(&error))?;
+        let head = postcard::take_from_bytes::<Head>(record);
+        let (record, open) = head.map_err(|error| damaged(&error))?;
         if record.directory != directory {
             let problem = format!(
                 "its devices are in {}: give that directory",
@@ -167,14 +172,14 @@ impl Server {
             node_key: record.node_key,
             ..engine
         };
-        let (devices, ended) = open_devices_of(engine, open_devices, Box::new(send_offer))?;
+        let (devices, ended) = open_devices_of(engine, open_devices, Box::new(send_offer));
         let mut descriptors = Descriptors::new(saved.descriptors);
         let failed = |error: HandOverError| ServerError::NotRestored(error.to_string());
         let listening = descriptors.next().map_err(failed)?;
         let unopened = (0..record.unopened).map(|_| descriptors.next());
         let unopened = unopened.collect::<Result<_, _>>().map_err(failed)?;
         let mut programs = Vec::new();
-        for device in record.open {
+        for device in open_of(open) {
             let (gid, of_it) = (device.gid, descriptors.split_off(device.descriptors));
             match devices.resume(device, of_it) {
                 Ok(resumed) => programs.extend(resumed.into_iter().map(|program| (gid, program))),
@@ -198,7 +203,7 @@ impl Server {
 impl OpenDevices {
     /// Starts the thread of a device that was saved. Its programs are still to be served.
     fn resume(
-        self: &std::sync::Arc<Self>,
+        self: &Arc<Self>,
         saved: SavedDevice,
         mut descriptors: Descriptors,
     ) -> Result<Vec<OpenProgram>, HandOverError> {
@@ -208,12 +213,16 @@ impl OpenDevices {
             return Err(HandOverError::Damaged("--open-devices was larger"));
         }
         let config = self.config_of(saved.slot, saved.devices.cap_bps());
-        let mut devices = Devices::restore(config, saved.devices, &mut descriptors, self.now())?;
-        // A program that was told of nothing has gone meanwhile.
-        devices.retain(|context| saved.programs.contains(context));
+        let devices = Devices::restore(config, saved.devices, &mut descriptors, self.now())?;
+        let contexts = devices.ids();
         let thread = self.run(saved.gid, saved.slot, devices);
         let thread: OpenDevice = thread.map_err(HandOverError::Open)?;
         self.lock().insert(saved.gid, thread.clone());
+        // The thread of a program that stood still has given no socket back.
+        let served = |context: &ContextId| saved.programs.contains(context);
+        for context in contexts.into_iter().filter(|context| !served(context)) {
+            thread.send(Command::Close(context));
+        }
         let programs = saved.programs.into_iter().zip(sockets);
         let program = |(context, socket)| OpenProgram {
             socket,

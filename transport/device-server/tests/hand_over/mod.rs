@@ -10,7 +10,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use memmap2::MmapOptions;
 use rustix::fs::{MemfdFlags, memfd_create};
 use weft_device::work_request::DatagramAddress;
-use weft_device_server::SavedServer;
+use weft_device_socket::descriptor_store::Stored;
 
 use super::*;
 
@@ -44,7 +44,7 @@ impl Node {
         }
     }
 
-    fn with(self, between: impl FnOnce(&mut SavedServer)) -> Result<Self, ServerError> {
+    fn with(self, between: impl FnOnce(&mut Stored)) -> Result<Self, ServerError> {
         let mut saved = self.server.save().expect("it is saved");
         between(&mut saved);
         let send_offer = send_to(&self.sender);
@@ -207,8 +207,8 @@ fn a_call_and_a_program_that_come_while_there_is_no_server_wait_for_it() {
     let directory = tempfile::tempdir().expect("a directory");
     let (node, path) = one_node(directory.path());
     let program = Program::open(&path);
+    let (sender, begins) = unbounded();
     std::thread::scope(|scope| {
-        let (sender, begins) = unbounded();
         let mut threads = Vec::new();
         let (program, path, sender) = (&program, &path, &sender);
         let node = node.with(|_| {
@@ -240,6 +240,23 @@ fn what_cannot_be_taken_over_says_why_and_its_programs_find_that_the_engine_is_g
     assert!(said.contains("it is of version 2, this is 1"), "{said}");
     let gone = program.client.ask(&Request::CreateDomain);
     assert_eq!(gone, Err(ErrorNumber::EngineGone));
+}
+
+#[test]
+fn a_device_whose_programs_cannot_go_on_opens_again() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (node, path) = one_node(directory.path());
+    let program = Program::open(&path);
+    // The record of the open device is cut off.
+    let node = node.with(|saved| {
+        let bytes = saved.record.len() - 10;
+        saved.record.truncate(bytes);
+    });
+    let node = node.expect("the devices go on");
+    let gone = program.client.ask(&Request::CreateDomain);
+    assert_eq!(gone, Err(ErrorNumber::EngineGone));
+    Program::open(&path);
+    drop(node);
 }
 
 #[test]

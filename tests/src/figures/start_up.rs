@@ -16,7 +16,7 @@ const PINNED: [u64; 5] = [1, 2, 4, 8, 16];
 const REGISTERED: [u64; 3] = [64, 320, start_up::LARGEST];
 
 /// What the paper's text says of a container with 1.6 TB, seconds: all pinned, and at most this with PVDMA. Most of the
-/// second is the hypervisor's, which Weft has not.
+/// second goes to the hypervisor, which Weft has not.
 const PAPER: [(f64, f64); 2] = [(1.6e12, 390.0), (1.6e12, 20.0)];
 
 pub(super) fn measure(context: &Context) -> Result<Drawing, BenchError> {
@@ -67,12 +67,12 @@ pub(super) fn measure(context: &Context) -> Result<Drawing, BenchError> {
                 ),
                 Line::new(
                     LineOrigin::Measured,
-                    "Weft, on demand, measured: open a device, register",
+                    "Weft, on demand, measured",
                     on_demand,
                 ),
                 Line::new(
                     LineOrigin::Paper,
-                    "a container's start, the paper's text: pinned, and under 20 s with PVDMA",
+                    "the paper's text: 390 s, and under 20 s with PVDMA",
                     PAPER.to_vec(),
                 ),
             ],

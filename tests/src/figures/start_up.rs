@@ -65,11 +65,7 @@ pub(super) fn measure(context: &Context) -> Result<Drawing, BenchError> {
                     ),
                     reckoned.to_vec(),
                 ),
-                Line::new(
-                    LineOrigin::Measured,
-                    "Weft, on demand, measured",
-                    on_demand,
-                ),
+                Line::new(LineOrigin::Measured, "Weft, on demand, measured", on_demand),
                 Line::new(
                     LineOrigin::Paper,
                     "the paper's text: 390 s, and under 20 s with PVDMA",

@@ -2,7 +2,7 @@
 # ARGS="..." goes on to the program behind a verb: make play ARGS="--nodes 8 --loss 0.1%"
 
 .DEFAULT_GOAL := help
-.PHONY: help play test vopr bench bench-cluster e2e cluster-up cluster-down cluster-load-images lint generate
+.PHONY: help play test vopr bench bench-cluster figures e2e cluster-up cluster-down cluster-load-images lint generate
 
 help: ## List the verbs
 	@sed -n 's/^\([a-z0-9-]*\):.* ## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r verb text; do printf 'make %-19s %s\n' "$$verb" "$$text"; done
@@ -31,6 +31,12 @@ bench-cluster: ## Measure operator and agents on a real Kubernetes; writes targe
 		agent="$${CARGO_TARGET_DIR:-target}/release/weft-agent"
 	@"$${CARGO_TARGET_DIR:-target}/release/bench-cluster" --server "$${CARGO_TARGET_DIR:-target}/release/cluster" \
 		$(ARGS) target/bench/images/operator.tar target/bench/images/agent.tar
+
+figures: ## Draw the papers' experiments as measured here; writes target/figures/*.svg and *.json
+	@hack/setup.sh bench
+	@cargo build --release --locked -p weft-tests --bin figures
+	@cargo build --release --locked -p weft-verbs-shim
+	@"$${CARGO_TARGET_DIR:-target}/release/figures" $(ARGS)
 
 e2e: ## Test on a real Kubernetes: brings a cluster up, uses it, takes it down
 	@hack/e2e.sh $(ARGS)

@@ -11,7 +11,7 @@ pub mod blackhole;
 pub mod blaster;
 pub mod chain;
 pub mod core;
-mod devices;
+pub(crate) mod devices;
 mod encryption;
 pub mod ends;
 pub mod files;
@@ -33,7 +33,7 @@ mod split;
 pub mod spray;
 pub mod stage;
 mod ucx;
-mod verbs;
+pub(crate) mod verbs;
 pub mod writes;
 
 use std::io;
@@ -219,7 +219,7 @@ impl Work {
 
 impl Context {
     /// Two nodes behind one leaf, without a limit of rate.
-    fn two_nodes(&self) -> Result<Fabric, BenchError> {
+    pub(crate) fn two_nodes(&self) -> Result<Fabric, BenchError> {
         self.fabric(&Spec {
             nodes: 2,
             leaves: 1,

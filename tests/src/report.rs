@@ -31,14 +31,22 @@ pub struct Row {
 /// A benchmark's result.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
+    /// What was measured, when and where.
+    #[serde(flatten)]
+    pub origin: Origin,
+    /// The rows.
+    pub rows: Vec<Row>,
+}
+
+/// What was measured, when and where.
+#[derive(Clone, Debug, Serialize)]
+pub struct Origin {
     /// The commit that was measured; `-dirty` when the tree differs from it.
     pub commit: String,
     /// The day (UTC).
     pub date: String,
     /// Processor, cores, kernel.
     pub machine: String,
-    /// The rows.
-    pub rows: Vec<Row>,
 }
 
 /// Why a report could not be written.
@@ -54,36 +62,45 @@ pub enum ReportError {
     },
 }
 
-impl Report {
-    /// A report of `rows`, measured now, on this machine.
-    pub fn new(rows: Vec<Row>) -> Report {
+impl Origin {
+    /// This commit, today, on this machine.
+    pub fn now() -> Origin {
         let commit = run("git", &["describe", "--always", "--dirty", "--abbrev=12"]);
         let format = time::macros::format_description!("[year]-[month]-[day]");
         let date = time::OffsetDateTime::now_utc()
             .format(format)
             .unwrap_or_default();
-        Report {
+        Origin {
             commit,
             date,
             machine: machine(),
-            rows,
         }
     }
+}
 
-    /// Writes `DIRECTORY/NAME.json`.
-    ///
-    /// # Errors
-    /// [`ReportError`].
-    pub fn save(&self, directory: &Path, name: &str) -> Result<PathBuf, ReportError> {
-        let path = directory.join(format!("{name}.json"));
-        let fail = |source| ReportError::Write {
-            path: path.clone(),
-            source,
-        };
-        std::fs::create_dir_all(directory).map_err(fail)?;
-        let text = serde_json::to_string_pretty(self).map_err(|e| fail(e.into()))?;
-        std::fs::write(&path, text + "\n").map_err(fail)?;
-        Ok(path)
+/// Writes `DIRECTORY/NAME.json`.
+///
+/// # Errors
+/// [`ReportError`].
+pub fn save(record: &impl Serialize, directory: &Path, name: &str) -> Result<PathBuf, ReportError> {
+    let path = directory.join(format!("{name}.json"));
+    let fail = |source| ReportError::Write {
+        path: path.clone(),
+        source,
+    };
+    std::fs::create_dir_all(directory).map_err(fail)?;
+    let text = serde_json::to_string_pretty(record).map_err(|e| fail(e.into()))?;
+    std::fs::write(&path, text + "\n").map_err(fail)?;
+    Ok(path)
+}
+
+impl Report {
+    /// A report of `rows`, measured now, on this machine.
+    pub fn new(rows: Vec<Row>) -> Report {
+        Report {
+            origin: Origin::now(),
+            rows,
+        }
     }
 
     /// The table.
@@ -111,7 +128,12 @@ impl Report {
                 .unwrap_or(0)
         };
         let widths: Vec<usize> = (0..8).map(width).collect();
-        let mut out = format!("{} · {} · {}\n", self.commit, self.date, self.machine);
+        let Origin {
+            commit,
+            date,
+            machine,
+        } = &self.origin;
+        let mut out = format!("{commit} · {date} · {machine}\n");
         for row in &table {
             let line: Vec<String> = row
                 .iter()

@@ -1,6 +1,6 @@
 //! `devices`: virtual RDMA devices made one by one, and what a program makes of one.
 
-mod start_up;
+pub(crate) mod start_up;
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -58,13 +58,7 @@ impl Drop for Directory {
 /// How long devices take to make at two sizes, what an idle one takes, and how many queue pairs and regions a second.
 pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     let devices = if context.quick { DEVICES / 16 } else { DEVICES };
-    let directory = Directory(format!("/dev/shm/weft-bench-{}", std::process::id()).into());
-    let ports = PortRange {
-        first: FIRST_PORT,
-        count: 16,
-    };
-    let config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([1; 32]));
-    let server = Server::start(&directory.0, config, 1, drop).map_err(failed)?;
+    let (directory, server) = start()?;
     let before = anonymous_bytes("self")?;
     let mut made = 0;
     let few = make(&server, &mut made, SAMPLE)?;
@@ -106,6 +100,26 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     rows.extend(objects(context, &first)?);
     rows.extend(start_up::measure(context, &first)?);
     Ok(rows)
+}
+
+fn start() -> Result<(Directory, Server), BenchError> {
+    let directory = Directory(format!("/dev/shm/weft-bench-{}", std::process::id()).into());
+    let ports = PortRange {
+        first: FIRST_PORT,
+        count: 16,
+    };
+    let config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([1; 32]));
+    let server = Server::start(&directory.0, config, 1, drop).map_err(failed)?;
+    Ok((directory, server))
+}
+
+/// Does something with the directory of a device, which is there meanwhile.
+pub(crate) fn with_device<R>(
+    act: impl FnOnce(&Path) -> Result<R, BenchError>,
+) -> Result<R, BenchError> {
+    let (directory, server) = start()?;
+    create(&server, &mut 0)?;
+    act(&directory.0.join(name(0)))
 }
 
 /// Queue pairs and regions that one program makes of one device.

@@ -96,7 +96,7 @@ impl Ends {
 
     /// Starts both over 127.0.0.1, on ports of this test's own.
     #[cfg(test)]
-    pub(super) fn on_loopback(shape: Shape) -> Self {
+    pub(crate) fn on_loopback(shape: Shape) -> Self {
         let start = |first: u16| {
             let setup = Setup {
                 address: std::net::Ipv4Addr::LOCALHOST.into(),

@@ -5,7 +5,7 @@
 //! other end. On a machine with fewer cores the row is held against as many threads, without Weft, that pass a token.
 
 mod copy;
-mod devices;
+pub(crate) mod devices;
 mod instructions;
 mod token;
 
@@ -144,7 +144,7 @@ fn latencies(
         let (mut rounds, mut alone) = (Rounds::default(), Rounds::default());
         let has_cores = cores >= THREADS;
         for _ in 0..context.rounds {
-            let ours = devices.latency(place, kind.memory, program, count)?;
+            let ours = devices.latency(place, kind.memory, program, 8, count)?;
             let own = match place {
                 Place::TwoNodes => Some(engine_alone(fabric, count)?),
                 Place::OneNode => None,

@@ -261,7 +261,7 @@ fn silent(what: &'static str) -> BenchError {
 }
 
 /// The bytes of a place: every 8 of them differ from those of any other offset and place.
-fn pattern(place: u64, bytes: usize) -> Vec<u8> {
+pub(crate) fn pattern(place: u64, bytes: usize) -> Vec<u8> {
     // An odd factor, so that no two words are the same: the 64-bit golden ratio of Fibonacci hashing
     // (Knuth, The Art of Computer Programming, volume 3, section 6.4).
     const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -275,7 +275,7 @@ fn pattern(place: u64, bytes: usize) -> Vec<u8> {
         .collect()
 }
 
-fn first_difference(sent: &[u8], received: &[u8]) -> Option<usize> {
+pub(crate) fn first_difference(sent: &[u8], received: &[u8]) -> Option<usize> {
     if sent == received {
         return None;
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use weft_tests::bench_cluster::{Size, measure};
-use weft_tests::report::Report;
+use weft_tests::report::{Report, save};
 
 /// Measures what the operator costs with many nodes and jobs, and how long a user waits.
 ///
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     };
     let report = Report::new(rows);
     let _ = write!(io::stdout(), "{}", report.table());
-    match report.save(&args.out, "cluster") {
+    match save(&report, &args.out, "cluster") {
         Ok(path) => {
             say(&format!("written to {}", path.display()));
             ExitCode::SUCCESS

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{Parser, ValueEnum as _};
 use weft_fabric::isolation::{self, Entered};
 use weft_tests::bench::{Context, TCP_CONGESTION, Work};
-use weft_tests::report::Report;
+use weft_tests::report::{Report, save};
 
 /// Measures Weft against its peers on this machine.
 ///
@@ -79,14 +79,14 @@ fn main() -> ExitCode {
     }
     let held = rows.iter().all(|row| row.holds);
     let mut report = Report::new(rows);
-    report.machine += &format!(", peers' TCP {TCP_CONGESTION}");
+    report.origin.machine += &format!(", peers' TCP {TCP_CONGESTION}");
     // What else ran was measured with it.
     if let Some(load) = load.split_whitespace().next() {
-        report.machine += &format!(", load {load} at the start");
+        report.origin.machine += &format!(", load {load} at the start");
     }
     // Nobody reads the table when standard output is closed; the JSON is still wanted.
     let _ = io::stdout().write_all(report.table().as_bytes());
-    match report.save(&args.out, &args.name) {
+    match save(&report, &args.out, &args.name) {
         Ok(path) => say(&format!("written to {}", path.display())),
         Err(error) => {
             unmeasured = true;

@@ -62,8 +62,8 @@ pub use weft_core::units::{ConnectionId, Key, Nanos};
 pub use weft_core::wire::{Atomic, Integrity, Secret};
 pub use weft_link::{Counters as LinkCounters, LinkAddress, LinkError, PortRange, SocketBuffers};
 pub use weft_memory::{
-    AddressSpace, AddressSpaceError, Counts as RegionCounts, FileId, MemfdError, Part, Region,
-    SharedFiles, Source, Window, WindowError, Words,
+    AddressSpace, AddressSpaceError, Counts as RegionCounts, DeviceMemory, FileId, MemfdError,
+    Part, Region, SharedFiles, Source, Window, WindowError, Words,
 };
 
 /// The key of a write that has no bytes and goes to no region: its immediate arrives as

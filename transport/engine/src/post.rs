@@ -96,13 +96,13 @@ impl Pieces {
         }
     }
 
-    /// Whether reading them may fail, and costs a system call.
-    pub(crate) fn are_of_process(&self) -> bool {
-        let is_of_process =
-            |piece: &Piece| matches!(&piece.source, Source::Region(it) if it.is_of_process());
+    /// Whether reading them may fail, and costs more than a copy.
+    pub(crate) fn reads_may_fail(&self) -> bool {
+        let may_fail =
+            |piece: &Piece| matches!(&piece.source, Source::Region(it) if it.reads_may_fail());
         match self {
-            Pieces::One(piece) => is_of_process(piece),
-            Pieces::Many { pieces, .. } => pieces.iter().any(is_of_process),
+            Pieces::One(piece) => may_fail(piece),
+            Pieces::Many { pieces, .. } => pieces.iter().any(may_fail),
         }
     }
 

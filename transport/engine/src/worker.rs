@@ -503,7 +503,7 @@ impl Worker {
                 } => {
                     let payload = match &chunk.source {
                         ChunkSource::Posted { token } => match self.users.pieces(*token) {
-                            Some(pieces) if pieces.are_of_process() => {
+                            Some(pieces) if pieces.reads_may_fail() => {
                                 self.chunk.read_pieces(pieces, &chunk)
                             }
                             Some(pieces) => Ok(Payload::Pieces(pieces)),

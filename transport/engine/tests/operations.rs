@@ -2,14 +2,19 @@
 
 mod pair;
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
+
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use pair::{PATIENCE, Pair, bytes_of, pattern, region};
 use weft_engine::{
-    Access, AddressSpace, Atomic, AtomicChange, DomainId, EngineError, Event, Failure, Key, Pages,
-    Piece, Post, PostError, Progress, REQUESTS_MAX, Read, ReceiveBuffer, Region, SIGNAL,
-    SendMessage, Source, WorkRequest, Write, WritePages,
+    Access, AddressSpace, Atomic, AtomicChange, DeviceMemory, DomainId, DropReason, EngineError,
+    Event, Failure, Key, Pages, Piece, Post, PostError, Progress, REQUESTS_MAX, Read,
+    ReceiveBuffer, Region, SIGNAL, SendMessage, Source, WorkRequest, Write, WritePages,
 };
 
 const DOMAIN: DomainId = DomainId(1);
@@ -380,4 +385,135 @@ fn memory_that_is_not_mapped_fails_the_connection_and_not_the_engine() {
         panic!("it is to fail");
     };
     assert_eq!(failure, Failure::SourceUnreadable);
+}
+
+/// Where the device has its memory. No process has anything there: whoever follows such an address faults.
+const DEVICE_BASE: u64 = 1 << 63;
+
+/// A device whose memory is a file that nobody maps, and how many bytes its routines have copied in and out.
+#[derive(Debug)]
+struct Accelerator {
+    file: File,
+    written: AtomicU64,
+    read: AtomicU64,
+}
+
+impl Accelerator {
+    fn new(bytes: &[u8]) -> Arc<Self> {
+        let file = memfd_create("accelerator", MemfdFlags::CLOEXEC).expect("a file");
+        let file = File::from(file);
+        file.write_all_at(bytes, 0).expect("it has room");
+        Arc::new(Self {
+            file,
+            written: AtomicU64::new(0),
+            read: AtomicU64::new(0),
+        })
+    }
+
+    fn region(self: &Arc<Self>, bytes: u64) -> Arc<Region> {
+        let memory: Arc<dyn DeviceMemory> = self.clone();
+        Region::of_device(memory, DEVICE_BASE, bytes).expect("the numbers are small")
+    }
+
+    fn bytes(&self, bytes: usize) -> Vec<u8> {
+        let mut out = vec![0; bytes];
+        let read = self.file.read_exact_at(&mut out, 0);
+        read.expect("it is that long");
+        out
+    }
+
+    /// Bytes that were copied in, and out, until now.
+    fn copied(&self) -> (u64, u64) {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (of(&self.written), of(&self.read))
+    }
+}
+
+impl DeviceMemory for Accelerator {
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DropReason> {
+        let count = bytes.len() as u64;
+        self.written.fetch_add(count, Ordering::Relaxed);
+        let written = self.file.write_all_at(bytes, address - DEVICE_BASE);
+        written.map_err(|_| DropReason::Bounds)
+    }
+
+    fn read(&self, address: u64, out: &mut [u8]) -> Result<(), DropReason> {
+        let count = out.len() as u64;
+        self.read.fetch_add(count, Ordering::Relaxed);
+        let read = self.file.read_exact_at(out, address - DEVICE_BASE);
+        read.map_err(|_| DropReason::Bounds)
+    }
+}
+
+#[test]
+fn st3_memory_of_devices_is_written_and_read_by_their_own_routines() {
+    let bytes = 300_000;
+    let source = pattern(bytes, 11);
+    let (from, to) = (Accelerator::new(&source), Accelerator::new(&vec![0; bytes]));
+    let whole = || {
+        vec![Piece {
+            source: from.region(bytes as u64).into(),
+            offset: 0,
+            bytes: bytes as u64,
+        }]
+    };
+
+    let pair = threads();
+    let key = pair.b.engine.register(DOMAIN, to.region(bytes as u64));
+    let write = Write {
+        token: 77,
+        bytes: bytes as u64,
+        key,
+        offset: 0,
+        immediate: None,
+    };
+    post(&pair, write, whole());
+    completed(&pair);
+    assert!(to.bytes(bytes) == **source);
+    // Each byte once, however its packets came: there is no copy beside the one to its place.
+    assert_eq!(to.copied(), (bytes as u64, 0));
+    assert!(from.copied().1 >= bytes as u64);
+
+    let back = Accelerator::new(&vec![0; bytes]);
+    let to_key = pair.a.engine.register(DOMAIN, back.region(bytes as u64));
+    let open = pair
+        .b
+        .engine
+        .register_for(DOMAIN, Access::READ, to.region(bytes as u64));
+    let read = Read {
+        token: 77,
+        bytes: bytes as u64,
+        key: open,
+        offset: 0,
+        to_key,
+        to_offset: 0,
+    };
+    post(&pair, read, Vec::new());
+    completed(&pair);
+    assert!(back.bytes(bytes) == **source);
+    assert_eq!(back.copied(), (bytes as u64, 0));
+}
+
+#[test]
+fn st3_an_atomic_on_a_device_without_atomics_is_refused_as_a_key_that_opens_nothing() {
+    let pair = threads();
+    let device = Accelerator::new(&[0; 64]);
+    let key = pair
+        .b
+        .engine
+        .register_for(DOMAIN, Access::ALL, device.region(64));
+    let add = AtomicChange {
+        token: 77,
+        atomic: Atomic::FetchAdd { add: 2 },
+        key,
+        offset: 8,
+        to_key: pair.a.engine.register(DOMAIN, region(8, 0)),
+        to_offset: 0,
+    };
+    post(&pair, add, Vec::new());
+    match next(&pair.a) {
+        Event::Failed { failure, .. } => assert_eq!(failure, Failure::KeyRefused),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(device.copied(), (0, 0));
 }

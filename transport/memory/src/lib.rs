@@ -1,8 +1,8 @@
 //! Memory that peers reach: regions, and the table that finds them by key.
 //!
 //! A [`Region`] is memory that several threads, and with [`Region::memfd`] several processes, hold at
-//! once, or memory of another process ([`AddressSpace`]), which may be mapped here as well ([`Window`]). A
-//! [`RegionTable`] opens regions to the connections of a domain. All workers read the table without a lock; registering, arming, taking and deregistering wait until no worker still uses what
+//! once, or memory of another process ([`AddressSpace`]), which may be mapped here as well ([`Window`]), or of a device
+//! ([`DeviceMemory`]), which copies for itself. A [`RegionTable`] opens regions to the connections of a domain. All workers read the table without a lock; registering, arming, taking and deregistering wait until no worker still uses what
 //! they replaced.
 //!
 //! The crate sends and receives nothing and knows no connection. The engine and the simulator use it
@@ -29,6 +29,7 @@ mod address_space;
     reason = "bytes that others may write at the same time; invariant 1"
 )]
 mod copy;
+mod device_memory;
 mod map_cache;
 #[expect(
     unsafe_code,
@@ -82,6 +83,7 @@ mod sync {
 mod model;
 
 pub use address_space::{AddressSpace, AddressSpaceError, Range};
+pub use device_memory::DeviceMemory;
 pub use map_cache::{BLOCK_BYTES, MapCache, Mapper};
 pub use region::{MemfdError, Part, Region, Source, Words};
 pub use table::{Backing, Counts, Placing, RegionTable, TableReader};

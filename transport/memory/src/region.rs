@@ -14,6 +14,7 @@ use weft_core::wire::Atomic;
 
 use crate::address_space::Range;
 use crate::copy::{copy_in, copy_out, prefetch};
+use crate::device_memory::{DeviceMemory, DeviceRange};
 use crate::window::Window;
 use crate::word::change;
 
@@ -42,6 +43,7 @@ enum Memory {
         window: Window,
         range: Range,
     },
+    OfDevice(DeviceRange),
     Joined {
         parts: Vec<Part>,
         /// Where each part ends.
@@ -147,6 +149,20 @@ impl Region {
         Arc::new(Region(Memory::Window { window, range }))
     }
 
+    /// `bytes` bytes from `address` on of a device's memory. The device's own routines copy to and from it; nothing else
+    /// follows the address.
+    ///
+    /// # Errors
+    /// [`DropReason::Bounds`]: addresses go beyond the last there can be.
+    pub fn of_device(
+        memory: Arc<dyn DeviceMemory>,
+        address: u64,
+        bytes: u64,
+    ) -> Result<Arc<Region>, DropReason> {
+        let range = DeviceRange::new(memory, address, bytes)?;
+        Ok(Arc::new(Region(Memory::OfDevice(range))))
+    }
+
     /// Parts of regions, one behind the other. It has no words for atomics.
     pub fn joined(parts: Vec<Part>) -> Arc<Region> {
         let mut end = 0u64;
@@ -188,6 +204,7 @@ impl Region {
             Memory::Private(_)
             | Memory::OfProcess(_)
             | Memory::Window { .. }
+            | Memory::OfDevice(_)
             | Memory::Joined { .. } => None,
             Memory::Memfd { file, .. } => Some(file.as_fd()),
         }
@@ -197,6 +214,7 @@ impl Region {
     pub fn len(&self) -> u64 {
         match &self.0 {
             Memory::OfProcess(range) | Memory::Window { range, .. } => range.offsets().end,
+            Memory::OfDevice(range) => range.bytes(),
             Memory::Joined { ends, .. } => ends.last().copied().unwrap_or(0),
             _ => self.bytes().len() as u64,
         }
@@ -210,11 +228,11 @@ impl Region {
         }
     }
 
-    /// Whether its bytes lie in another process: then reading them may fail, and may cost a system call.
-    pub fn is_of_process(&self) -> bool {
+    /// Whether its bytes lie in another process or a device: then reading them may fail, and costs more than a copy.
+    pub fn reads_may_fail(&self) -> bool {
         match &self.0 {
-            Memory::OfProcess(_) | Memory::Window { .. } => true,
-            Memory::Joined { parts, .. } => parts.iter().any(|part| part.region.is_of_process()),
+            Memory::OfProcess(_) | Memory::Window { .. } | Memory::OfDevice(_) => true,
+            Memory::Joined { parts, .. } => parts.iter().any(|part| part.region.reads_may_fail()),
             Memory::Private(_) | Memory::Memfd { .. } => false,
         }
     }
@@ -255,6 +273,7 @@ impl Region {
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DropReason> {
         match &self.0 {
             Memory::OfProcess(range) => range.read(offset, out),
+            Memory::OfDevice(range) => range.read(offset, out),
             Memory::Window { window, range } => {
                 let read = window.read(range.within(offset, out.len())?, out);
                 read.or_else(|_| range.read(offset, out))
@@ -278,6 +297,7 @@ impl Region {
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), DropReason> {
         match &self.0 {
             Memory::OfProcess(range) => range.write(offset, bytes),
+            Memory::OfDevice(range) => range.write(offset, bytes),
             Memory::Window { window, range } => {
                 let written = window.write(range.within(offset, bytes.len())?, bytes);
                 written.or_else(|_| range.write(offset, bytes))
@@ -299,11 +319,12 @@ impl Region {
     /// process's own are not kept away (`IBV_ATOMIC_HCA`).
     ///
     /// # Errors
-    /// [`DropReason::Bounds`] also when they do not lie at a multiple of 8 of the region and of memory; nothing was
-    /// changed.
+    /// [`DropReason::Bounds`] also when they do not lie at a multiple of 8 of the region and of memory;
+    /// [`DropReason::Key`] in memory of a device without atomics. Nothing was changed.
     pub fn atomic(&self, offset: u64, atomic: Atomic) -> Result<u64, DropReason> {
         match &self.0 {
             Memory::OfProcess(range) => return range.atomic(offset, atomic),
+            Memory::OfDevice(range) => return range.atomic(offset, atomic),
             Memory::Window { window, range } => {
                 let at = range.word_within(offset)?;
                 if let Ok(before) = window.atomic(at, atomic) {
@@ -346,7 +367,10 @@ impl Region {
     fn bytes(&self) -> &[AtomicU8] {
         match &self.0 {
             Memory::Private(bytes) => bytes,
-            Memory::OfProcess(_) | Memory::Window { .. } | Memory::Joined { .. } => &[],
+            Memory::OfProcess(_)
+            | Memory::Window { .. }
+            | Memory::OfDevice(_)
+            | Memory::Joined { .. } => &[],
             Memory::Memfd { map, .. } => {
                 let start = map.as_mut_ptr().cast::<AtomicU8>();
                 // SAFETY: the mapping is readable and writable, lives as long as `self` and cannot

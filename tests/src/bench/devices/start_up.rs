@@ -19,7 +19,7 @@ const GIB: u64 = 1 << 30;
 /// Memory of a program, GiB.
 const SIZES: [u64; 3] = [1, 4, 16];
 /// The largest of the paper's, for which the time to pin is reckoned from that of the largest here.
-const LARGEST: u64 = 1600;
+pub(crate) const LARGEST: u64 = 1600;
 /// The paper's programs begin 15 times as soon.
 const OF_PINNING: f64 = 1.0 / 15.0;
 
@@ -43,7 +43,7 @@ pub(super) fn measure(context: &Context, device: &Path) -> Result<Vec<Row>, Benc
 }
 
 /// A program opens the device and registers shared memory, milliseconds.
-fn register(device: &Path, bytes: u64) -> Result<f64, BenchError> {
+pub(crate) fn register(device: &Path, bytes: u64) -> Result<f64, BenchError> {
     let file = nix::sys::memfd::memfd_create("memory", nix::sys::memfd::MFdFlags::MFD_CLOEXEC);
     let file = File::from(file.map_err(BenchError::system("memfd_create"))?);
     file.set_len(bytes)
@@ -73,7 +73,7 @@ fn register(device: &Path, bytes: u64) -> Result<f64, BenchError> {
 }
 
 /// The least that pinning takes: every page is made, milliseconds.
-fn pin(bytes: u64) -> Result<f64, BenchError> {
+pub(crate) fn pin(bytes: u64) -> Result<f64, BenchError> {
     let begun = Instant::now();
     let memory = MmapOptions::new().len(bytes as usize).populate().map_anon();
     let memory = memory.map_err(BenchError::system("mmap"))?;

@@ -52,7 +52,7 @@ const LIMITS: Limits = Limits {
 
 /// Where two programs are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     /// With two devices of node 0.
     OneNode,
     /// One at either node.
@@ -61,7 +61,7 @@ pub(super) enum Place {
 
 /// What programs have their bytes in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Memory {
+pub(crate) enum Memory {
     /// Their own.
     Private,
     /// A file in memory that they have mapped.
@@ -81,7 +81,7 @@ impl std::fmt::Display for Memory {
 const SHARED_BYTES: u64 = 16 << 20;
 
 /// The servers of both nodes. They end with this value.
-pub(super) struct Devices<'f> {
+pub(crate) struct Devices<'f> {
     fabric: &'f Fabric,
     directory: tempfile::TempDir,
     port: Cell<u16>,
@@ -91,7 +91,7 @@ pub(super) struct Devices<'f> {
 
 impl<'f> Devices<'f> {
     /// Starts both servers, and makes the devices.
-    pub(super) fn start(fabric: &'f Fabric) -> Result<Self, BenchError> {
+    pub(crate) fn start(fabric: &'f Fabric) -> Result<Self, BenchError> {
         let directory = tempfile::tempdir().map_err(BenchError::system("a directory"))?;
         let [built, name] = LIBRARY;
         let lib = directory.path().join("lib");
@@ -163,7 +163,7 @@ impl<'f> Devices<'f> {
     }
 
     /// `ib_write_bw`: GB/s.
-    pub(super) fn rate(
+    pub(crate) fn rate(
         &self,
         place: Place,
         memory: Memory,
@@ -187,20 +187,24 @@ impl<'f> Devices<'f> {
         count: u64,
     ) -> Result<f64, BenchError> {
         let line = format!("ib_write_bw -x 0 -F -s {bytes} -n {count}");
-        // Bytes, writes, peak and average in MiB/s.
-        Ok(self.measure(connecting, memory, &line, 3)? * f64::from(1 << 20) / 1e9)
+        // Bytes, writes, peak and average in MiB/s with two digits behind the point, millions of writes a second with six.
+        match bytes < 4096 {
+            true => Ok(self.measure(connecting, memory, &line, 4)? * bytes as f64 / 1e3),
+            false => Ok(self.measure(connecting, memory, &line, 3)? * f64::from(1 << 20) / 1e9),
+        }
     }
 
-    /// A program that measures latency, with 8 bytes: the median of one way, microseconds.
-    pub(super) fn latency(
+    /// A program that measures latency: the median of one way, microseconds.
+    pub(crate) fn latency(
         &self,
         place: Place,
         memory: Memory,
         program: &str,
+        bytes: usize,
         count: usize,
     ) -> Result<f64, BenchError> {
         // Bytes, messages, shortest, longest, typical.
-        let line = format!("{program} -x 0 -F -s 8 -n {count}");
+        let line = format!("{program} -x 0 -F -s {bytes} -n {count}");
         self.measure(self.connecting(place), memory, &line, 4)
     }
 

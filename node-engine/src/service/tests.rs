@@ -12,6 +12,7 @@ fn create(name: &str, last: u8) -> proto::CreateDeviceRequest {
         name: name.to_owned(),
         gid: [[0; 15].as_slice(), &[last]].concat(),
         cap_bps: 0,
+        ops_per_s: 0,
     }
 }
 
@@ -46,6 +47,7 @@ async fn devices_are_made_listed_and_destroyed() {
         name: "weft1".to_owned(),
         gid: gid.to_vec(),
         cap_bps: 0,
+        ops_per_s: 0,
     };
     for (request, code, problem) in [
         (create("weft0", 2), Code::AlreadyExists, "a device weft0"),

@@ -130,6 +130,7 @@ impl<'f> Devices<'f> {
                 gid,
                 limits: LIMITS,
                 cap_bps,
+                ops_per_s: None,
             };
             servers[node].create(NAMES[index], device).map_err(failed)
         };

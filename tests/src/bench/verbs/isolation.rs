@@ -83,7 +83,12 @@ fn latency(
     (id, beside): (&str, Beside),
     must: Must,
 ) -> Result<Row, BenchError> {
-    let count = if context.quick { 2_000 } else { 20_000 };
+    let slow = matches!(beside, Beside::Rules(Rules::InLine) | Beside::Tcp(None));
+    let count = match (context.quick, slow) {
+        (true, _) => 2_000,
+        (false, true) => 5_000,
+        (false, false) => 20_000,
+    };
     let once = || devices.latency(Place::TwoNodes, Memory::Private, "ib_write_lat", count);
     let mut rounds = Rounds::default();
     let mut tcp = Rounds::default();

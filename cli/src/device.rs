@@ -234,6 +234,10 @@ impl fmt::Display for Detail<'_> {
         if device.cap_bps > 0 {
             writeln!(f, "Rate:         {} bit/s at most", device.cap_bps)?;
         }
+        if device.ops_per_s > 0 {
+            let most = device.ops_per_s;
+            writeln!(f, "Operations:   {most} work requests per second at most")?;
+        }
         writeln!(f, "Open:         {} times", device.contexts)?;
         writeln!(f, "Queue pairs:  {}", device.queue_pairs)?;
         writeln!(
@@ -280,6 +284,7 @@ mod tests {
             regions: 3,
             windows: 1,
             cap_bps: 400_000_000,
+            ops_per_s: 20_000,
         };
         let all = [("node0".to_owned(), device)];
         assert_eq!(
@@ -287,7 +292,10 @@ mod tests {
             "DEVICE       GID              OPEN  QUEUE PAIRS  REFUSED  STATE\nnode0/weft0  ::ffff:10.0.0.1  1     4            2        Stalled\n"
         );
         let detail = Detail(&all[0]).to_string();
-        assert!(detail.contains("Rate:         400000000 bit/s at most\nOpen:         1 times\n"));
+        assert!(detail.contains("Rate:         400000000 bit/s at most\n"));
+        assert!(detail.contains(
+            "Operations:   20000 work requests per second at most\nOpen:         1 times\n"
+        ));
         assert!(
             detail.contains(
                 "Regions:      3, of which the engine has mapped 1\nRefused:      2 packets\nState:        Stalled\n"

@@ -22,7 +22,7 @@ use std::{
 
 use agent::DevicePeer;
 pub use agent::{Access, AgentConfig, CongestionControl, Encryption, PathPolicy};
-pub use devices::Devices;
+pub use devices::{DeviceLimits, Devices};
 pub use error::StageError;
 pub use ground::{Addresses, Ground};
 use process::Processes;
@@ -140,7 +140,7 @@ impl Stage {
             let is_ready = async || devices::is_ready(&socket).await;
             self.engines.ready(at, is_ready).await?;
             let address = self.setup.ground.addresses(i).data;
-            devices::create(i, &socket, address, devices.cap_bps).await?;
+            devices::create(i, &socket, address, devices.limits).await?;
         }
         Ok(())
     }

@@ -51,6 +51,7 @@ fn make() -> io::Result<Fixture> {
         gid: [9; 16],
         limits: LIMITS,
         cap_bps: None,
+        ops_per_s: None,
     };
     let path = server.create("weft0", device).map_err(io::Error::other)?;
     let token = std::fs::read(path.join(TOKEN_FILE))?;

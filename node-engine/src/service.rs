@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::num::NonZeroU32;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -234,6 +235,7 @@ impl Engine for Service {
             gid,
             limits: OPEN_LIMITS,
             cap_bps: (request.cap_bps > 0).then_some(request.cap_bps),
+            ops_per_s: NonZeroU32::new(request.ops_per_s),
         };
         let directory = self.with(|server| server.create(&request.name, device))?;
         let directory = directory.map_err(|error| status(&error))?;
@@ -263,6 +265,7 @@ impl Engine for Service {
             gid: status.gid.to_vec(),
             directory: status.directory.display().to_string(),
             cap_bps: status.cap_bps.unwrap_or(0),
+            ops_per_s: status.ops_per_s.map_or(0, NonZeroU32::get),
             contexts: status.contexts,
             queue_pairs: status.queue_pairs,
             refused: status.refused,

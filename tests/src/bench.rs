@@ -32,6 +32,7 @@ mod spine;
 mod split;
 pub mod spray;
 pub mod stage;
+mod tcp;
 mod ucx;
 pub(crate) mod verbs;
 pub mod writes;
@@ -60,6 +61,11 @@ pub enum Work {
     Devices,
     /// Verbs programs over virtual devices: rate, latency, and instructions.
     Verbs,
+    /// Programs over virtual devices beside TCP, and beside rules for it.
+    Isolation,
+    /// A device with a thousand busy queue pairs beside one with one.
+    #[value(name = "share-1000")]
+    Share,
     /// The engine against a UDP blaster, memory to memory, and the receiver's CPU time.
     Raw,
     /// Encrypted writes against unencrypted ones.
@@ -199,6 +205,8 @@ impl Work {
             Self::Idle => idle::measure(context),
             Self::Devices => devices::measure(context),
             Self::Verbs => verbs::measure(context),
+            Self::Isolation => verbs::isolation::measure(context),
+            Self::Share => verbs::share::measure(context),
             Self::Raw => raw::measure(context),
             Self::Encryption => encryption::measure(context),
             Self::Split => split::measure(context),

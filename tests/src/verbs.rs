@@ -75,6 +75,7 @@ impl Default for Node {
                 gid,
                 limits: LIMITS,
                 cap_bps: None,
+                ops_per_s: None,
             };
             server.create(name, device).expect("it is made");
             fs::create_dir(at(name)).expect("it is ours");

@@ -5,6 +5,7 @@
 
 use std::{
     fs, io,
+    num::NonZeroU32,
     os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
     str::FromStr,
@@ -22,7 +23,7 @@ use super::{
 };
 use crate::{
     plan::strategy_parser,
-    stage::{CongestionControl, Encryption, PathPolicy},
+    stage::{CongestionControl, DeviceLimits, Encryption, PathPolicy},
 };
 
 /// Sent when neither --source nor --size is given.
@@ -135,6 +136,9 @@ pub struct Args {
     /// Most that each device sends, as 400mbit [default: no limit].
     #[arg(long, value_name = "RATE", requires = "device", value_parser = quantity::parse_rate)]
     pub device_rate: Option<u64>,
+    /// Most work requests that each device begins per second, as 20000 [default: no limit].
+    #[arg(long, value_name = "N", requires = "device")]
+    pub device_ops: Option<NonZeroU32>,
     /// Leave agents and fabric running, and say how to enter and how to end them.
     #[arg(long)]
     pub keep: bool,
@@ -335,8 +339,8 @@ pub struct Settings {
     pub out: Option<PathBuf>,
     /// The nodes that get a virtual device, ascending.
     pub devices: Vec<usize>,
-    /// Most that each device sends, bits per second.
-    pub device_rate: Option<u64>,
+    /// How each device is limited.
+    pub device_limits: DeviceLimits,
     /// Leave everything running.
     pub keep: bool,
     /// JSON on standard output.
@@ -392,7 +396,10 @@ impl Args {
             faults,
             out: self.out.clone(),
             devices: self.devices()?,
-            device_rate: self.device_rate,
+            device_limits: DeviceLimits {
+                cap_bps: self.device_rate,
+                ops_per_s: self.device_ops,
+            },
             keep: self.keep,
             json: self.json,
             quiet: self.quiet,

@@ -166,7 +166,7 @@ impl<'a> Play<'a> {
             congestion: settings.congestion,
             devices: match settings.devices.as_slice() {
                 [] => None,
-                nodes => Some(Devices::at(nodes.to_vec(), settings.device_rate)?),
+                nodes => Some(Devices::at(nodes.to_vec(), settings.device_limits)?),
             },
             stays: settings.keep,
         })?;

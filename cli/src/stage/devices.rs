@@ -5,6 +5,7 @@ use std::{
     fs::{self, Permissions},
     io,
     net::{Ipv4Addr, Ipv6Addr},
+    num::NonZeroU32,
     os::unix::fs::{DirBuilderExt as _, PermissionsExt as _, symlink},
     path::{Path, PathBuf},
 };
@@ -37,13 +38,22 @@ pub struct Devices {
     pub libraries: PathBuf,
     /// The nodes.
     pub nodes: Vec<usize>,
-    /// Most that each sends, bits per second.
+    /// How each is limited.
+    pub limits: DeviceLimits,
+}
+
+/// How each device is limited.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DeviceLimits {
+    /// Most that it sends, bits per second.
     pub cap_bps: Option<u64>,
+    /// Most work requests that it begins per second.
+    pub ops_per_s: Option<NonZeroU32>,
 }
 
 impl Devices {
     /// Devices at these nodes, by the program and the libraries that are beside this program.
-    pub fn at(nodes: Vec<usize>, cap_bps: Option<u64>) -> Result<Self, StageError> {
+    pub fn at(nodes: Vec<usize>, limits: DeviceLimits) -> Result<Self, StageError> {
         let program = find(Program::Engine)?;
         for (built, _) in LIBRARIES {
             let beside = program.with_file_name(built);
@@ -56,7 +66,7 @@ impl Devices {
             program,
             libraries,
             nodes,
-            cap_bps,
+            limits,
         })
     }
 }
@@ -185,12 +195,13 @@ pub(super) async fn create(
     i: usize,
     socket: &Path,
     address: Ipv4Addr,
-    cap_bps: Option<u64>,
+    limits: DeviceLimits,
 ) -> Result<(), StageError> {
     let request = CreateDeviceRequest {
         name: DEVICE.to_owned(),
         gid: gid(address).octets().to_vec(),
-        cap_bps: cap_bps.unwrap_or(0),
+        cap_bps: limits.cap_bps.unwrap_or(0),
+        ops_per_s: limits.ops_per_s.map_or(0, NonZeroU32::get),
     };
     let created = weft_proto::engine::client(socket)
         .create_device(request)

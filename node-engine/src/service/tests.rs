@@ -12,6 +12,7 @@ fn create(name: &str, last: u8) -> proto::CreateDeviceRequest {
         name: name.to_owned(),
         gid: [[0; 15].as_slice(), &[last]].concat(),
         cap_bps: 0,
+        ops_per_s: 20_000,
     }
 }
 
@@ -48,6 +49,7 @@ async fn devices_are_made_listed_and_destroyed() {
         name: "weft1".to_owned(),
         gid: gid.to_vec(),
         cap_bps: 0,
+        ops_per_s: 0,
     };
     for (request, code, problem) in [
         (create("weft0", 2), Code::AlreadyExists, "a device weft0"),
@@ -76,6 +78,7 @@ async fn devices_are_made_listed_and_destroyed() {
         panic!("{list:?}")
     };
     assert_eq!((&*device.name, device.contexts), ("weft0", 0));
+    assert_eq!((device.cap_bps, device.ops_per_s), (0, 20_000));
     let offer = proto::ReceiveOfferRequest {
         node: "node1".to_owned(),
         offer: Some(QueuePairOffer::default()),

@@ -237,6 +237,7 @@ fn create(server: &Server, made: &mut u32) -> Result<Duration, BenchError> {
         gid,
         limits: LIMITS,
         cap_bps: None,
+        ops_per_s: None,
     };
     let begun = Instant::now();
     server.create(&name(*made), device).map_err(failed)?;

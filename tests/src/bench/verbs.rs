@@ -7,6 +7,8 @@
 mod copy;
 pub(crate) mod devices;
 mod instructions;
+pub(super) mod isolation;
+pub(super) mod share;
 mod token;
 
 use weft_engine::Progress;

@@ -1,6 +1,7 @@
 //! One program's use of a device: its objects, its memory, its rings.
 
 use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,7 @@ use weft_engine::{
 
 use crate::channel::{Channel, CompletionQueue};
 use crate::datagram_queue_pair::DatagramQueuePair;
+use crate::operation_rate::Operations;
 use crate::queue_pair::{Joining, QueuePair, Surroundings};
 use crate::random;
 use crate::receive_queue::{ReceiveQueue, SharedReceiveQueue};
@@ -42,6 +44,9 @@ pub struct Device {
     /// Most that it sends, bits per second of IP packets, over all its connections, which share it evenly; datagrams to a
     /// device go over one connection. No limit when absent; at least [`CAP_BPS_MIN`].
     pub cap_bps: Option<u64>,
+    /// Most work requests that begin per second, of all send queues of all programs that have it open, which take turns:
+    /// the programs, and the queue pairs of each. No limit when absent.
+    pub ops_per_s: Option<NonZeroU32>,
 }
 
 /// The least limit to what a device sends: with less its transfers would stall.
@@ -74,6 +79,7 @@ pub(crate) struct Context {
     shared_receive_queues: BTreeMap<u32, SharedReceiveQueue>,
     datagrams: DatagramQueuePairs,
     by_doorbell: HashMap<u32, Vec<Queue>>,
+    pub(crate) operations: Operations,
     regions: Regions,
     has_failed: bool,
 }
@@ -134,6 +140,7 @@ impl Context {
             shared_receive_queues: BTreeMap::new(),
             datagrams: DatagramQueuePairs::default(),
             by_doorbell: HashMap::new(),
+            operations: Operations::default(),
             regions: Regions::default(),
             has_failed: false,
         })
@@ -497,6 +504,7 @@ impl Context {
             regions: &mut self.regions,
             shared_receive_queues: &mut self.shared_receive_queues,
             completion_queues: &mut self.completion_queues,
+            operations: &mut self.operations,
             overflowed: None,
             is_unreported: false,
         };

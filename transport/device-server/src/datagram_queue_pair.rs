@@ -189,7 +189,12 @@ impl DatagramQueuePair {
         outbound: &mut Outbound<'_>,
     ) -> Fault {
         for _ in 0..self.made.sizes.sends.min(SENDS_PER_TURN) {
+            let is_next = !self.is_waiting;
+            if is_next && !around.operations.may_begin(self.number) {
+                return Fault::None;
+            }
             match self.next_send() {
+                Ok(true) if is_next => around.operations.begun(),
                 Ok(true) => {}
                 Ok(false) => return Fault::None,
                 Err(error) => {

@@ -27,9 +27,11 @@ use crate::random;
 use crate::regions::remote_access;
 
 mod datagrams;
+mod operations;
 mod saved;
 
 use datagrams::is_local;
+use operations::OperationLimit;
 pub(crate) use saved::SavedDevices;
 
 /// Bits of a queue pair's number that tell the contexts of a device apart; the others count within one.
@@ -141,6 +143,8 @@ pub struct Devices {
     /// Queue pairs by the ends of their connections, until the engine says that these are closed.
     by_connection: HashMap<ConnectionId, ConnectedPair>,
     datagrams: Datagrams,
+    /// By GID, of devices that are limited.
+    operation_limits: BTreeMap<[u8; 16], OperationLimit>,
     /// Offers that are to be sent.
     offers: Vec<Offer>,
     next_domain: u32,
@@ -174,6 +178,7 @@ impl Devices {
             events,
             contexts: BTreeMap::new(),
             by_connection: HashMap::new(),
+            operation_limits: BTreeMap::new(),
             offers: Vec::new(),
             next_domain: 0,
             files: SharedFiles::default(),
@@ -221,7 +226,8 @@ impl Devices {
             own_events,
         );
         // The doorbell page is its beginning.
-        let opened = opened.ok_or(OpenError::TooManyOfDevice(most))?;
+        let mut opened = opened.ok_or(OpenError::TooManyOfDevice(most))?;
+        self.limit_operations(gid, device.ops_per_s, &mut opened);
         self.contexts.insert(context, opened);
         Ok(Opened {
             context,
@@ -461,6 +467,8 @@ impl Devices {
             is_busy |= context.take_rung(&self.engine);
         }
         is_busy |= self.take_datagrams(now);
+        is_busy |= self.take_operations(now);
+        let wait = self.wait_for_operations(wait);
         let may_wait = !is_busy && self.events.is_empty() && self.offers.is_empty();
         let wait = match may_wait && !wait.is_zero() && self.prepare_to_sleep() {
             true => wait,

@@ -26,6 +26,7 @@ mod limits;
 mod offer;
 mod open_devices;
 mod opening;
+mod operation_rate;
 mod queue_pair;
 mod random;
 mod receive_queue;

@@ -19,6 +19,7 @@ use weft_engine::{
 
 use crate::channel::CompletionQueue;
 use crate::offer::{Offer, OfferBackoff};
+use crate::operation_rate::Operations;
 use crate::receive_queue::{BadReceive, ReceiveQueue, SharedReceiveQueue};
 use crate::regions::{Regions, Target, remote_key};
 
@@ -35,6 +36,7 @@ pub(crate) struct Surroundings<'c> {
     pub(crate) regions: &'c mut Regions,
     pub(crate) shared_receive_queues: &'c mut BTreeMap<u32, SharedReceiveQueue>,
     pub(crate) completion_queues: &'c mut BTreeMap<u32, CompletionQueue>,
+    pub(crate) operations: &'c mut Operations,
     /// This completion queue was full, or its ring is broken: the whole context fails.
     pub(crate) overflowed: Option<u32>,
     /// A queue pair fails, and no completion says why.
@@ -210,8 +212,11 @@ impl QueuePair {
         while !self.is_broken && self.outstanding.len() < self.made.sizes.sends as usize {
             let mut entry = self.waiting.take().unwrap_or_default();
             if entry.slots().is_empty() {
+                if !around.operations.may_begin(self.number) {
+                    return false;
+                }
                 match entry.take(&mut self.sends) {
-                    Ok(true) => {}
+                    Ok(true) => around.operations.begun(),
                     Ok(false) => return false,
                     Err(error) => {
                         tracing::debug!(queue_pair = self.number, "a send ring is broken: {error}");

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::net::Ipv6Addr;
+use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -119,6 +120,8 @@ pub struct DeviceStatus {
     pub directory: PathBuf,
     /// Most that it sends, bits per second.
     pub cap_bps: Option<u64>,
+    /// Most work requests that begin per second.
+    pub ops_per_s: Option<NonZeroU32>,
     /// How often it is open.
     pub contexts: u32,
     /// Queue pairs of all who have it open.
@@ -335,6 +338,7 @@ impl Server {
                 gid: device.gid,
                 directory: self.directory.join(name),
                 cap_bps: device.cap_bps,
+                ops_per_s: device.ops_per_s,
                 contexts: 0,
                 queue_pairs: 0,
                 refused: 0,

@@ -3,12 +3,14 @@
 #[expect(dead_code, reason = "much of it is for connected queue pairs")]
 mod program;
 
-use program::{Done, Pair, Program, success};
+use std::time::Duration;
+
+use program::{DATAGRAMS, Done, Pair, Program, device, success};
 use weft_device::completion::Status;
 use weft_device::control::{Address, Answer, ErrorNumber, QueuePairAttributes, Request};
 use weft_device::state::{Attributes, State};
 use weft_device::work_request::{DatagramAddress, Operation, Payload, RemoteAddress, WorkRequest};
-use weft_device_server::DatagramDrops;
+use weft_device_server::{DatagramDrops, Device};
 
 const Q_KEY: u32 = 0x1111_1111;
 /// Before the payload of every receive.
@@ -59,7 +61,10 @@ struct Datagrams {
 
 impl Datagrams {
     fn on(is_one_node: bool) -> Self {
-        let mut pair = Pair::of_datagrams(is_one_node);
+        Self::of(Pair::of_datagrams(is_one_node))
+    }
+
+    fn of(mut pair: Pair) -> Self {
         bring_to(&mut pair.a, State::ReadyToSend);
         bring_to(&mut pair.b, State::ReadyToSend);
         let (gid, queue_pair) = pair.b.name();
@@ -487,4 +492,25 @@ fn both_may_send_first() {
     };
     assert_eq!(all.pair.next_a(), at_a);
     assert_eq!(all.pair.next_b(), all.received(2, 4));
+}
+
+#[test]
+fn st4_datagrams_count_as_operations_of_their_device() {
+    let mut pair = Pair::of_datagrams(true);
+    let limited = Device {
+        ops_per_s: std::num::NonZeroU32::new(500),
+        ..device(3)
+    };
+    let devices = std::rc::Rc::clone(&pair.a.devices);
+    pair.a = Program::of(&devices, &limited, DATAGRAMS, 4096);
+    let Datagrams { mut pair, to_b } = Datagrams::of(pair);
+    for wr_id in 0..12 {
+        let payload = Payload::Inline(&[1]);
+        pair.a.post(wr_id, Operation::SendDatagram(to_b), payload);
+    }
+    // A hundredth of a second's at once, and then as time goes on.
+    for (milliseconds, count) in [(0, 5), (2, 1), (4, 1), (14, 5)] {
+        let now = Duration::from_millis(milliseconds);
+        assert_eq!(pair.a.completions_at(now), count, "at {now:?}");
+    }
 }

@@ -50,6 +50,7 @@ fn device(last: u8) -> Device {
         gid,
         limits,
         cap_bps: None,
+        ops_per_s: None,
     }
 }
 

@@ -20,12 +20,12 @@ use super::BenchError;
 
 /// The library, as it is built beside this program, and as programs look for it.
 const LIBRARY: [&str; 2] = ["libweft_ibverbs.so", "libibverbs.so.1"];
-/// The devices of node 0 and of node 1. At node 1 the second is limited to [`CAP_BPS`].
-const NAMES: [&str; 2] = ["weft0", "weft1"];
+/// The devices of node 0 and of node 1.
+pub(super) const NAMES: [&str; 2] = ["weft0", "weft1"];
 /// What a device that is limited sends at most, bits per second.
 pub(super) const CAP_BPS: u64 = 400_000_000;
 /// Of the engines, at both nodes.
-const PORTS: PortRange = PortRange {
+pub(super) const PORTS: PortRange = PortRange {
     first: 27_000,
     count: 16,
 };
@@ -39,7 +39,7 @@ const LIMITS: Limits = Limits {
     domains: 16,
     regions: 1024,
     completion_queues: 16,
-    queue_pairs: 64,
+    queue_pairs: 1024,
     address_handles: 16,
     completions: 1 << 14,
     work_requests: 4096,
@@ -90,8 +90,17 @@ pub(crate) struct Devices<'f> {
 }
 
 impl<'f> Devices<'f> {
-    /// Starts both servers, and makes the devices.
+    /// Starts both servers, and makes the devices. At node 1 the second is limited to [`CAP_BPS`].
     pub(crate) fn start(fabric: &'f Fabric) -> Result<Self, BenchError> {
+        Self::limited(fabric, [None, Some(CAP_BPS)], 0)
+    }
+
+    /// With these limits of the devices of node 1, and this DSCP in all packets.
+    pub(super) fn limited(
+        fabric: &'f Fabric,
+        caps_bps: [Option<u64>; 2],
+        dscp: u8,
+    ) -> Result<Self, BenchError> {
         let directory = tempfile::tempdir().map_err(BenchError::system("a directory"))?;
         let [built, name] = LIBRARY;
         let lib = directory.path().join("lib");
@@ -110,6 +119,7 @@ impl<'f> Devices<'f> {
             let address = fabric.node(node).data_address;
             let mut config = EngineConfig::new(address, PORTS, Secret([9; 32]));
             config.mtu = u16::try_from(fabric.spec().mtu).unwrap_or(u16::MAX);
+            config.egress.dscp = dscp;
             let send = move |offer: Offer| {
                 let peer = others[1 - node].get().and_then(Weak::upgrade);
                 if let Some(peer) = peer {
@@ -130,13 +140,14 @@ impl<'f> Devices<'f> {
                 gid,
                 limits: LIMITS,
                 cap_bps,
+                ops_per_s: None,
             };
             servers[node].create(NAMES[index], device).map_err(failed)
         };
-        create(0, 0, None)?;
-        create(0, 1, None)?;
-        create(1, 0, None)?;
-        create(1, 1, Some(CAP_BPS))?;
+        for (index, cap_bps) in caps_bps.into_iter().enumerate() {
+            create(0, index, None)?;
+            create(1, index, cap_bps)?;
+        }
         Ok(Self {
             fabric,
             directory,
@@ -231,27 +242,48 @@ impl<'f> Devices<'f> {
         });
         let [waiting_file, connecting_file] = files;
         let (waiting_file, connecting_file) = (waiting_file?, connecting_file?);
-        let port = self.port.replace(self.port.get() + 1);
-        let start =
-            |node: usize, device: &str, file: &Option<NamedTempFile>, peer: Option<Ipv4Addr>| {
-                let mut words = line.split(' ');
-                let program = words.next().unwrap_or_default();
-                let mut command = self.command(node, program);
-                let port = port.to_string();
-                command.args(words).args(["-d", device, "-p", &port]);
-                let path = file.as_ref().map(|file| file.path().display());
-                command.args(path.map(|path| format!("--mmap={path}")));
-                command.args(peer.map(|peer| peer.to_string()));
-                Program::start(program, command)
-            };
-        let mut waiting = start(0, NAMES[0], &waiting_file, None)?;
-        waiting.until_it_listens(port)?;
-        let printed = start(node, device, &connecting_file, Some(address))?.output()?;
+        let waiting = (0, NAMES[0], &waiting_file);
+        let connecting = (node, device, &connecting_file);
+        let [waiting, connecting] = self.start_pair(line, waiting, connecting, address)?;
+        let printed = connecting.output()?;
         waiting.output()?;
         figure(&printed, column).ok_or_else(|| BenchError::Program {
             program: line.to_owned(),
             message: printed,
         })
+    }
+
+    /// A program that writes from a device of node 1 to the one of the same name of node 0 until it is dropped, and its
+    /// peer.
+    pub(super) fn writing(&self, device: &str, line: &str) -> Result<[Program; 2], BenchError> {
+        let (_, _, address) = self.connecting(Place::TwoNodes);
+        self.start_pair(line, (0, device, &None), (1, device, &None), address)
+    }
+
+    /// The program that waits, and the one that connects to it: their nodes, devices and shared memory.
+    fn start_pair(
+        &self,
+        line: &str,
+        waiting: (usize, &str, &Option<NamedTempFile>),
+        connecting: (usize, &str, &Option<NamedTempFile>),
+        address: Ipv4Addr,
+    ) -> Result<[Program; 2], BenchError> {
+        let port = self.port.replace(self.port.get() + 1);
+        let start = |(node, device, file): (usize, &str, &Option<NamedTempFile>),
+                     peer: Option<Ipv4Addr>| {
+            let mut words = line.split(' ');
+            let program = words.next().unwrap_or_default();
+            let mut command = self.command(node, program);
+            let port = port.to_string();
+            command.args(words).args(["-d", device, "-p", &port]);
+            let path = file.as_ref().map(|file| file.path().display());
+            command.args(path.map(|path| format!("--mmap={path}")));
+            command.args(peer.map(|peer| peer.to_string()));
+            Program::start(program, command)
+        };
+        let mut waiting = start(waiting, None)?;
+        waiting.until_it_listens(port)?;
+        Ok([waiting, start(connecting, Some(address))?])
     }
 }
 

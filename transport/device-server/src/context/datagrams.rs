@@ -151,6 +151,7 @@ impl Context {
             regions: &mut self.regions,
             shared_receive_queues: &mut self.shared_receive_queues,
             completion_queues: &mut self.completion_queues,
+            operations: &mut self.operations,
             overflowed: None,
             is_unreported: false,
         };

@@ -18,6 +18,7 @@ use super::datagrams::DatagramQueuePairs;
 use super::{Context, Domain, Queue};
 use crate::channel::{Channel, SavedCompletionQueue};
 use crate::datagram_queue_pair::{DatagramQueuePair, SavedDatagramQueuePair};
+use crate::operation_rate::Operations;
 use crate::queue_pair::{QueuePair, SavedEnd, SavedQueuePair};
 use crate::receive_queue::SavedSharedReceiveQueue;
 use crate::regions::{SavedPiece, SavedRegions};
@@ -37,6 +38,8 @@ pub(crate) struct SavedContext {
     shared_receive_queues: BTreeMap<u32, SavedSharedReceiveQueue>,
     datagrams: BTreeMap<u32, SavedDatagramQueuePair>,
     regions: SavedRegions,
+    /// Queue pairs that wait for the limit of their device.
+    waiting: Vec<u32>,
     has_failed: bool,
 }
 
@@ -75,6 +78,7 @@ impl Context {
                 .collect(),
             datagrams: datagrams.map(|pair| (pair.number, pair.save())).collect(),
             regions: self.regions.save(descriptors)?,
+            waiting: self.operations.save(),
             has_failed: self.has_failed,
         })
     }
@@ -239,6 +243,7 @@ impl SavedContext {
             shared_receive_queues,
             datagrams,
             by_doorbell: HashMap::new(),
+            operations: Operations::restore(self.waiting),
             regions,
             has_failed: self.has_failed,
         };

@@ -13,7 +13,7 @@ use crate::datagrams::{DATAGRAMS, DatagramDrops, Receivers};
 use crate::offer::{Offer, QueuePairName};
 
 /// The contexts of a device.
-fn of_device(gid: [u8; 16]) -> std::ops::RangeInclusive<ContextId> {
+pub(super) fn of_device(gid: [u8; 16]) -> std::ops::RangeInclusive<ContextId> {
     let id = |index| ContextId { gid, index };
     id(0)..=id(u8::MAX)
 }

@@ -1,12 +1,14 @@
 //! The open contexts of a device on their way to the next engine.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use weft_engine::{ConnectionId, Engine, EngineConfig, Progress, SavedConnection};
 
+use super::operations::OperationLimit;
 use super::{ConnectedPair, ContextId, Devices};
 use crate::context::SavedContext;
 use crate::queue_pair::SavedEnd;
@@ -19,6 +21,7 @@ pub(crate) struct SavedDevices {
     incarnation: u64,
     next_domain: u32,
     cap_bps: Option<u64>,
+    ops_per_s: Option<NonZeroU32>,
     contexts: Vec<(ContextId, SavedContext)>,
     connections: Vec<(ContextId, SavedConnection<SavedPiece>)>,
 }
@@ -53,6 +56,8 @@ impl Devices {
             }
         }
         let cap_bps = self.engine.config().egress.cap_bps;
+        let mut limits = self.operation_limits.values();
+        let ops_per_s = limits.next().map(OperationLimit::per_second);
         let saved = self.engine.save()?;
         let mut connections = Vec::new();
         for connection in saved.connections {
@@ -72,6 +77,7 @@ impl Devices {
             incarnation: saved.incarnation,
             next_domain: self.next_domain,
             cap_bps,
+            ops_per_s,
             contexts,
             connections,
         };
@@ -98,7 +104,9 @@ impl Devices {
         let mut ends: Vec<(ContextId, u32, SavedEnd)> = Vec::new();
         for (id, context) in saved.contexts {
             ends.extend(context.ends().map(|(number, end)| (id, number, end)));
-            let context = context.restore(&devices.engine, &mut devices.files, descriptors)?;
+            let context = context.restore(&devices.engine, &mut devices.files, descriptors);
+            let mut context = context?;
+            devices.limit_operations(id.gid, saved.ops_per_s, &mut context);
             devices.engine.add_waker(context.waker().as_fd())?;
             devices.contexts.insert(id, context);
         }

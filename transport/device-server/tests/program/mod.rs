@@ -54,7 +54,7 @@ pub(crate) mod access {
 pub(crate) const RELIABLE: (QueuePairType, bool) = (QueuePairType::ReliableConnected, false);
 const UNRELIABLE: (QueuePairType, bool) = (QueuePairType::UnreliableConnected, false);
 const SHARING: (QueuePairType, bool) = (QueuePairType::ReliableConnected, true);
-const DATAGRAMS: (QueuePairType, bool) = (QueuePairType::UnreliableDatagram, false);
+pub(crate) const DATAGRAMS: (QueuePairType, bool) = (QueuePairType::UnreliableDatagram, false);
 
 /// All rights of `enum ibv_access_flags` that this device has.
 pub(crate) const ALL: u32 = 0b1111;
@@ -131,6 +131,7 @@ pub(crate) fn device(last: u8) -> Device {
         gid,
         limits: LIMITS,
         cap_bps: None,
+        ops_per_s: None,
     }
 }
 
@@ -138,13 +139,22 @@ impl Program {
     pub(crate) fn new(
         devices: &Rc<RefCell<Devices>>,
         last: u8,
+        kind: (QueuePairType, bool),
+        completions: u32,
+    ) -> Self {
+        Self::of(devices, &device(last), kind, completions)
+    }
+
+    /// One that has this device open.
+    pub(crate) fn of(
+        devices: &Rc<RefCell<Devices>>,
+        device: &Device,
         (kind, is_shared): (QueuePairType, bool),
         completions: u32,
     ) -> Self {
         let mut server = devices.borrow_mut();
-        let device = device(last);
         let gid = device.gid;
-        let opened = server.open(&device, own_memory()).expect("it opens");
+        let opened = server.open(device, own_memory()).expect("it opens");
         let memory = vec![0; 1 << 20];
         let mut ask = |request| server.handle(opened.context, &request, None, Duration::ZERO);
         let Ok(Answer::Created(domain)) = ask(Request::CreateDomain) else {
@@ -390,6 +400,23 @@ impl Program {
             .take(&mut self.completions)
             .expect("the ring is sound");
         taken.then(|| done(&entry.completion().expect("a completion"), self.number))
+    }
+}
+
+/// Turns after which nothing more happens at the same time.
+const TURNS: u32 = 2_000;
+
+impl Program {
+    /// Completions that come while its server's clock stands still.
+    #[allow(dead_code)] // not every test of this folder stops the clock
+    pub(crate) fn completions_at(&mut self, now: Duration) -> u32 {
+        let mut count = 0;
+        for _ in 0..TURNS {
+            let polled = self.devices.borrow_mut().poll(now, Duration::ZERO);
+            polled.expect("the engine runs");
+            count += std::iter::from_fn(|| self.poll()).count() as u32;
+        }
+        count
     }
 }
 

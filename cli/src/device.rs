@@ -7,6 +7,7 @@ mod doctor;
 mod error;
 mod inject;
 mod libraries;
+mod node_program;
 mod record;
 mod restart;
 
@@ -17,8 +18,8 @@ use weft_proto::engine::v1::{DestroyDeviceRequest, Device, ListDevicesRequest};
 
 pub use self::{
     error::DeviceError,
+    node_program::NodeProgram,
     record::{NodeRecord, Record},
-    restart::NodeProgram,
 };
 use crate::columns::columns;
 

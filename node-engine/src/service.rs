@@ -90,7 +90,7 @@ pub async fn serve(
         None => Server::start(devices, config, open_devices, send_offer)?,
         Some(stored) => {
             let again = send_offer.clone();
-            let restored = Server::restore(devices, config.clone(), open_devices, stored, again);
+            let restored = Server::restore(devices, &config, open_devices, stored, again);
             match restored {
                 Err(error) => {
                     tracing::error!("{error}");

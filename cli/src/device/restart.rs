@@ -3,7 +3,7 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    fmt, fs,
+    fs,
     io::{self, ErrorKind},
     os::unix::{ffi::OsStrExt as _, net::UnixStream},
     path::{Path, PathBuf},
@@ -12,7 +12,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use clap::ValueEnum;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{FlockOperation, Mode, OFlags, flock},
@@ -20,38 +19,11 @@ use rustix::{
 };
 use weft_device_socket::descriptor_store;
 
-use super::{DeviceError, Record};
+use super::{DeviceError, NodeProgram, Record};
 
 /// From its start until it serves, and from SIGTERM until it has ended: an agent gives jobs 20 s.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
-
-/// Which of a node's two programs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum NodeProgram {
-    /// The one that moves the bytes.
-    Engine,
-    /// The one that keeps what an engine leaves to the next.
-    Agent,
-}
-
-impl NodeProgram {
-    fn program(self) -> &'static str {
-        match self {
-            Self::Engine => "weft-engine",
-            Self::Agent => "weft-agent",
-        }
-    }
-}
-
-impl fmt::Display for NodeProgram {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Engine => "engine",
-            Self::Agent => "agent",
-        })
-    }
-}
 
 /// A process of a node that is to be restarted.
 struct Running {
@@ -85,7 +57,7 @@ fn words(line: &[u8]) -> Vec<OsString> {
 fn matches(which: NodeProgram, home: &Path, line: &[OsString]) -> bool {
     let program = line.first().map(Path::new).and_then(Path::file_name);
     let mut files = line.iter().skip(1).map(Path::new);
-    program == Some(OsStr::new(which.program())) && files.any(|file| file.parent() == Some(home))
+    program == Some(OsStr::new(which.file())) && files.any(|file| file.parent() == Some(home))
 }
 
 /// Restarts it, and answers how long there was none that serves.

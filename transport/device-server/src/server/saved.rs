@@ -148,7 +148,7 @@ impl Server {
     /// [`ServerError`]. What was saved is lost, so [`Server::check`] the arguments before it is taken.
     pub fn restore(
         directory: &Path,
-        engine: EngineConfig,
+        engine: &EngineConfig,
         open_devices: u16,
         saved: Stored,
         send_offer: impl Fn(Offer) + Send + Sync + 'static,
@@ -170,7 +170,7 @@ impl Server {
         }
         let engine = EngineConfig {
             node_key: record.node_key,
-            ..engine
+            ..engine.clone()
         };
         let (devices, ended) = open_devices_of(engine, open_devices, Box::new(send_offer));
         let mut descriptors = Descriptors::new(saved.descriptors);

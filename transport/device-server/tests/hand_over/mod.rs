@@ -51,7 +51,7 @@ impl Node {
         // As another process would, which draws its own.
         let mut config = self.config.clone();
         config.node_key = Secret([8; 32]);
-        let server = Server::restore(&self.directory, config, 4, saved, send_offer)?;
+        let server = Server::restore(&self.directory, &config, 4, saved, send_offer)?;
         Ok(Self { server, ..self })
     }
 

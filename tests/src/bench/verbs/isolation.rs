@@ -89,7 +89,7 @@ fn latency(
         (false, true) => 5_000,
         (false, false) => 20_000,
     };
-    let once = || devices.latency(Place::TwoNodes, Memory::Private, "ib_write_lat", count);
+    let once = || devices.latency(Place::TwoNodes, Memory::Private, "ib_write_lat", 8, count);
     let mut rounds = Rounds::default();
     let mut tcp = Rounds::default();
     for round in 0..context.rounds {

@@ -2,7 +2,7 @@
 //! verbs programs of Debian, unmodified.
 
 use std::process::{Child, Command, Stdio};
-
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -21,8 +21,12 @@ const FABRIC_PORT: u16 = 47_592;
 /// UCX over the device, and over nothing else.
 const UCX: &str = "env UCX_TLS=rc_verbs,ud_verbs:aux UCX_NET_DEVICES=weft0:1";
 
+/// One fabric at a time: two share the cores too finely for programs that give up.
+static ONE: Mutex<()> = Mutex::new(());
+
 /// A fabric that is left running. Dropping it ends it.
 struct Fabric {
+    _alone: MutexGuard<'static, ()>,
     pid: i32,
     /// What enters its namespaces, for `ip netns exec` and a namespace.
     enter: String,
@@ -32,6 +36,8 @@ struct Fabric {
 
 impl Fabric {
     fn start(arguments: &str) -> Self {
+        // A test that failed has ended its fabric.
+        let alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         for needed in [
             "weft-agent",
             "weft-engine",
@@ -59,6 +65,7 @@ impl Fabric {
         let address = line("node0: control ");
         let address = address.split(':').next().expect("an address").to_owned();
         Self {
+            _alone: alone,
             pid,
             enter,
             address,

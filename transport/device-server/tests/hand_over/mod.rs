@@ -407,3 +407,54 @@ fn datagrams_go_on_in_the_next_server() {
     }
     assert_eq!(memory[40..48], *b"datagram");
 }
+
+#[test]
+fn a_device_that_stands_still_is_left_out_and_the_others_go_on() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (node, path) = one_node(directory.path());
+    let other = node.server.create("weft1", device(2));
+    let other = other.expect("it is made");
+    let (sender, reads) = unbounded();
+    let mount = tempfile::tempdir().expect("a directory");
+    let (mounted, mut held_up, address) = Hanging(sender).map(mount.path());
+    let memory = format!("/proc/{}/mem", held_up.id());
+    let client = Client::open_for(&path, Path::new(&memory));
+    let mut a = Program::with(client.expect("it opens"));
+    let [b, mut c, mut d] = [(); 3].map(|()| Program::open(&other));
+    a.connect(&b);
+    b.connect(&a);
+    c.connect(&d);
+    d.connect(&c);
+    let key = a.register_at(address, Hanging::BYTES as u64);
+    let remote = RemoteAddress { address: 0, key: 7 };
+    let sge = Sge {
+        address,
+        bytes: 8,
+        local_key: key,
+    };
+    a.post(1, Operation::Write(remote), Payload::Sges(&[sge]));
+    let begun = Instant::now();
+    while !node.server.list().iter().any(|it| it.is_stalled) {
+        assert!(begun.elapsed() < PATIENCE, "it does not stand still");
+        std::thread::yield_now();
+    }
+    let node = node.replace();
+    let open: Vec<u32> = node.server.list().iter().map(|it| it.contexts).collect();
+    assert_eq!(open, [0, 3]);
+    d.receive(2);
+    c.send(2);
+    assert_eq!(d.next(), (2, Status::Success));
+    assert_eq!(c.next(), (2, Status::Success));
+    drop(reads);
+    // Its thread ends when the copy does; nobody has its socket any more.
+    let gone = a.client.ask(&Request::CreateDomain);
+    assert_eq!(gone, Err(ErrorNumber::EngineGone));
+    let events = a.client.take_events().expect("nobody has taken it");
+    let mut buffer = [0; 8];
+    let (end, _) = packet::receive(&events, &mut buffer).expect("it ends");
+    assert!(end.is_empty());
+    held_up.kill().expect("it runs");
+    held_up.wait().expect("it ends");
+    mounted.umount_and_join().expect("it ends");
+    drop(node);
+}

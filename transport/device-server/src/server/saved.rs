@@ -232,3 +232,46 @@ impl OpenDevices {
         Ok(programs.map(program).collect())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+    use std::net::IpAddr;
+
+    use serde_reflection::{Samples, Tracer, TracerConfig};
+    use weft_device::completion::{Opcode, Status};
+    use weft_device::event::EventType;
+    use weft_device::objects::{AddressHandle, QueuePairState};
+    use weft_device::state::{QueuePairType, State};
+    use weft_engine::LinkAddress;
+
+    use super::*;
+    use crate::regions::SavedPiece;
+
+    /// An engine must not read what another one has written in another form. When this fails, raise the version that the
+    /// changed part has ([`HEAD_VERSION`] or [`SAVED_VERSION`]), and accept the new form.
+    #[test]
+    fn what_is_saved_has_the_form_of_its_version() {
+        // A limit of 0 is none.
+        let config = TracerConfig::default().default_u32_value(1);
+        let mut tracer = Tracer::new(config);
+        let samples = Samples::new();
+        macro_rules! trace {
+            ($($type:ty),*) => {
+                $(tracer.trace_type::<$type>(&samples).expect("it has a form");)*
+            };
+        }
+        trace!(Head, SavedDevice);
+        // Of the tables of objects only one is traced.
+        trace!(AddressHandle, QueuePairState);
+        trace!(
+            EventType,
+            IpAddr, LinkAddress, Opcode, QueuePairType, SavedPiece, State, Status
+        );
+        let mut forms = format!("head {HEAD_VERSION}, open devices {SAVED_VERSION}");
+        for (name, form) in tracer.registry().expect("all forms are known") {
+            write!(forms, "\n{name}: {form:?}").expect("it is text");
+        }
+        insta::assert_snapshot!(forms);
+    }
+}

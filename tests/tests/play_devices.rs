@@ -284,7 +284,7 @@ fn programs_go_on_while_engines_and_agents_are_restarted_ten_times_each() {
         assert!(told.contains(&format!("another {which} serves")), "{told}");
         println!("{told}");
     };
-    let told = fabric.pair("ib_write_bw -x 0 -s 65536 -D 15", || {
+    let told = fabric.pair("ib_write_bw -x 0 -s 65536 -D 25", || {
         until("queue pairs", are_open);
         for round in 0..20 {
             restart("engine", round);

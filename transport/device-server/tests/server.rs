@@ -241,11 +241,21 @@ impl Program {
     }
 
     fn post(&mut self, wr_id: u64, operation: Operation, payload: Payload<'_>) {
+        self.post_with(wr_id, operation, None, payload);
+    }
+
+    fn post_with(
+        &mut self,
+        wr_id: u64,
+        operation: Operation,
+        immediate: Option<u32>,
+        payload: Payload<'_>,
+    ) {
         let mut entry = Entry::new();
         let request = WorkRequest {
             wr_id,
             operation,
-            immediate: None,
+            immediate,
             signaled: true,
             fence: false,
             solicited: false,

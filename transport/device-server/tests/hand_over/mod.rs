@@ -74,7 +74,8 @@ fn send_to(sender: &Sender<Offer>) -> impl Fn(Offer) + Send + Sync + 'static {
     }
 }
 
-/// A write, an atomic, a read and a send in turns, from `here` to `there`, whose first word is the atomics'.
+/// A write, an atomic, a read, a send and a write with an immediate in turns, from `here` to `there`, whose first word is the
+/// atomics'. The last two take a receive each.
 fn post(program: &mut Program, wr_id: u64, here: (&[u8], u32), there: (&[u8], u32)) {
     let part = here.0.len() / 4;
     let at = |memory: &[u8], part_of: usize| memory.as_ptr() as u64 + (part_of * part) as u64;
@@ -87,16 +88,18 @@ fn post(program: &mut Program, wr_id: u64, here: (&[u8], u32), there: (&[u8], u3
         address: at(there.0, part_of),
         key: there.1,
     };
-    let (operation, sge) = match wr_id % 4 {
+    let (operation, sge) = match wr_id % 5 {
         0 => (Operation::Write(remote(1)), sge(1, part)),
         1 => {
             let remote = remote(0);
             (Operation::FetchAdd { remote, add: 1 }, sge(0, 8))
         }
         2 => (Operation::Read(remote(2)), sge(2, part)),
-        _ => (Operation::Send, sge(3, 0)),
+        3 => (Operation::Send, sge(3, 0)),
+        _ => (Operation::Write(remote(3)), sge(3, part)),
     };
-    program.post(wr_id, operation, Payload::Sges(&[sge]));
+    let immediate = (wr_id % 5 == 4).then_some(wr_id as u32);
+    program.post_with(wr_id, operation, immediate, Payload::Sges(&[sge]));
 }
 
 #[test]
@@ -125,7 +128,7 @@ fn programs_go_on_while_both_servers_are_replaced_again_and_again() {
     let (mut posted, mut done, mut received, mut replaced) = (0, 0, 0, 0);
     let mut longest = Duration::ZERO;
     let begun = Instant::now();
-    while done < ROUNDS || received < ROUNDS / 4 {
+    while done < ROUNDS || received < 2 * ROUNDS / 5 {
         assert!(
             begun.elapsed() < PATIENCE,
             "{done} done, {received} received"
@@ -160,7 +163,7 @@ fn programs_go_on_while_both_servers_are_replaced_again_and_again() {
     let word = memory[1][..8].try_into().expect("8 bytes");
     assert_eq!(
         u64::from_ne_bytes(word),
-        ROUNDS / 4,
+        ROUNDS / 5,
         "an atomic was done twice"
     );
     assert!(
@@ -170,6 +173,10 @@ fn programs_go_on_while_both_servers_are_replaced_again_and_again() {
     assert!(
         memory[0][2 * PART..3 * PART] == memory[1][2 * PART..3 * PART],
         "the reads"
+    );
+    assert!(
+        memory[0][3 * PART..] == memory[1][3 * PART..],
+        "the writes with an immediate"
     );
     println!("the longest pause: {longest:?}");
     let open = nodes.iter().flatten().map(|node| node.server.list());

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::num::NonZeroU32;
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -131,12 +131,13 @@ pub async fn serve(
     Ok(())
 }
 
-/// A file that only one engine has locked at a time.
+/// A file that only one engine has locked at a time. Nobody else can open it, and so hold engines up.
 fn lock_file(socket: &Path) -> io::Result<fs::File> {
     let mut path = socket.as_os_str().to_owned();
     path.push(".lock");
     let mut how = fs::File::options();
-    let file = how.create(true).truncate(false).write(true).open(path)?;
+    how.create(true).truncate(false).write(true).mode(0o600);
+    let file = how.open(path)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(_) => Err(io::Error::other("another engine serves it")),

@@ -77,12 +77,11 @@ pub(super) fn restart(
     let running = Running::find(which, &home).ok_or_else(none)?;
     let log = log_of(&running).map_err(failed)?;
     let begun = Instant::now();
-    // Only an engine locks one.
     let lock = match which {
-        NodeProgram::Engine => PathBuf::from(format!("{}.lock", outside.display())),
-        NodeProgram::Agent => PathBuf::new(),
+        NodeProgram::Engine => Some(PathBuf::from(format!("{}.lock", outside.display()))),
+        NodeProgram::Agent => None,
     };
-    end(&running, &lock).map_err(failed)?;
+    end(&running, lock.as_deref()).map_err(failed)?;
     let mut command = record.enter(node, &running.line)?;
     let words = log.try_clone().map_err(failed)?;
     let child = command.stdin(Stdio::null()).stdout(log).stderr(words);
@@ -107,7 +106,7 @@ fn log_of(running: &Running) -> io::Result<fs::File> {
 
 /// SIGTERM; another one may begin when this returns. An engine of which a thread stands still has given its lock back then,
 /// and goes on to be there.
-fn end(running: &Running, lock: &Path) -> io::Result<()> {
+fn end(running: &Running, lock: Option<&Path>) -> io::Result<()> {
     let pid = Pid::from_raw(running.pid).ok_or(ErrorKind::NotFound)?;
     let process = pidfd_open(pid, PidfdFlags::empty())?;
     pidfd_send_signal(&process, Signal::TERM)?;
@@ -115,7 +114,7 @@ fn end(running: &Running, lock: &Path) -> io::Result<()> {
     let begun = Instant::now();
     while begun.elapsed() < TIMEOUT {
         let has_ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&interval))? > 0;
-        if has_ended || is_free(lock) {
+        if has_ended || lock.is_some_and(is_free) {
             return Ok(());
         }
     }

@@ -37,8 +37,10 @@ async fn devices_are_made_listed_and_destroyed() {
         tokio::task::yield_now().await;
         assert!(!served.is_finished());
     }
-    let mode = fs::metadata(&socket).unwrap().permissions().mode();
-    assert_eq!(mode & 0o777, 0o600);
+    for file in [&socket, &home.path().join("engine.sock.lock")] {
+        let mode = fs::metadata(file).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
     let mut engine = weft_proto::engine::client(&socket);
     let made = engine.create_device(create("weft0", 1)).await.unwrap();
     assert_eq!(

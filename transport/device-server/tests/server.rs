@@ -266,6 +266,17 @@ impl Program {
         self.ring_doorbell(self.number);
     }
 
+    /// Writes from memory that holds up the copy, to a key that opens nothing.
+    fn write_held_up(&mut self, wr_id: u64, address: u64) {
+        let sge = Sge {
+            address,
+            bytes: 8,
+            local_key: self.register_at(address, Hanging::BYTES as u64),
+        };
+        let remote = RemoteAddress { address: 0, key: 7 };
+        self.post(wr_id, Operation::Write(remote), Payload::Sges(&[sge]));
+    }
+
     fn receive(&mut self, wr_id: u64) {
         self.receive_into(wr_id, &[]);
     }
@@ -449,14 +460,7 @@ fn a_program_whose_memory_holds_up_a_copy_holds_up_no_other_device() {
     let [b, mut c] = [&paths[1], &paths[2]].map(|path| Program::open(path));
     a.connect(&b);
     b.connect(&a);
-    let key = a.register_at(address, Hanging::BYTES as u64);
-    let remote = RemoteAddress { address: 0, key: 7 };
-    let sge = Sge {
-        address,
-        bytes: 8,
-        local_key: key,
-    };
-    a.post(1, Operation::Write(remote), Payload::Sges(&[sge]));
+    a.write_held_up(1, address);
     let stalled = || {
         let stalled = server.list().into_iter().filter(|it| it.is_stalled);
         stalled.map(|it| it.name).collect::<Vec<String>>()

@@ -387,7 +387,7 @@ fn memory_that_is_not_mapped_fails_the_connection_and_not_the_engine() {
     assert_eq!(failure, Failure::SourceUnreadable);
 }
 
-/// Where the device has its memory. No process has anything there: whoever follows such an address faults.
+/// Where the device has its memory. No process has memory there, so an access to such an address fails.
 const DEVICE_BASE: u64 = 1 << 63;
 
 /// A device whose memory is a file that nobody maps, and how many bytes its routines have copied in and out.

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
     use crate::{Part, Region, RegionTable};
 
-    /// Where the device has its memory. No process has anything there: whoever follows such an address faults.
+    /// Where the device has its memory. No process has memory there, so an access to such an address fails.
     const BASE: u64 = 1 << 63;
     const DEVICE_BYTES: u64 = 1 << 20;
     const DOMAIN: DomainId = DomainId(1);

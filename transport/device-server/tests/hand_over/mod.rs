@@ -432,14 +432,7 @@ fn a_device_that_stands_still_is_left_out_and_the_others_go_on() {
     b.connect(&a);
     c.connect(&d);
     d.connect(&c);
-    let key = a.register_at(address, Hanging::BYTES as u64);
-    let remote = RemoteAddress { address: 0, key: 7 };
-    let sge = Sge {
-        address,
-        bytes: 8,
-        local_key: key,
-    };
-    a.post(1, Operation::Write(remote), Payload::Sges(&[sge]));
+    a.write_held_up(1, address);
     let begun = Instant::now();
     while !node.server.list().iter().any(|it| it.is_stalled) {
         assert!(begun.elapsed() < PATIENCE, "it does not stand still");

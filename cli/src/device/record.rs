@@ -175,6 +175,10 @@ impl Record {
         line.extend(command.iter().cloned());
         let mut program = Command::new("nsenter");
         program.args(line);
+        if !self.own_user_namespace {
+            // As container runtimes have it for a user without a home. Root's it may not look into.
+            program.env("HOME", "/");
+        }
         Ok(program)
     }
 }

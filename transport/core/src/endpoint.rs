@@ -185,12 +185,12 @@ impl<P: Eq> Endpoint<P> {
     }
 
     /// Limits what is sent from now on, in bits per second of datagrams with all headers; `None`: no limit.
-    /// Connections keep their state. The same limit again changes nothing.
+    /// Connections keep their state; what is owed stays owed.
     pub fn set_rate_cap(&mut self, now: Time, bits_per_second: Option<u64>) {
-        if self.rate_cap.as_ref().map(RateCap::rate) == bits_per_second {
-            return;
-        }
-        self.rate_cap = bits_per_second.map(|bps| RateCap::new(bps, now));
+        self.rate_cap = bits_per_second.map(|bps| match self.rate_cap.take() {
+            None => RateCap::new(bps, now),
+            Some(cap) => cap.with_rate(bps, now),
+        });
     }
 
     /// What it was made with.

@@ -13,8 +13,8 @@ use weft_device::control::{ErrorNumber, Outcome, Request};
 use weft_device::objects::Usage;
 use weft_device::space::DOORBELL_BYTES;
 use weft_engine::{
-    Access, AddressSpace, ConnectionId, DomainId, DropReason, Engine, EngineConfig, EngineError,
-    Event, MemfdError, Progress, Region, Secret, SharedFiles,
+    Access, AddressSpace, ConnectionId, DomainId, DropReason, Egress, Engine, EngineConfig,
+    EngineError, Event, MemfdError, Progress, Region, Secret, SharedFiles,
 };
 
 use crate::channel::event_socket;
@@ -290,6 +290,25 @@ impl Devices {
     pub(crate) fn refused(&self) -> u64 {
         let drops = self.engine.snapshot().drops;
         drops.get(DropReason::Key) + drops.get(DropReason::Bounds)
+    }
+
+    /// Bytes of IP packets that it has sent.
+    pub(crate) fn sent_bytes(&self) -> u64 {
+        let sent = self.engine.link_counters();
+        let header = self.engine.config().address.header_bytes();
+        sent.sent_bytes + sent.sent_packets * header as u64
+    }
+
+    /// What is sent from now on has at most this rate, bits per second, and the one that the engine was started with.
+    pub(crate) fn limit_rate(&self, bps: u64) {
+        let started = self.engine.config().egress;
+        let cap_bps = started.cap_bps.map_or(bps, |cap| cap.min(bps));
+        let egress = Egress {
+            cap_bps: Some(cap_bps),
+            ..started
+        };
+        // It is no less than CAP_BPS_MIN.
+        let _ = self.engine.set_egress(egress);
     }
 
     /// Sends the acknowledgements of what has come. A program may end a queue pair as soon as it has a message: the peer,

@@ -23,6 +23,7 @@ mod datagrams;
 mod device_table;
 mod devices;
 mod limits;
+mod link_share;
 mod offer;
 mod open_devices;
 mod opening;

@@ -14,6 +14,7 @@ use weft_engine::EngineConfig;
 
 use crate::command::{Command, ReceivedOffer, wake_worker};
 use crate::limits::Totals;
+use crate::link_share::LinkShare;
 use crate::offer::{Offer, TooManyOffers};
 
 /// A device whose thread has done nothing for so long is stalled. It wakes ten times a second.
@@ -72,6 +73,8 @@ pub(crate) struct OpenDevices {
     /// With the first range of ports; the others follow it.
     pub(crate) config: EngineConfig,
     pub(crate) slots: u16,
+    /// Where what all send together is limited.
+    pub(crate) link_share: Option<LinkShare>,
     /// Where offers to other servers go.
     send_offer: Box<dyn Fn(Offer) + Send + Sync>,
     /// Held by each thread until it ends. None once all are to end.
@@ -92,6 +95,7 @@ impl OpenDevices {
         ended: Sender<()>,
     ) -> Self {
         Self {
+            link_share: config.egress.cap_bps.map(LinkShare::new),
             config,
             slots,
             send_offer,

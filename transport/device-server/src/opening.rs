@@ -95,6 +95,7 @@ impl OpenDevices {
         turned_at.store(now.as_millis() as u64, Ordering::Relaxed);
         let worker = Worker {
             gid,
+            slot,
             devices,
             commands: received,
             offers: received_offers,
@@ -103,6 +104,7 @@ impl OpenDevices {
             spin: Duration::from_nanos(self.config.spin.get()),
             used_at: now,
             counted_at: now,
+            shared_at: now,
         };
         let ended = self.ended().ok_or(OpenError::Ended)?;
         worker.show();

@@ -525,8 +525,9 @@ impl QueuePair {
     /// The connection has failed, or the peer has closed it. Reports the work request that bears the failure.
     pub(crate) fn end(&mut self, failure: Failure, around: &mut Surroundings<'_>) {
         self.fail(failure);
-        // A peer that closes its end has done nothing wrong.
-        around.is_unreported = !self.settle(around) && failure != Failure::Closed;
+        // A peer that closes its end has done nothing wrong. That it is gone may be known before its close has come.
+        let is_gone = matches!(failure, Failure::Closed | Failure::PeerRestarted);
+        around.is_unreported = !self.settle(around) && !is_gone;
     }
 
     /// Whether nothing is outstanding.

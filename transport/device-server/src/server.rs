@@ -179,7 +179,8 @@ fn open_devices_of(
 impl Server {
     /// Makes the directory, which only its owner may enter, and the control socket in it. Each device that is open has an
     /// engine of its own as `engine` says. At most `open_devices` are open at a time: each has a range of ports, and the
-    /// ranges begin with that of `engine` and follow each other. `send_offer` is called with each offer to a device of
+    /// ranges begin with that of `engine` and follow each other. What `engine` limits is what all devices send together; they
+    /// share it evenly, and what one does not send the others may. `send_offer` is called with each offer to a device of
     /// another server. It must not wait: it is called by the threads that move the bytes.
     ///
     /// # Errors

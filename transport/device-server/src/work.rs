@@ -9,6 +9,7 @@ use crossbeam_channel::{Receiver, Sender};
 
 use crate::command::{Command, ReceivedOffer};
 use crate::devices::{Devices, SavedDevices};
+use crate::link_share::SHARE_INTERVAL;
 use crate::offer::OFFER_TIMEOUT;
 use crate::open_devices::{OpenDevices, Shown};
 use crate::saved::HandOverError;
@@ -42,6 +43,8 @@ type SaveAnswer = Sender<Result<(SavedDevices, Vec<OwnedFd>), HandOverError>>;
 
 pub(crate) struct Worker {
     pub(crate) gid: [u8; 16],
+    /// Which of the ranges of ports it has.
+    pub(crate) slot: u16,
     pub(crate) devices: Devices,
     pub(crate) commands: Receiver<Command>,
     /// Offers that have come.
@@ -54,6 +57,8 @@ pub(crate) struct Worker {
     pub(crate) used_at: Duration,
     /// When refused packets were counted last.
     pub(crate) counted_at: Duration,
+    /// When the node's devices last shared what they may send.
+    pub(crate) shared_at: Duration,
 }
 
 impl Worker {
@@ -95,6 +100,7 @@ impl Worker {
                 self.all.pass_on(offer);
             }
             self.count_refused(now);
+            self.share_link(now);
             if self.devices.is_open() {
                 self.used_at = now;
             } else if now.saturating_sub(self.used_at) >= LINGER
@@ -116,6 +122,18 @@ impl Worker {
         if refused > before {
             let (device, more) = (Gid(self.gid), refused - before);
             tracing::warn!(%device, "{more} packets asked for memory that they may not reach: refused");
+        }
+    }
+
+    /// Limits what the device sends to its share of what the node may.
+    fn share_link(&mut self, now: Duration) {
+        let Some(link) = &self.all.link_share else {
+            return;
+        };
+        if now.saturating_sub(self.shared_at) >= SHARE_INTERVAL {
+            self.shared_at = now;
+            let sent = self.devices.sent_bytes();
+            self.devices.limit_rate(link.limit(self.slot, now, sent));
         }
     }
 
@@ -241,6 +259,7 @@ mod tests {
         let all = OpenDevices::new(config.clone(), 1, Box::new(drop), bounded(0).0);
         let mut worker = Worker {
             gid: [0; 16],
+            slot: 0,
             devices: Devices::start(config).expect("nobody has this address"),
             commands: received,
             offers,
@@ -249,6 +268,7 @@ mod tests {
             spin: Duration::ZERO,
             used_at: Duration::ZERO,
             counted_at: Duration::ZERO,
+            shared_at: Duration::ZERO,
         };
         let (answer, answers) = unbounded();
         for _ in 0..COMMANDS_PER_TURN + 1 {

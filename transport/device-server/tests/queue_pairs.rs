@@ -6,7 +6,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use program::{Done, Pair, Program, success};
+use program::{Done, Pair, Program, start, start_at, success};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use weft_device::completion::Status;
 use weft_device::control::{Answer, ErrorNumber, QueuePair, Request};
 use weft_device::doorbell::{DOORBELL_WORDS, DeviceState, Doorbells};
@@ -15,7 +16,7 @@ use weft_device::state::QueuePairType;
 use weft_device::work_request::{Operation, Payload, RemoteAddress, WorkRequest};
 use weft_device_server::{DeviceTotals, Devices, OpenError, Totals};
 use weft_device_socket::packet;
-use weft_engine::Words;
+use weft_engine::{PortRange, Words};
 
 fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
     (0..bytes).map(|at| (at % 251) as u8 ^ seed).collect()
@@ -540,6 +541,35 @@ fn a_program_that_scribbles_over_its_rings_fails_alone() {
     pair.b.post(2, Operation::Write(to), Payload::Sges(&[sge]));
     assert_eq!(pair.next_b(), failed(2, Status::RetryExceeded));
     assert_eq!(state(&pair.b), DeviceState::Running);
+}
+
+/// A peer whose program has ended may be gone before its close comes.
+#[test]
+fn a_peer_that_is_gone_is_no_event_of_a_queue_pair_that_has_sent_nothing() {
+    let ports = PortRange {
+        first: 46_000 + (std::process::id() % 200) as u16 * 16,
+        count: 16,
+    };
+    let server = || start_at(ports).expect("these ports are free");
+    let a = Rc::new(RefCell::new(server()));
+    let b = Rc::new(RefCell::new(start()));
+    let mut pair = Pair::of(&a, &b);
+    let (here, there) = (pair.a.sge(0, 8), pair.b.remote(0));
+    pair.a
+        .post(1, Operation::Write(there), Payload::Sges(&[here]));
+    assert_eq!(pair.next_a(), success(1, 8));
+    let receive = pair.b.sge(64, 8);
+    pair.b.receive(2, &[receive]);
+    // It is sent, and whom b acknowledges it to knows of nothing.
+    pair.a
+        .post(3, Operation::Write(there), Payload::Sges(&[here]));
+    pair.turn_a();
+    drop(a.replace(start()));
+    drop(a.replace(server()));
+    assert_eq!(pair.next_b(), failed(2, Status::Flushed));
+    let mut events = [PollFd::new(&pair.b.events, PollFlags::IN)];
+    let told = poll(&mut events, Some(&Timespec::default()));
+    assert_eq!(told, Ok(0));
 }
 
 #[test]

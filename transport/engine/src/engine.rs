@@ -12,7 +12,7 @@ use weft_core::endpoint::Local;
 use weft_core::units::{ConnectionId, Key};
 use weft_core::wire::Secret;
 use weft_crypto::part_secret;
-use weft_link::{LinkAddress, RouteProbe};
+use weft_link::{Counters, LinkAddress, RouteProbe};
 
 use crate::command::{Command, Outgoing, Queue};
 use crate::config::{Egress, EngineConfig, Progress};
@@ -575,6 +575,13 @@ impl Engine {
             regions: self.regions.counts(),
             ..self.workers_snapshot()
         }
+    }
+
+    /// What the sockets of an inline engine did; nothing for one with threads, whose [`Engine::snapshot`] has it.
+    pub fn link_counters(&self) -> Counters {
+        self.inline()
+            .map(|worker| worker.link_counters())
+            .unwrap_or_default()
     }
 
     fn workers_snapshot(&self) -> Snapshot {

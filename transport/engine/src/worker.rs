@@ -17,8 +17,8 @@ use weft_core::received::{Offer, Received};
 use weft_core::units::{ChunkNumber, ConnectionId, Nanos, Source, Time};
 use weft_core::wire::{CONTROL_BYTES_MAX, DataHeader, Reset};
 use weft_link::{
-    Destination, Handler, Link, LinkAddress, Poller, Refusal, Sent, SocketBuffers, UdpConfig,
-    UdpLink,
+    Counters, Destination, Handler, Link, LinkAddress, Poller, Refusal, Sent, SocketBuffers,
+    UdpConfig, UdpLink,
 };
 use weft_memory::{Placing, Region, TableReader};
 
@@ -620,6 +620,11 @@ impl Worker {
         let turn = self.endpoint.poll_timeout(self.link.can_send());
         let due = [turn, self.link.flush_at(), retry];
         due.into_iter().flatten().min()
+    }
+
+    /// What its sockets did.
+    pub(crate) fn link_counters(&self) -> Counters {
+        *self.link.counters()
     }
 
     /// What it has counted.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
 use weft_device::control::Limits;
 use weft_device_server::{Device, Offer, Server};
-use weft_engine::{EngineConfig, PortRange, Secret};
+use weft_engine::{Egress, EngineConfig, PortRange, Secret};
 use weft_fabric::Fabric;
 
 use super::BenchError;
@@ -92,14 +92,14 @@ pub(crate) struct Devices<'f> {
 impl<'f> Devices<'f> {
     /// Starts both servers, and makes the devices. At node 1 the second is limited to [`CAP_BPS`].
     pub(crate) fn start(fabric: &'f Fabric) -> Result<Self, BenchError> {
-        Self::limited(fabric, [None, Some(CAP_BPS)], 0)
+        Self::limited(fabric, [None, Some(CAP_BPS)], Egress::default())
     }
 
-    /// With these limits of the devices of node 1, and this DSCP in all packets.
+    /// With these limits of the devices of node 1, and of what each node sends.
     pub(super) fn limited(
         fabric: &'f Fabric,
         caps_bps: [Option<u64>; 2],
-        dscp: u8,
+        egress: Egress,
     ) -> Result<Self, BenchError> {
         let directory = tempfile::tempdir().map_err(BenchError::system("a directory"))?;
         let [built, name] = LIBRARY;
@@ -119,7 +119,7 @@ impl<'f> Devices<'f> {
             let address = fabric.node(node).data_address;
             let mut config = EngineConfig::new(address, PORTS, Secret([9; 32]));
             config.mtu = u16::try_from(fabric.spec().mtu).unwrap_or(u16::MAX);
-            config.egress.dscp = dscp;
+            config.egress = egress;
             let send = move |offer: Offer| {
                 let peer = others[1 - node].get().and_then(Weak::upgrade);
                 if let Some(peer) = peer {

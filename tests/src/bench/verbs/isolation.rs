@@ -4,6 +4,7 @@
 
 use std::fmt::Write as _;
 
+use weft_engine::Egress;
 use weft_fabric::{Fabric, Spec};
 
 use super::devices::{Devices, Memory, Place};
@@ -187,7 +188,11 @@ fn class(context: &Context) -> Result<Row, BenchError> {
          filter add dev data0 parent 1: protocol ip prio 1 u32 match ip tos {tos} 0xfc flowid 1:10\n"
     );
     run_inside(&fabric.node(1).namespace, "tc", &["-batch", "-"], &script)?;
-    let devices = Devices::limited(&fabric, [None; 2], DSCP)?;
+    let egress = Egress {
+        dscp: DSCP,
+        ..Egress::default()
+    };
+    let devices = Devices::limited(&fabric, [None; 2], egress)?;
     let bytes = 64 << 10;
     // Two seconds, or a half.
     let all = if context.quick {

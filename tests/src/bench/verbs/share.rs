@@ -5,6 +5,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use weft_engine::Egress;
 use weft_fabric::{Fabric, Spec};
 
 use super::devices::{Devices, NAMES, PORTS};
@@ -43,18 +44,20 @@ pub(in crate::bench) fn measure(context: &Context) -> Result<Vec<Row>, BenchErro
 }
 
 fn row(context: &Context, shared: Shared) -> Result<Row, BenchError> {
-    let (id, what, rate, cap_bps) = match shared {
-        Shared::Cores => ("share-1000", "no limit of rate", None, None),
+    let (id, what, rate, node_bps, device_bps) = match shared {
+        Shared::Cores => ("share-1000", "no limit of rate", None, None, None),
         Shared::Link => (
             "share-1000-link",
-            "a link of 1 Gbit/s",
+            "a link of 1 Gbit/s, of which they share 95 %",
             Some(LINK_BPS),
+            Some(LINK_BPS / 100 * 95),
             None,
         ),
         Shared::LimitedLink => (
             "share-1000-limited",
             "a link of 1 Gbit/s, each device limited to half of it",
             Some(LINK_BPS),
+            None,
             Some(LINK_BPS / 2),
         ),
     };
@@ -65,7 +68,11 @@ fn row(context: &Context, shared: Shared) -> Result<Row, BenchError> {
         ..Spec::default()
     })?;
     count_ports(&fabric)?;
-    let devices = Devices::limited(&fabric, [cap_bps; 2], 0)?;
+    let egress = Egress {
+        cap_bps: node_bps,
+        ..Egress::default()
+    };
+    let devices = Devices::limited(&fabric, [device_bps; 2], egress)?;
     let time = Duration::from_secs(if context.quick { 1 } else { 4 });
     let mut rounds = Rounds::default();
     for _ in 0..context.rounds {

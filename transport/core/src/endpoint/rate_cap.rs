@@ -32,18 +32,27 @@ impl RateCap {
         }
     }
 
-    /// Bits per second.
-    pub(super) fn rate(&self) -> u64 {
-        self.bits_per_second
+    /// The same bucket at another rate from now on: it has gained no burst.
+    pub(super) fn with_rate(mut self, bits_per_second: u64, now: Time) -> Self {
+        self.fill(now);
+        self.bits_per_second = bits_per_second.max(1);
+        self.tokens = self.tokens.min(self.full());
+        self
+    }
+
+    fn full(&self) -> i128 {
+        i128::from(self.bits_per_second) * i128::from(BURST.get())
+    }
+
+    fn fill(&mut self, now: Time) {
+        let gained = i128::from(self.bits_per_second) * i128::from((now - self.at).get());
+        self.at = now;
+        self.tokens = (self.tokens + gained).min(self.full());
     }
 
     /// Whether a chunk may be sent.
     pub(super) fn may_send(&mut self, now: Time) -> bool {
-        let since = (now - self.at).get();
-        self.at = now;
-        let gained = i128::from(self.bits_per_second) * i128::from(since);
-        let full = i128::from(self.bits_per_second) * i128::from(BURST.get());
-        self.tokens = (self.tokens + gained).min(full);
+        self.fill(now);
         self.tokens > 0
     }
 
@@ -55,8 +64,7 @@ impl RateCap {
     /// A control packet of `bytes` was sent, which waits for nothing. It delays chunks, but no more than the bucket
     /// holds: who sends much that has to be answered does not stop them for longer.
     pub(super) fn charge_control(&mut self, bytes: u64) {
-        let full = i128::from(self.bits_per_second) * i128::from(BURST.get());
-        let floor = self.tokens.min(-full);
+        let floor = self.tokens.min(-self.full());
         self.charge(bytes);
         self.tokens = self.tokens.max(floor);
     }
@@ -107,6 +115,29 @@ mod tests {
         let due = cap.next().unwrap();
         cap.charge_control(100);
         assert_eq!(cap.next(), Some(due), "what chunks owe stays");
+    }
+
+    #[test]
+    fn a_rate_that_is_set_often_gives_no_burst_each_time() {
+        let mut cap = RateCap::new(80_000_000, at(0));
+        let mut sent = 0u64;
+        for micros in 0..1_000_000 {
+            if micros % 20_000 == 0 {
+                let rate = if micros % 40_000 == 0 {
+                    40_000_000
+                } else {
+                    120_000_000
+                };
+                cap = cap.with_rate(rate, at(micros));
+            }
+            while cap.may_send(at(micros)) {
+                cap.charge(1_500);
+                sent += 1_500;
+            }
+        }
+        // The mean rate for a second, and what the bucket held.
+        let expected = 10_000_000 + 50_000;
+        assert!(sent.abs_diff(expected) < 10_000, "{sent}");
     }
 
     #[test]

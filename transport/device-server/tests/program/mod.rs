@@ -68,15 +68,20 @@ pub(crate) fn start() -> Devices {
             first: 33_000 + (step % 400) as u16 * 32,
             count: 16,
         };
-        let mut config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
-        config.stall_timeout = Nanos::from_secs(2);
-        match Devices::start(config) {
+        match start_at(ports) {
             Ok(devices) => return devices,
             Err(EngineError::Link(error)) if error.reason() == "PortTaken" => {}
             Err(error) => panic!("{error}"),
         }
     }
     panic!("no free ports");
+}
+
+/// A server at these ports.
+pub(crate) fn start_at(ports: PortRange) -> Result<Devices, EngineError> {
+    let mut config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
+    config.stall_timeout = Nanos::from_secs(2);
+    Devices::start(config)
 }
 
 /// A completion without its ring.
@@ -504,6 +509,12 @@ impl Pair {
     /// Connected.
     pub(crate) fn new() -> Self {
         Self::apart(256).connect()
+    }
+
+    /// Connected, on these servers.
+    #[allow(dead_code)] // not every test of this folder replaces a server
+    pub(crate) fn of(a: &Rc<RefCell<Devices>>, b: &Rc<RefCell<Devices>>) -> Self {
+        Self::on(a, b, RELIABLE, 256).connect()
     }
 
     /// Connected, and both take their receives from a shared queue.

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import os
 import threading
 import unittest
 
@@ -24,8 +25,8 @@ BYTES = 64
 class Device:
     """An open device, and two queue pairs that are connected to each other: the second one can only receive."""
 
-    def __init__(self, completions=64):
-        self.context = Context(name=NAME)
+    def __init__(self, completions=64, context=None):
+        self.context = context or Context(name=NAME)
         self.pd = PD(self.context)
         self.mr = MR(self.pd, BYTES, e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE)
         self.cq = CQ(self.context, completions)
@@ -145,6 +146,23 @@ class Events(unittest.TestCase):
         bad = SGE(device.mr.buf, BYTES, device.mr.lkey ^ 1)
         device.srq.post_recv(RecvWR(num_sge=1, sg=[bad]))
         self.assertEqual(device.next_event(), e.IBV_EVENT_SRQ_ERR)
+
+    def test_a_child_cannot_use_its_parent_s_device_and_closes_it_for_itself_only(self):
+        context = Context(name=NAME)
+        child = os.fork()
+        if child == 0:
+            try:
+                PD(context)
+            except PyverbsRDMAError as refused:
+                context.close()
+                os._exit(refused.error_code != errno.EIO)
+            os._exit(2)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        device = Device(context=context)
+        device.post_receives(1)
+        device.post()
+        device.poll(2)
+        self.assertEqual(device.next_event(), e.IBV_EVENT_COMM_EST)
 
     def test_a_completion_queue_that_overflows_and_the_device_with_it_say_so(self):
         device = Device(completions=1)

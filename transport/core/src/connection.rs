@@ -205,6 +205,12 @@ impl Connection {
         self.receive.set_access(access);
     }
 
+    /// Whether the connection does not fail as long as the peer answers that it is not ready (verbs' `rnr_retry` 7). At first
+    /// it fails after the stall timeout.
+    pub fn set_waits_for_receiver(&mut self, waits: bool) {
+        self.config.waits_for_receiver = waits;
+    }
+
     /// Sends of the peer that find no buffer posted take one of these. For an in-order connection.
     ///
     /// # Errors

@@ -245,6 +245,7 @@ impl<P: Eq> Endpoint<P> {
             policy: self.config.policy,
             congestion: self.config.congestion,
             stall_timeout: self.config.stall_timeout,
+            waits_for_receiver: false,
             reset_token: remote.reset_token,
             in_order,
             send_from: self.config.first_chunk,
@@ -334,6 +335,20 @@ impl<P: Eq> Endpoint<P> {
     pub fn set_access(&mut self, id: ConnectionId, access: Access) -> Result<(), PostError> {
         let (_, open) = self.open_connection(id)?;
         open.connection.set_access(access);
+        Ok(())
+    }
+
+    /// As [`Connection::set_waits_for_receiver`].
+    ///
+    /// # Errors
+    /// [`PostError::Closed`] when there is no such open connection.
+    pub fn set_waits_for_receiver(
+        &mut self,
+        id: ConnectionId,
+        waits: bool,
+    ) -> Result<(), PostError> {
+        let (_, open) = self.open_connection(id)?;
+        open.connection.set_waits_for_receiver(waits);
         Ok(())
     }
 

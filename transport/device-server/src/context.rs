@@ -11,7 +11,7 @@ use weft_device::control::{
     self, Answer, ErrorNumber, Limits, Outcome, QueuePair as Made, Request,
 };
 use weft_device::doorbell::{DOORBELL_WORDS, DOORBELLS, DeviceState, Doorbells};
-use weft_device::objects::Objects;
+use weft_device::objects::{Objects, QueuePairState};
 use weft_device::ring::{Consumer, Producer, Ring};
 use weft_device::space::RingPlace;
 use weft_device::state::{QueuePairType, State};
@@ -51,6 +51,19 @@ pub struct Device {
 
 /// The least limit to what a device sends: with less its transfers would stall.
 pub const CAP_BPS_MIN: u64 = 1_000_000;
+
+/// Retries of a peer that has no receive posted which never end.
+const RETRIES_WITHOUT_END: u8 = 7;
+
+/// Tells the engine what a queue pair's attributes say of its connection.
+pub(crate) fn set_attributes(connection: ConnectionId, found: &QueuePairState, engine: &Engine) {
+    let attributes = &found.attributes;
+    // A connection that has failed meanwhile says so by an event.
+    let _ = engine.set_access(connection, remote_access(attributes.access));
+    let waits = found.made.kind == QueuePairType::UnreliableConnected
+        || attributes.receiver_not_ready_retries == RETRIES_WITHOUT_END;
+    let _ = engine.set_waits_for_receiver(connection, waits);
+}
 
 /// A protection domain, as the engine knows it.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -406,9 +419,7 @@ impl Context {
         };
         pair.requests_max = found.attributes.requests_from_here.into();
         if let Joining::Joined { offer, .. } = &pair.joining {
-            let access = remote_access(found.attributes.access);
-            // A connection that has failed meanwhile says so by an event.
-            let _ = engine.set_access(offer.end.id, access);
+            set_attributes(offer.end.id, &found, engine);
         }
         match found.state {
             State::Reset => pair.reset(&mut self.regions, engine),

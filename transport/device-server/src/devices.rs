@@ -13,12 +13,12 @@ use weft_device::control::{ErrorNumber, Outcome, Request};
 use weft_device::objects::Usage;
 use weft_device::space::DOORBELL_BYTES;
 use weft_engine::{
-    Access, AddressSpace, ConnectionId, DomainId, DropReason, Egress, Engine, EngineConfig,
-    EngineError, Event, MemfdError, Progress, Region, Secret, SharedFiles,
+    AddressSpace, ConnectionId, DomainId, DropReason, Egress, Engine, EngineConfig, EngineError,
+    Event, MemfdError, Progress, Region, Secret, SharedFiles,
 };
 
 use crate::channel::event_socket;
-use crate::context::{Change, Context, Device, OfDevice};
+use crate::context::{Change, Context, Device, OfDevice, set_attributes};
 use crate::datagrams::{DATAGRAMS, Datagrams};
 use crate::limits::{self, Totals};
 use crate::offer::{OFFER_INTERVAL_MIN, OFFER_TIMEOUT, Offer, OfferBackoff, QueuePairName};
@@ -437,8 +437,9 @@ impl Devices {
             return;
         };
         let number = offer.to.number;
-        let found = context.objects().queue_pair(number);
-        let access = found.map_or(Access::NONE, |found| remote_access(found.attributes.access));
+        let Some(found) = context.objects().queue_pair(number).copied() else {
+            return;
+        };
         let Some(pair) = context.queue_pair_mut(number) else {
             return;
         };
@@ -448,6 +449,7 @@ impl Devices {
                     // It answers an offer that is no more.
                     return;
                 }
+                let access = remote_access(found.attributes.access);
                 let remote = offer.remote_end(owner, access);
                 let connected = self.engine.connect(own.end.id, remote, self.sender.clone());
                 if let Err(error) = connected {
@@ -457,6 +459,7 @@ impl Devices {
                 if let Some(pair) = self.by_connection.get_mut(&own.end.id) {
                     pair.is_connected = true;
                 }
+                set_attributes(own.end.id, &found, &self.engine);
                 context.with(number, &self.engine, |pair, state, around| {
                     pair.join(offer, around);
                     pair.take(state, around)

@@ -94,6 +94,12 @@ impl OpenDevices {
         send_offer: Box<dyn Fn(Offer) + Send + Sync>,
         ended: Sender<()>,
     ) -> Self {
+        // Devices of one node need no network.
+        let local_switch = Some(Arc::default());
+        let config = EngineConfig {
+            local_switch,
+            ..config
+        };
         Self {
             link_share: config.egress.cap_bps.map(LinkShare::new),
             config,

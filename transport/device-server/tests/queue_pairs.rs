@@ -4,9 +4,9 @@ mod program;
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use program::{Done, Pair, Program, start, start_at, success};
+use program::{Done, Pair, Program, start, start_at, start_with, success};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use weft_device::completion::Status;
 use weft_device::control::{Answer, ErrorNumber, QueuePair, Request};
@@ -16,7 +16,7 @@ use weft_device::state::QueuePairType;
 use weft_device::work_request::{Operation, Payload, RemoteAddress, WorkRequest};
 use weft_device_server::{DeviceTotals, Devices, OpenError, Totals};
 use weft_device_socket::packet;
-use weft_engine::{PortRange, Words};
+use weft_engine::{Nanos, PortRange, Words};
 
 fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
     (0..bytes).map(|at| (at % 251) as u8 ^ seed).collect()
@@ -543,6 +543,34 @@ fn a_program_that_scribbles_over_its_rings_fails_alone() {
     assert_eq!(state(&pair.b), DeviceState::Running);
 }
 
+#[test]
+fn a_send_waits_without_end_for_a_receive_where_that_is_asked() {
+    let stall = Nanos::from_millis(200);
+    for (retries, outcome) in [
+        (6, failed(1, Status::ReceiverNotReadyRetryExceeded)),
+        (7, success(1, 8)),
+    ] {
+        let [a, b] = [(); 2].map(|()| Rc::new(RefCell::new(start_with(stall))));
+        let mut pair = Pair::of(&a, &b);
+        pair.a.retries = retries;
+        let mut pair = pair.connect();
+        let sge = pair.a.sge(0, 8);
+        pair.a.post(1, Operation::Send, Payload::Sges(&[sge]));
+        let begun = Instant::now();
+        let mut done = None;
+        while done.is_none() && begun.elapsed() < Duration::from_millis(3 * 200) {
+            pair.turn();
+            done = pair.a.poll();
+        }
+        if retries == 7 {
+            assert_eq!(done, None);
+            let receive = pair.b.sge(64, 8);
+            pair.b.receive(2, &[receive]);
+        }
+        assert_eq!(done.unwrap_or_else(|| pair.next_a()), outcome);
+    }
+}
+
 /// A peer whose program has ended may be gone before its close comes.
 #[test]
 fn a_peer_that_is_gone_is_no_event_of_a_queue_pair_that_has_sent_nothing() {
@@ -550,10 +578,10 @@ fn a_peer_that_is_gone_is_no_event_of_a_queue_pair_that_has_sent_nothing() {
         first: 46_000 + (std::process::id() % 200) as u16 * 16,
         count: 16,
     };
-    let server = || start_at(ports).expect("these ports are free");
+    let server = || start_at(ports, Nanos::from_secs(2)).expect("these ports are free");
     let a = Rc::new(RefCell::new(server()));
     let b = Rc::new(RefCell::new(start()));
-    let mut pair = Pair::of(&a, &b);
+    let mut pair = Pair::of(&a, &b).connect();
     let (here, there) = (pair.a.sge(0, 8), pair.b.remote(0));
     pair.a
         .post(1, Operation::Write(there), Payload::Sges(&[here]));

@@ -21,6 +21,8 @@ use crate::{CONTROL_FILE, TOKEN_FILE, packet};
 /// An open device.
 #[derive(Debug)]
 pub struct Client {
+    /// The process that has opened it.
+    process: u32,
     socket: OwnedFd,
     limits: Limits,
     gid: [u8; 16],
@@ -131,6 +133,7 @@ impl Client {
         let [shared, wake, events] = descriptors.map_err(|_| OpenError::Answer)?;
         let bytes = DOORBELL_BYTES + limits.ring_bytes;
         Ok(Self {
+            process: std::process::id(),
             socket,
             limits,
             gid,
@@ -144,6 +147,13 @@ impl Client {
     #[must_use]
     pub fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    /// Whether this process is a child of the one that has opened the device. The device is not the child's, and the engine
+    /// reads and writes its parent's memory.
+    #[must_use]
+    pub fn is_of_parent(&self) -> bool {
+        self.process != std::process::id()
     }
 
     /// Its GID.
@@ -188,6 +198,9 @@ impl Client {
         request: &Request,
         file: Option<BorrowedFd<'_>>,
     ) -> Result<(Answer, Vec<OwnedFd>), ErrorNumber> {
+        if self.is_of_parent() {
+            return Err(ErrorNumber::EngineGone);
+        }
         let mut buffer = [0; MESSAGE_BYTES_MAX];
         let bytes = control::emit(request, &mut buffer);
         let sent = packet::send(&self.socket, bytes, file.as_slice());

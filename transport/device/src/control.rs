@@ -305,7 +305,7 @@ pub enum ErrorNumber {
     AccessDenied,
     /// EPROTO: the library is of another version.
     OtherVersion,
-    /// EIO: the engine has ended. It says so itself to nobody.
+    /// EIO: the engine has ended, or is that of a parent's device. It says so itself to nobody.
     EngineGone,
 }
 

@@ -33,6 +33,8 @@ pub(crate) enum Command {
     },
     /// Let the peer do no more than this to regions.
     SetAccess { id: ConnectionId, access: Access },
+    /// Do not fail as long as the peer is not ready.
+    SetWaitsForReceiver { id: ConnectionId, waits: bool },
     /// Take buffers for sends of the peer from there.
     ShareReceives {
         id: ConnectionId,

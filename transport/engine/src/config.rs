@@ -1,6 +1,7 @@
 //! What an engine is started with, checked before anything is opened.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use weft_core::congestion::CongestionKind;
 use weft_core::connection::Settings;
@@ -8,7 +9,7 @@ use weft_core::path::PolicyKind;
 use weft_core::recovery::WINDOW_MAX;
 use weft_core::units::Nanos;
 use weft_core::wire::{CHUNK_PACKETS_MAX, Integrity, OVERHEAD_BYTES, Secret, VERSION};
-use weft_link::{LinkAddress, PortRange};
+use weft_link::{LinkAddress, LocalSwitch, PortRange};
 
 use crate::error::EngineError;
 use crate::identity::WORKERS_MAX;
@@ -72,6 +73,9 @@ pub struct EngineConfig {
     /// How what is sent is marked and limited; the only setting that [`Engine::set_egress`](crate::Engine::set_egress)
     /// changes later.
     pub egress: Egress,
+    /// Engines of this process that are reached through memory and not through the network: those that were started with
+    /// the same switch, in the same network namespace.
+    pub local_switch: Option<Arc<LocalSwitch>>,
     /// How long a worker polls before it blocks when there is nothing to do. Longer saves the
     /// wake-up (some 10 µs) in an exchange of small messages, and costs the core it polls on.
     pub spin: Nanos,
@@ -128,6 +132,7 @@ impl EngineConfig {
             progress: Progress::Threads(1),
             split: 1,
             egress: Egress::default(),
+            local_switch: None,
             spin: Nanos::from_micros(20),
             node_key,
             seed: None,

@@ -521,6 +521,19 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether a connection does not fail as long as its peer answers that it has no buffer for a send. At first it fails
+    /// after [`EngineConfig::stall_timeout`]. For a connection of [`Engine::allocate_in_order`].
+    pub fn set_waits_for_receiver(
+        &self,
+        connection: ConnectionId,
+        waits: bool,
+    ) -> Result<(), EngineError> {
+        let id = self.connected(connection, Parts::name)?;
+        let command = Command::SetWaitsForReceiver { id, waits };
+        self.command(worker_of_connection(id), command);
+        Ok(())
+    }
+
     /// Sends of the peer of a connection of [`Engine::allocate_in_order`] that find no buffer posted take one of these.
     /// Buffers that it has taken and not filled go back when the connection is closed.
     pub fn share_receives(

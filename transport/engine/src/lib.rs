@@ -60,7 +60,9 @@ pub use weft_core::memory::{Access, DomainId};
 pub use weft_core::path::{PathReport, PathState, PolicyKind};
 pub use weft_core::units::{ConnectionId, Key, Nanos};
 pub use weft_core::wire::{Atomic, Integrity, Secret};
-pub use weft_link::{Counters as LinkCounters, LinkAddress, LinkError, PortRange, SocketBuffers};
+pub use weft_link::{
+    Counters as LinkCounters, LinkAddress, LinkError, LocalSwitch, PortRange, SocketBuffers,
+};
 pub use weft_memory::{
     AddressSpace, AddressSpaceError, Counts as RegionCounts, DeviceMemory, FileId, MemfdError,
     Part, Region, SharedFiles, Source, Window, WindowError, Words,

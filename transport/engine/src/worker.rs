@@ -106,6 +106,7 @@ impl Worker {
             datagram_bytes: config.datagram_bytes(),
             dscp: config.egress.dscp,
             buffers: SocketBuffers::default(),
+            local_switch: config.local_switch.clone(),
         })?;
         let (wanted, granted) = (SocketBuffers::default(), link.granted_buffers());
         if granted.receive < wanted.receive {
@@ -378,6 +379,10 @@ impl Worker {
                     // As before.
                     let _ = self.endpoint.set_access(id, access);
                 }
+                Command::SetWaitsForReceiver { id, waits } => {
+                    // As before.
+                    let _ = self.endpoint.set_waits_for_receiver(id, waits);
+                }
                 Command::ShareReceives { id, shared } => {
                     // As before.
                     let _ = self.endpoint.share_receives(id, shared);
@@ -606,7 +611,7 @@ impl Worker {
             return None;
         }
         self.doze.prepare_to_sleep(due);
-        if !self.commands.is_empty() {
+        if !self.commands.is_empty() || !self.link.prepare_to_sleep() {
             self.doze.cancel_sleep();
             return None;
         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use pair::{PATIENCE, Pair, bytes_of, pattern, region, remote, secret, start};
 use weft_engine::{
     DomainId, DropReason, Event, Failure, LinkAddress, Nanos, PathReport, PathState, PortRange,
-    Progress, Region, SIGNAL, Source, WriteRequest,
+    Progress, Region, SIGNAL, Snapshot, Source, WriteRequest,
 };
 
 const DOMAIN: DomainId = DomainId(1);
@@ -57,7 +57,21 @@ impl pair::Side {
 
 #[test]
 fn writes_of_every_size_arrive_byte_exact() {
-    let mut pair = Pair::new(|_| {});
+    let snapshot = write_every_size(Pair::new(|_| {}));
+    assert_eq!(snapshot.link.local_packets, 0);
+}
+
+#[test]
+fn engines_of_one_switch_reach_each_other_without_a_socket() {
+    let switch = Arc::default();
+    let pair = Pair::new(|config| config.local_switch = Some(Arc::clone(&switch)));
+    let snapshot = write_every_size(pair);
+    assert!(snapshot.link.local_packets > 0);
+    assert_eq!(snapshot.link.sent_packets, 0);
+}
+
+/// What the receiver has counted.
+fn write_every_size(mut pair: Pair) -> Snapshot {
     let payload = usize::from(pair.a.engine.settings().packet_payload);
     let sizes = [
         1,
@@ -133,6 +147,7 @@ fn writes_of_every_size_arrive_byte_exact() {
         snapshot.stats().bytes_placed,
         sizes.iter().sum::<usize>() as u64
     );
+    snapshot
 }
 
 #[test]

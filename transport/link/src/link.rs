@@ -21,7 +21,8 @@ use crate::error::{LinkError, Refusal};
 /// 2. [`Link::receive`] while [`Link::is_readable`], up to the worker's limit for a turn.
 /// 3. [`Link::flush`], then [`Link::send_chunk`] while [`Link::can_send`], and [`Link::send_control`] at any time.
 ///
-/// Before the worker sleeps it asks [`Link::flush_at`] for the time at which it must call [`Link::flush`].
+/// Before the worker sleeps it asks [`Link::flush_at`] for the time at which it must call [`Link::flush`], and calls
+/// [`Link::prepare_to_sleep`].
 pub trait Link: Sized {
     /// What the link is opened with.
     type Config: Clone + fmt::Debug;
@@ -65,6 +66,9 @@ pub trait Link: Sized {
     /// Whether there may be something to receive. True after a receive call that failed, too: then the poller
     /// stays silent and the worker tries again after a while.
     fn is_readable(&self) -> bool;
+
+    /// From here on what comes ends the wait of [`crate::Waiter`]. Answers whether nothing has come so far.
+    fn prepare_to_sleep(&mut self) -> bool;
 
     /// Receives one batch, one system call at most, and hands it over. Answers how many runs.
     fn receive(&mut self, handler: &mut impl Handler) -> usize;
@@ -172,13 +176,19 @@ pub struct Counters {
     pub refused: u64,
     /// Ports whose device refused GSO and that send single packets since.
     pub gso_refused: u64,
-    /// Runs (what GRO made of datagrams) received.
+    /// Runs (what GRO made of datagrams, or another link of this process a chunk) received.
     pub received_runs: u64,
-    /// Datagrams received.
+    /// Packets put into the queues of other links of this process.
+    pub local_packets: u64,
+    /// Bytes of them.
+    pub local_bytes: u64,
+    /// Of these runs, such as found no room there: lost.
+    pub local_lost: u64,
+    /// Packets received.
     pub received_packets: u64,
     /// Bytes of them, without IP and UDP headers.
     pub received_bytes: u64,
-    /// Datagrams that arrived with Congestion Experienced set.
+    /// Packets that arrived with Congestion Experienced set.
     pub received_ce: u64,
     /// Receive calls that failed with something else than "nothing there".
     pub receive_errors: u64,
@@ -198,6 +208,9 @@ impl Counters {
         self.port_closed += other.port_closed;
         self.refused += other.refused;
         self.gso_refused += other.gso_refused;
+        self.local_packets += other.local_packets;
+        self.local_bytes += other.local_bytes;
+        self.local_lost += other.local_lost;
         self.received_runs += other.received_runs;
         self.received_packets += other.received_packets;
         self.received_bytes += other.received_bytes;

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 use mio::event::Event;
 use mio::unix::SourceFd;
@@ -17,13 +18,13 @@ use nix::sys::socket::{MsgFlags, SockaddrIn, SockaddrIn6, SockaddrLike, sendmsg}
 use weft_core::units::{Nanos, PathId, Source, Time};
 
 use crate::address::LinkAddress;
-use crate::datagram::{IPV4_BYTES, UDP_BYTES, port_of};
+use crate::datagram::{IPV4_BYTES, UDP_BYTES, port_of, source};
 use crate::error::{LinkError, Refusal};
 use crate::link::{Capabilities, Counters, Destination, Handler, Link, Sent};
+use crate::local::{LocalLink, LocalSwitch, Run};
 use crate::ports::{PortPair, PortRange};
-use frame::Frame;
-use receive::Batch;
-use receive::ReceiveBuffers;
+use frame::{FRAME_BYTES, Frame};
+use receive::{BATCH_RUNS, Batch, ReceiveBuffers};
 pub use socket::SocketBuffers;
 pub(crate) use socket::grant_buffers;
 use socket::{Port, bind_port, set_dscp};
@@ -48,6 +49,8 @@ pub struct UdpConfig {
     pub dscp: u8,
     /// Bytes that each socket's buffers should hold.
     pub buffers: SocketBuffers,
+    /// Links of this process that are reached through memory.
+    pub local_switch: Option<Arc<LocalSwitch>>,
 }
 
 /// Another machine's NIC.
@@ -60,6 +63,11 @@ pub struct UdpPeer {
 impl UdpPeer {
     fn port(&self, index: usize) -> SocketAddr {
         SocketAddr::new(self.address, self.ports.port(index))
+    }
+
+    fn link_address(&self) -> LinkAddress {
+        let Self { address, ports } = *self;
+        LinkAddress::Udp { address, ports }
     }
 }
 
@@ -77,6 +85,7 @@ pub struct UdpLink {
     receive: ReceiveBuffers,
     frame: Frame,
     kept: Option<Kept>,
+    local: Option<LocalLink>,
     registry: Option<Registry>,
     counters: Counters,
 }
@@ -140,6 +149,59 @@ impl UdpLink {
         if !std::mem::replace(&mut self.ports[index].readable, true) {
             self.readable.push_back(index as u16);
         }
+    }
+
+    /// Hands the frame to a link of this process, if the peer is one.
+    fn send_to_local(&mut self, peer: &UdpPeer, pair: PortPair) -> bool {
+        let from = self.source(pair);
+        let Some(local) = &mut self.local else {
+            return false;
+        };
+        let to = peer.link_address();
+        if !local.reaches(to) {
+            return false;
+        }
+        let (packets, segment) = (self.frame.packets(), self.frame.packet_bytes());
+        let (buffer, bytes) = self.frame.take(local.buffer(FRAME_BYTES));
+        let run = Run {
+            from,
+            buffer,
+            bytes,
+            segment,
+        };
+        let is_taken = local.send(to, run);
+        self.counters.count_local(packets, bytes, is_taken);
+        true
+    }
+
+    /// The same for a control packet.
+    fn send_control_to_local(&mut self, peer: &UdpPeer, pair: PortPair, packet: &[u8]) -> bool {
+        let from = self.source(pair);
+        let Some(local) = &mut self.local else {
+            return false;
+        };
+        let to = peer.link_address();
+        if !local.reaches(to) {
+            return false;
+        }
+        let run = Run {
+            from,
+            buffer: packet.into(),
+            bytes: packet.len(),
+            segment: packet.len(),
+        };
+        let is_taken = local.send(to, run);
+        self.counters.count_local(1, packet.len(), is_taken);
+        true
+    }
+
+    /// Where a peer finds that what goes by this pair of ports has come from.
+    fn source(&self, pair: PortPair) -> Source {
+        let from = self.config.ports.port(pair.local);
+        source(
+            SocketAddr::new(self.config.address, from),
+            pair.remote as u16,
+        )
     }
 
     /// Sends the packets of the frame from `next` on; keeps what the socket does not take.
@@ -223,6 +285,18 @@ impl Link for UdpLink {
         let ports = (0..usize::from(config.ports.count))
             .map(|index| bind_port(&config, config.ports.port(index)))
             .collect::<Result<Vec<_>, _>>()?;
+        let local = config.local_switch.clone().map(|switch| {
+            let address = LinkAddress::Udp {
+                address: config.address,
+                ports: config.ports,
+            };
+            LocalLink::open(switch, address)
+        });
+        let local = local.transpose().map_err(|source| LinkError::System {
+            call: "eventfd",
+            address: config.address,
+            source,
+        })?;
         let gso_refused = ports.iter().filter(|port| !port.gso).count() as u64;
         Ok(Self {
             readable: (0..config.ports.count).collect(),
@@ -231,6 +305,7 @@ impl Link for UdpLink {
             receive: ReceiveBuffers::default(),
             frame: Frame::default(),
             kept: None,
+            local,
             registry: None,
             counters: Counters {
                 gso_refused,
@@ -282,12 +357,20 @@ impl Link for UdpLink {
             let fd = port.socket.as_raw_fd();
             registry.register(&mut SourceFd(&fd), Token(index), Interest::READABLE)?;
         }
+        if let Some(local) = &self.local {
+            let mut eventfd = SourceFd(&local.eventfd().as_raw_fd());
+            registry.register(&mut eventfd, Token(self.ports.len()), Interest::READABLE)?;
+        }
         self.registry = Some(registry.try_clone()?);
         Ok(())
     }
 
     fn handle_event(&mut self, event: &Event) {
         let Token(index) = event.token();
+        if index == self.ports.len() {
+            // Another link of this process: its queue shows it.
+            return;
+        }
         if event.is_readable() || event.is_error() {
             self.set_readable(index);
         }
@@ -300,12 +383,19 @@ impl Link for UdpLink {
     }
 
     fn is_readable(&self) -> bool {
-        !self.readable.is_empty()
+        !self.readable.is_empty() || self.local.as_ref().is_some_and(|local| !local.is_empty())
+    }
+
+    fn prepare_to_sleep(&mut self) -> bool {
+        self.local.as_ref().is_none_or(LocalLink::prepare_to_sleep)
     }
 
     fn receive(&mut self, handler: &mut impl Handler) -> usize {
+        let counters = &mut self.counters;
+        let local = self.local.as_mut();
+        let local = local.map_or(0, |local| local.receive(BATCH_RUNS, counters, handler));
         let Some(index) = self.readable.pop_front() else {
-            return 0;
+            return local;
         };
         let at = usize::from(index);
         let (port, counters) = (&self.ports[at], &mut self.counters);
@@ -314,7 +404,7 @@ impl Link for UdpLink {
             Batch::More => self.readable.push_back(index),
             Batch::Drained => self.ports[usize::from(index)].readable = false,
         }
-        runs
+        local + runs
     }
 
     fn can_send(&self) -> bool {
@@ -331,23 +421,39 @@ impl Link for UdpLink {
     ) -> Sent {
         debug_assert!(self.can_send(), "the chunk that is kept would be lost");
         self.frame.fill(packets, seal);
-        let PortPair { local, remote } = PortPair::of_path(path.0, peer.ports);
-        let to = peer.port(remote);
-        self.send_frame(now, Pair { local, to }, 0)
+        let pair = PortPair::of_path(path.0, peer.ports);
+        if self.send_to_local(peer, pair) {
+            return Sent::Whole;
+        }
+        let pair = Pair {
+            local: pair.local,
+            to: peer.port(pair.remote),
+        };
+        self.send_frame(now, pair, 0)
     }
 
     fn send_control(&mut self, destination: Destination<'_, UdpPeer>, packet: &[u8]) {
-        let of_peer = |peer: &UdpPeer, PortPair { local, remote }| Pair {
-            local,
-            to: peer.port(remote),
+        let to_peer = |peer: &UdpPeer, pair: PortPair| {
+            (
+                Pair {
+                    local: pair.local,
+                    to: peer.port(pair.remote),
+                },
+                Some((*peer, pair)),
+            )
         };
-        let pair = match destination {
-            Destination::Path(peer, path) => of_peer(peer, PortPair::of_path(path.0, peer.ports)),
+        let (pair, peer) = match destination {
+            Destination::Path(peer, path) => to_peer(peer, PortPair::of_path(path.0, peer.ports)),
             Destination::Reverse(peer, path) => {
-                of_peer(peer, PortPair::mirror_of_path(path.0, self.config.ports))
+                to_peer(peer, PortPair::mirror_of_path(path.0, self.config.ports))
             }
-            Destination::Source(source) => pair_of(source),
+            Destination::Source(source) => (pair_of(source), None),
         };
+        if let Some((peer, pair)) = peer
+            && self.send_control_to_local(&peer, pair, packet)
+        {
+            return;
+        }
         let port = &mut self.ports[pair.local];
         port.segment_by(packet.len(), packet.len());
         match send_bytes(&port.socket, packet, pair.to) {
@@ -388,6 +494,15 @@ impl Counters {
         self.send_calls += 1;
         self.sent_packets += packets as u64;
         self.sent_bytes += bytes as u64;
+    }
+
+    fn count_local(&mut self, packets: usize, bytes: usize, is_taken: bool) {
+        if is_taken {
+            self.local_packets += packets as u64;
+            self.local_bytes += bytes as u64;
+        } else {
+            self.local_lost += 1;
+        }
     }
 
     fn count_unsent(&mut self, errno: Errno) -> Unsent {

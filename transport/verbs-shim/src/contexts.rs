@@ -127,7 +127,10 @@ unsafe extern "C" fn ibv_close_device(context: *mut Context) -> c_int {
     // SAFETY: it is open, and used no more from here on (invariant 1); the block came from a box.
     unsafe {
         let own = ptr::from_ref(own_context(context)).cast_mut();
-        (*own).events.close();
+        // A child that closes what its parent has open closes its own descriptors and no more.
+        if !(*own).client().is_of_parent() {
+            (*own).events.close();
+        }
         drop(Box::from_raw(own));
     }
     0

@@ -168,6 +168,8 @@ pub struct ConnectionConfig {
     pub congestion: CongestionKind,
     /// The connection fails after this long without an acknowledgement while there is work.
     pub stall_timeout: Nanos,
+    /// Whether it does not fail as long as the peer answers that it is not ready: it has no buffer for a send.
+    pub waits_for_receiver: bool,
     /// What a reset from the peer must carry.
     pub reset_token: u64,
     /// Whether this end places the peer's messages, carries out its requests and reports the ends of its messages in the

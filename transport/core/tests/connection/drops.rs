@@ -538,6 +538,31 @@ fn a_region_that_is_never_armed_is_named_by_the_failure() {
 }
 
 #[test]
+fn a_connection_that_waits_for_its_receiver_fails_only_without_answers() {
+    let mut pair = Pair::new();
+    pair.expect_drop(DropReason::NotArmed);
+    pair.set_waits_for_receiver(Side::A);
+    let stall = pair.connection(Side::A).config().stall_timeout;
+    pair.memory_mut(Side::B).armed = false;
+    let token = pair.write(4_000);
+    pair.run_for(stall.times(3));
+    // It is saved with the rest.
+    pair.restart(Side::A);
+    pair.run_for(stall.times(3));
+    assert_eq!(pair.events(Side::A), []);
+    pair.memory_mut(Side::B).armed = true;
+    pair.run();
+    assert_eq!(pair.events(Side::A), [Event::Completed { token }]);
+
+    pair.memory_mut(Side::B).armed = false;
+    pair.write(4_000);
+    pair.run_for(stall.times(3));
+    pair.drop_all(|_| true);
+    pair.run();
+    assert_eq!(pair.events(Side::A), [Event::Failed(Failure::Stalled)]);
+}
+
+#[test]
 fn after_close_nothing_is_placed_and_the_peer_is_told() {
     let mut pair = Pair::new();
     pair.expect_drop(DropReason::UnknownConnection);

@@ -528,6 +528,13 @@ impl Pair {
         endpoint.set_access(id(side), access).expect("it is open");
     }
 
+    /// A side's connection waits for its peer without end.
+    pub(crate) fn set_waits_for_receiver(&mut self, side: Side) {
+        let endpoint = &mut self.ends[side as usize].host.endpoint;
+        let set = endpoint.set_waits_for_receiver(id(side), true);
+        set.expect("it is open");
+    }
+
     /// What an end names of its connection, which has failed.
     pub(crate) fn failed_request(&self, side: Side) -> Option<u64> {
         self.ends[side as usize]

@@ -61,6 +61,11 @@ pub(crate) const ALL: u32 = 0b1111;
 
 /// Every server of a test process has its own ports; another process's are passed over.
 pub(crate) fn start() -> Devices {
+    start_with(Nanos::from_secs(2))
+}
+
+/// One whose connections stall for so long before they fail.
+pub(crate) fn start_with(stall_timeout: Nanos) -> Devices {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     for _ in 0..500 {
         let step = u32::from(NEXT.fetch_add(1, Ordering::Relaxed)) + std::process::id();
@@ -68,7 +73,7 @@ pub(crate) fn start() -> Devices {
             first: 33_000 + (step % 400) as u16 * 32,
             count: 16,
         };
-        match start_at(ports) {
+        match start_at(ports, stall_timeout) {
             Ok(devices) => return devices,
             Err(EngineError::Link(error)) if error.reason() == "PortTaken" => {}
             Err(error) => panic!("{error}"),
@@ -78,9 +83,9 @@ pub(crate) fn start() -> Devices {
 }
 
 /// A server at these ports.
-pub(crate) fn start_at(ports: PortRange) -> Result<Devices, EngineError> {
+pub(crate) fn start_at(ports: PortRange, stall_timeout: Nanos) -> Result<Devices, EngineError> {
     let mut config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
-    config.stall_timeout = Nanos::from_secs(2);
+    config.stall_timeout = stall_timeout;
     Devices::start(config)
 }
 
@@ -121,6 +126,8 @@ pub(crate) struct Program {
     kind: QueuePairType,
     /// What the peer may do (`qp_access_flags`).
     pub(crate) access: u32,
+    /// `rnr_retry`.
+    pub(crate) retries: u8,
 }
 
 pub(crate) fn own_memory() -> AddressSpace {
@@ -240,6 +247,7 @@ impl Program {
             receive_queue,
             kind,
             access: ALL,
+            retries: 7,
             send_ring,
             now: Duration::ZERO,
             context: opened.context,
@@ -314,7 +322,7 @@ impl Program {
             requests_from_here: 4,
             timeout: 14,
             retries: 7,
-            receiver_not_ready_retries: 7,
+            receiver_not_ready_retries: self.retries,
             ..QueuePairAttributes::default()
         };
         let given = [
@@ -511,10 +519,10 @@ impl Pair {
         Self::apart(256).connect()
     }
 
-    /// Connected, on these servers.
-    #[allow(dead_code)] // not every test of this folder replaces a server
+    /// Not yet connected, on these servers.
+    #[allow(dead_code)] // not every test of this folder has servers of its own
     pub(crate) fn of(a: &Rc<RefCell<Devices>>, b: &Rc<RefCell<Devices>>) -> Self {
-        Self::on(a, b, RELIABLE, 256).connect()
+        Self::on(a, b, RELIABLE, 256)
     }
 
     /// Connected, and both take their receives from a shared queue.

@@ -6,7 +6,7 @@ use weft_core::wire::{CHUNK_PACKETS_MAX, OVERHEAD_BYTES};
 
 /// Bytes of the largest frame: more than one UDP send carries, and the headers that come in when a chunk of that length
 /// is cut anew into as many packets as it may have.
-const FRAME_BYTES: usize = 65_536 + CHUNK_PACKETS_MAX * OVERHEAD_BYTES;
+pub(super) const FRAME_BYTES: usize = 65_536 + CHUNK_PACKETS_MAX * OVERHEAD_BYTES;
 
 /// A chunk's packets, one behind the other. A link has one and uses it again: it never allocates after it is
 /// made.
@@ -15,7 +15,7 @@ const FRAME_BYTES: usize = 65_536 + CHUNK_PACKETS_MAX * OVERHEAD_BYTES;
 /// the kernel from where it lies saves no copy, only this one, and costs more: the kernel copies
 /// each of the 2n + 1 pieces by itself (docs/decisions/0001).
 pub(super) struct Frame {
-    bytes: Box<[u8; FRAME_BYTES]>,
+    bytes: Box<[u8]>,
     /// Bytes of each packet but the last.
     packet: usize,
     used: usize,
@@ -25,7 +25,7 @@ pub(super) struct Frame {
 impl Default for Frame {
     fn default() -> Self {
         Self {
-            bytes: Box::new([0; FRAME_BYTES]),
+            bytes: vec![0; FRAME_BYTES].into(),
             packet: 0,
             used: 0,
             packets: 0,
@@ -46,6 +46,15 @@ impl Frame {
             debug_assert!(bytes <= self.packet && self.used == packet as usize * self.packet);
             self.used += bytes;
         }
+    }
+
+    /// Takes the packets out, with the buffer and how many bytes of it they are. The frame goes on with another one, of
+    /// [`FRAME_BYTES`].
+    pub(super) fn take(&mut self, other: Box<[u8]>) -> (Box<[u8]>, usize) {
+        debug_assert_eq!(other.len(), FRAME_BYTES);
+        let bytes = std::mem::take(&mut self.used);
+        self.packets = 0;
+        (std::mem::replace(&mut self.bytes, other), bytes)
     }
 
     /// How many packets the frame holds.

@@ -10,7 +10,7 @@ use crate::datagram::source;
 use crate::link::{Counters, Handler};
 
 /// Runs taken by one system call. 8 × 64 KiB stay in a core's second-level cache.
-const BATCH_RUNS: usize = 8;
+pub(super) const BATCH_RUNS: usize = 8;
 
 /// Bytes of one run's buffer: the largest that GRO makes.
 const RUN_BYTES: usize = 65_536;

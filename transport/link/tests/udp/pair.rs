@@ -25,6 +25,7 @@ pub(crate) fn config(address: IpAddr, first: u16, count: u16) -> UdpConfig {
         datagram_bytes: 1472,
         dscp: 0,
         buffers: SocketBuffers::default(),
+        local_switch: None,
     }
 }
 
@@ -121,9 +122,11 @@ pub(crate) fn receive(link: &mut UdpLink, wanted: usize) -> Arrivals {
             arrivals.bytes().len()
         );
         if !link.is_readable() {
-            waiter
-                .wait(Some(Duration::from_millis(100)))
-                .expect("the poller waits");
+            if link.prepare_to_sleep() {
+                waiter
+                    .wait(Some(Duration::from_millis(100)))
+                    .expect("the poller waits");
+            }
             poller.poll(link).expect("the poller answers");
         }
         link.receive(&mut arrivals);

@@ -20,7 +20,8 @@ case "$verb" in
     # The same for its tests, a C++ compiler for libFuzzer, what counts instructions, and verbs programs.
     test) programs=(cc:gcc c++:g++ ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
                     valgrind:valgrind script:bsdutils ibv_devinfo:ibverbs-utils
-                    ib_write_bw:perftest rping:rdmacm-utils ucx_perftest:ucx-utils fi_pingpong:libfabric-bin) ;;
+                    ib_write_bw:perftest rping:rdmacm-utils ucx_perftest:ucx-utils fi_pingpong:libfabric-bin
+                    mpirun:openmpi-bin) ;;
     # The peers it is measured against, verbs programs, and what counts their instructions.
     bench) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
                      nc:netcat-openbsd scp:openssh-client sshd:openssh-server
@@ -62,6 +63,8 @@ done
 if [[ " ${missing[*]-} " == *" gcc "* ]]; then missing+=(libc6-dev); fi
 # rdma-core's tests are no program.
 if [ "$verb" = test ] && [ ! -e /usr/share/doc/rdma-core/tests ]; then missing+=(python3-pyverbs); fi
+# Nor is what Python programs call MPI by.
+if [ "$verb" = test ] && [ ! -e /usr/lib/python3/dist-packages/mpi4py ]; then missing+=(python3-mpi4py); fi
 # Nor is the header that one of the benchmark's programs is built with.
 if [ "$verb" = bench ] && [ ! -e /usr/include/infiniband/verbs.h ]; then missing+=(libibverbs-dev); fi
 # helm is a Python wheel too.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tempfile::TempDir;
 use weft_tests::{program, stdout_of};
 
 /// A program that hangs is ended after so many seconds. Nothing here takes a tenth of it on an idle machine.
@@ -25,6 +26,12 @@ const FABRIC_PORT: u16 = 47_592;
 const NIXL_PORT: u16 = 18_600;
 /// A write by NIXL, the programs of both nodes.
 const NIXL_WRITE: &str = include_str!("../nixl/write.py");
+/// Where `MPI_LAUNCH` does.
+const MPI_PORT: u16 = 18_700;
+/// Runs `MPI_EXCHANGE` with ranks at both nodes.
+const MPI_LAUNCH: &str = include_str!("../mpi/launch.py");
+/// What each rank runs.
+const MPI_EXCHANGE: &str = include_str!("../mpi/exchange.py");
 /// UCX over the device, and over nothing else.
 const UCX: &str = "env UCX_TLS=rc_verbs,ud_verbs:aux UCX_NET_DEVICES=weft0:1";
 
@@ -174,6 +181,16 @@ fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
+/// A directory with these files. A program of a node may not look into the tests' own one.
+fn directory_of(files: &[(&str, &str)]) -> TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
+    for (name, text) in files {
+        fs::write(directory.path().join(name), text).expect("it is ours");
+    }
+    fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).expect("it is ours");
+    directory
+}
+
 fn words(line: &str) -> impl Iterator<Item = &str> {
     line.split_whitespace()
 }
@@ -283,19 +300,33 @@ fn nixl_from_its_wheel_writes_over_the_device() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hack/nixl.sh");
     let nixl = Command::new(script).output().expect("it starts");
     let nixl = stdout_of("hack/nixl.sh", &nixl);
-    let directory = tempfile::tempdir().expect("a directory");
-    let at = directory.path();
-    fs::write(at.join("write.py"), NIXL_WRITE).expect("it is ours");
-    fs::set_permissions(at, Permissions::from_mode(0o755)).expect("it is ours");
+    let programs = directory_of(&[("write.py", NIXL_WRITE)]);
     let fabric = Fabric::start("--nodes 2 --size 1MiB --device 0,1 --keep --quiet");
     let line = format!(
         "{UCX} PYTHONPATH={}/nixl_cu12 python3 -B {}/write.py",
         nixl.trim(),
-        at.display()
+        programs.path().display()
     );
     // The other node's compares every byte.
     let told = fabric.pair_at(NIXL_PORT, &line, || {});
     assert!(told.contains("8388608 bytes are written"), "{told}");
+}
+
+#[test]
+fn mpi_programs_of_two_nodes_exchange_and_reduce_over_the_device() {
+    let programs = directory_of(&[("launch.py", MPI_LAUNCH), ("exchange.py", MPI_EXCHANGE)]);
+    let fabric = Fabric::start("--nodes 2 --size 1MiB --device 0,1 --keep --quiet");
+    let line = format!(
+        "{UCX} /usr/bin/python3 -B {}/launch.py",
+        programs.path().display()
+    );
+    let before: u64 = fabric.spine_bytes().iter().sum();
+    // Each rank compares every byte and every sum.
+    let told = fabric.pair_at(MPI_PORT, &line, || {});
+    assert!(told.contains("4 ranks: each two exchanged"), "{told}");
+    let passed = fabric.spine_bytes().iter().sum::<u64>() - before;
+    // 42 MB of the exchange alone are for ranks of the other node.
+    assert!(passed > 40_000_000, "{passed} bytes over the spines");
 }
 
 #[test]

@@ -343,6 +343,20 @@ fn an_operation_other_than_a_datagram_or_an_unknown_address_is_a_bad_work_reques
         })
     };
     fails(unknown, 10, status);
+    let of_another_domain = |all: &mut Datagrams| {
+        let (own, gid) = (all.pair.a.domain, all.pair.b.name().0);
+        let Ok(Answer::Created(domain)) = all.pair.a.ask(Request::CreateDomain) else {
+            panic!("a second domain");
+        };
+        all.pair.a.domain = domain;
+        let address_handle = handle(&mut all.pair.a, gid);
+        all.pair.a.domain = own;
+        Operation::SendDatagram(DatagramAddress {
+            address_handle,
+            ..all.to_b
+        })
+    };
+    fails(of_another_domain, 10, status);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What programs see of their queue pairs: data that arrives, completions in order, and errors as verbs has them.
 
 mod program;
+mod regions;
 
 use std::cell::RefCell;
 use std::rc::Rc;

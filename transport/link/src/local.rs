@@ -17,8 +17,9 @@ use weft_core::units::Source;
 use crate::address::LinkAddress;
 use crate::link::{Counters, Handler};
 
-/// Runs of packets that wait for one link; further ones are lost. The window of a connection: 16 MiB.
-const RUNS_MAX: usize = 256;
+/// Runs of packets that wait for one link; further ones are lost. Four connections may begin with all that their windows
+/// allow.
+const RUNS_MAX: usize = 1024;
 /// Runs that wait before packets are marked as by a switch that is congested (RFC 3168): so what waits, 1 MiB, stays in the
 /// processor's cache.
 const MARK_ABOVE: usize = 16;

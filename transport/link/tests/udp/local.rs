@@ -91,17 +91,17 @@ fn what_waits_is_marked_and_what_finds_no_room_is_lost() {
     let switch = Arc::default();
     let mut a = bind_at(&switch, here, 24_220, 1);
     let mut b = bind_at(&switch, here, 24_221, 1);
-    for _ in 0..257 {
+    for _ in 0..1025 {
         // To recovery a loss like any other.
         assert_eq!(send(&mut a, &b, PATH, &[1; 100], 100), Sent::Whole);
     }
     assert_eq!(a.counters().local_lost, 1);
     let mut arrived = Arrivals::default();
-    while b.is_readable() && arrived.0.len() < 256 {
+    while b.is_readable() && arrived.0.len() < 1024 {
         b.receive(&mut arrived);
     }
-    assert_eq!(arrived.1.len(), 256);
+    assert_eq!(arrived.1.len(), 1024);
     let unmarked = arrived.1.iter().rev().take_while(|ce| !**ce).count();
     assert_eq!(unmarked, 16);
-    assert!(arrived.1[..240].iter().all(|ce| *ce));
+    assert!(arrived.1[..1008].iter().all(|ce| *ce));
 }

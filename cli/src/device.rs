@@ -11,10 +11,21 @@ mod node_program;
 mod record;
 mod restart;
 
-use std::{ffi::OsString, fmt, io, net::Ipv6Addr, os::unix::process::CommandExt as _};
+use std::{
+    ffi::OsString,
+    fmt,
+    fs::{self, Permissions},
+    io,
+    net::Ipv6Addr,
+    num::NonZeroU32,
+    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
+};
 
 use clap::Subcommand;
-use weft_proto::engine::v1::{DestroyDeviceRequest, Device, ListDevicesRequest};
+use weft_fabric::quantity;
+use weft_proto::engine::v1::{
+    CreateDeviceRequest, DestroyDeviceRequest, Device, ListDevicesRequest,
+};
 
 pub use self::{
     error::DeviceError,
@@ -51,10 +62,24 @@ pub enum Action {
         /// As node0/weft0.
         device: Name,
     },
+    /// Make a device again that was destroyed, or that was gone with its engine.
+    ///
+    /// A node of a small fabric has one.
+    Create {
+        /// As node0/weft0.
+        device: Name,
+        /// Most that it sends, as 400mbit [default: no limit].
+        #[arg(long, value_name = "RATE", value_parser = quantity::parse_rate)]
+        rate: Option<u64>,
+        /// Most work requests that it begins per second [default: no limit].
+        #[arg(long, value_name = "COUNT")]
+        ops: Option<NonZeroU32>,
+    },
     /// Restart the engine or the agent of a node, as an upgrade does.
     ///
     /// Programs that use the node's devices go on after a pause: the engine leaves its devices and connections to the next
-    /// one, and the agent keeps them until that is there.
+    /// one, and the agent keeps them until that is there. An engine that was killed leaves nothing: another one begins
+    /// without devices, and programs have found that theirs are gone.
     Restart {
         /// The node, as node0.
         node: String,
@@ -147,6 +172,13 @@ pub fn run(
                 &format_args!("{node}: another {which} serves after {paused} ms\n"),
             )
         }
+        Action::Create { device, rate, ops } => {
+            runtime()?.block_on(create(&record()?, device, *rate, *ops))?;
+            write(
+                out,
+                &format_args!("{}/{} created\n", device.node, device.device),
+            )
+        }
         Action::Destroy { device } => {
             runtime()?.block_on(destroy(&record()?, device))?;
             write(
@@ -162,6 +194,28 @@ fn refused(node: &str, status: &tonic::Status) -> DeviceError {
         node: node.to_owned(),
         problem: status.message().to_owned(),
     }
+}
+
+async fn create(
+    record: &Record,
+    device: &Name,
+    rate: Option<u64>,
+    ops: Option<NonZeroU32>,
+) -> Result<(), DeviceError> {
+    let node = record.node(&device.node)?;
+    let request = CreateDeviceRequest {
+        name: device.device.clone(),
+        gid: node.gid.octets().to_vec(),
+        cap_bps: rate.unwrap_or(0),
+        ops_per_s: ops.map_or(0, NonZeroU32::get),
+    };
+    let mut engine = weft_proto::engine::client(&record.socket(&device.node)?);
+    let created = engine.create_device(request).await;
+    created.map_err(|status| refused(&device.node, &status))?;
+    // Any user may have devices of a fabric that is tried out.
+    let path = record.outside(&node.devices);
+    let opened = fs::set_permissions(&path, Permissions::from_mode(0o755));
+    opened.map_err(|source| DeviceError::Files { path, source })
 }
 
 async fn destroy(record: &Record, device: &Name) -> Result<(), DeviceError> {

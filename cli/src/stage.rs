@@ -13,6 +13,7 @@ mod process;
 mod program;
 
 use std::{
+    ffi::OsString,
     fs::{self, DirBuilder},
     io,
     os::unix::{fs::DirBuilderExt, process::CommandExt},
@@ -83,6 +84,9 @@ pub struct Stage {
     setup: Setup,
 }
 
+/// Where a node's engine logs, beside its socket.
+pub(crate) const ENGINE_LOG: &str = "engine.log";
+
 impl Stage {
     /// Makes keys, directories and configurations. No agent runs yet.
     pub fn set(setup: Setup) -> Result<Self, StageError> {
@@ -105,7 +109,7 @@ impl Stage {
             stage.agents.add(&node_name(i), stage.log_file(i));
         }
         for i in stage.nodes_with_devices() {
-            let log = stage.home(i).join("engine.log");
+            let log = stage.home(i).join(ENGINE_LOG);
             stage.engines.add(&node_name(i), log);
         }
         Ok(stage)
@@ -247,6 +251,17 @@ impl Stage {
     /// The socket by which node `i`'s engine is managed.
     pub fn socket(&self, i: usize) -> PathBuf {
         self.home(i).join("engine.sock")
+    }
+
+    /// The command line of node `i`'s engine.
+    pub fn engine(&self, i: usize) -> Vec<OsString> {
+        let program = self
+            .setup
+            .devices
+            .iter()
+            .map(|it| it.program.clone().into());
+        let arguments = devices::arguments(i, &self.socket(i), &self.setup);
+        program.chain(arguments).collect()
     }
 
     fn device_peers(&self) -> Vec<DevicePeer> {

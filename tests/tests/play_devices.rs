@@ -329,6 +329,43 @@ fn mpi_programs_of_two_nodes_exchange_and_reduce_over_the_device() {
     assert!(passed > 40_000_000, "{passed} bytes over the spines");
 }
 
+/// The process of the fabric whose command line has these words.
+fn process_of(fabric: &Fabric, program: &str, word: &str) -> Pid {
+    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+    let own = namespace(&fabric.pid.to_string());
+    let is_it = |pid: &String| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).into_owned();
+        line.contains(program) && line.contains(word) && namespace(pid) == own
+    };
+    let processes = fs::read_dir("/proc").expect("it is mounted").flatten();
+    let mut pids = processes.filter_map(|entry| entry.file_name().into_string().ok());
+    let pid = pids.find(is_it).expect("it runs");
+    Pid::from_raw(pid.parse().expect("a pid"))
+}
+
+#[test]
+fn a_node_whose_engine_is_killed_gets_another_one_and_its_device_again() {
+    let fabric = Fabric::start("--nodes 2 --size 1MiB --device 0,1 --keep --quiet");
+    let watching = fabric.spawn("run node1 -- ibv_asyncwatch -d weft0");
+    until("the device is open", || {
+        fabric
+            .device("show node1/weft0")
+            .contains("Open:         1 times")
+    });
+    let engine = process_of(&fabric, "weft-engine", "/run/weft-devices/node1");
+    kill(engine, Signal::SIGKILL).expect("it is there");
+    let watched = watching.wait_with_output().expect("it ends");
+    let told = String::from_utf8_lossy(&watched.stdout);
+    assert!(told.contains("IBV_EVENT_DEVICE_FATAL"), "{told}");
+
+    fabric.device("restart node1");
+    assert!(!fabric.device("list").contains("node1/weft0"));
+    fabric.device("create node1/weft0");
+    let line = "ibv_rc_pingpong -p 18515 -g 0 -c -n 200";
+    assert!(fabric.pair(line, || {}).contains("200 iters"));
+}
+
 #[test]
 fn programs_go_on_while_engines_and_agents_are_restarted_ten_times_each() {
     let fabric = Fabric::start("--nodes 2 --size 1MiB --device 0,1 --keep --quiet");

@@ -43,6 +43,14 @@ pub enum DeviceError {
         /// The system's answer.
         source: io::Error,
     },
+    /// The directory of devices was not opened to others.
+    #[error("{path}: {source}: its mode has to be 0755 for programs of other users")]
+    Files {
+        /// Which.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
     /// The engine answers no.
     #[error("the engine of {node}: {problem}")]
     Engine {

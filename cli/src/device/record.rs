@@ -5,6 +5,7 @@ use std::{
     ffi::OsString,
     fs,
     io::{self, Read as _},
+    net::Ipv6Addr,
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     process::Command,
@@ -45,6 +46,10 @@ pub struct NodeRecord {
     pub socket: PathBuf,
     /// Where its devices are.
     pub devices: PathBuf,
+    /// What other devices know its device by.
+    pub gid: Ipv6Addr,
+    /// The command line of its engine.
+    pub engine: Vec<OsString>,
 }
 
 impl Record {
@@ -101,7 +106,7 @@ impl Record {
         }
     }
 
-    fn node(&self, node: &str) -> Result<&NodeRecord, DeviceError> {
+    pub(super) fn node(&self, node: &str) -> Result<&NodeRecord, DeviceError> {
         self.nodes.get(node).ok_or_else(|| DeviceError::NoNode {
             node: node.to_owned(),
             nodes: self.nodes.keys().cloned().collect::<Vec<_>>().join(", "),
@@ -110,12 +115,16 @@ impl Record {
 
     /// The socket of a node's engine, as it is seen from outside.
     pub(super) fn socket(&self, node: &str) -> Result<PathBuf, DeviceError> {
-        let inside = &self.node(node)?.socket;
+        Ok(self.outside(&self.node(node)?.socket))
+    }
+
+    /// A path of the fabric, as it is seen from outside.
+    pub(super) fn outside(&self, inside: &Path) -> PathBuf {
         let inside = inside.strip_prefix("/").unwrap_or(inside);
-        Ok(Path::new("/proc")
+        Path::new("/proc")
             .join(self.pid.to_string())
             .join("root")
-            .join(inside))
+            .join(inside)
     }
 
     /// Where a node's engine and agent have their files, inside of the fabric.
@@ -198,6 +207,8 @@ mod tests {
                 NodeRecord {
                     socket: PathBuf::from("/run/e.sock"),
                     devices: PathBuf::from("/run/weft-devices/node0"),
+                    gid: Ipv6Addr::LOCALHOST,
+                    engine: Vec::new(),
                 },
             )]
             .into(),

@@ -20,6 +20,7 @@ use rustix::{
 use weft_device_socket::descriptor_store;
 
 use super::{DeviceError, NodeProgram, Record};
+use crate::stage::ENGINE_LOG;
 
 /// From its start until it serves, and from SIGTERM until it has ended: an agent gives jobs 20 s.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -73,16 +74,24 @@ pub(super) fn restart(
     };
     let outside = record.socket(node)?;
     let home = record.home(node)?;
-    let none = || failed(ErrorKind::NotFound.into());
-    let running = Running::find(which, &home).ok_or_else(none)?;
-    let log = log_of(&running).map_err(failed)?;
+    let running = Running::find(which, &home);
+    let engine = &record.node(node)?.engine;
+    let (line, log) = match (&running, which) {
+        (Some(running), _) => (&running.line, log_of(running)),
+        // It was killed, or has failed.
+        (None, NodeProgram::Engine) => (engine, append(&record.outside(&home).join(ENGINE_LOG))),
+        (None, NodeProgram::Agent) => return Err(failed(ErrorKind::NotFound.into())),
+    };
+    let log = log.map_err(failed)?;
     let begun = Instant::now();
     let lock = match which {
         NodeProgram::Engine => Some(PathBuf::from(format!("{}.lock", outside.display()))),
         NodeProgram::Agent => None,
     };
-    end(&running, lock.as_deref()).map_err(failed)?;
-    let mut command = record.enter(node, &running.line)?;
+    if let Some(running) = &running {
+        end(running, lock.as_deref()).map_err(failed)?;
+    }
+    let mut command = record.enter(node, line)?;
     let words = log.try_clone().map_err(failed)?;
     let child = command.stdin(Stdio::null()).stdout(log).stderr(words);
     // It goes on when this program ends.
@@ -99,8 +108,11 @@ pub(super) fn restart(
 
 /// Where the process writes.
 fn log_of(running: &Running) -> io::Result<fs::File> {
-    let output = PathBuf::from(format!("/proc/{}/fd/1", running.pid));
-    let opened = rustix::fs::open(output, OFlags::WRONLY | OFlags::APPEND, Mode::empty())?;
+    append(Path::new(&format!("/proc/{}/fd/1", running.pid)))
+}
+
+fn append(path: &Path) -> io::Result<fs::File> {
+    let opened = rustix::fs::open(path, OFlags::WRONLY | OFlags::APPEND, Mode::empty())?;
     Ok(opened.into())
 }
 

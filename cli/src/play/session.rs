@@ -368,6 +368,8 @@ fn try_devices(stage: &Stage) -> Result<String, PlayError> {
         let record = NodeRecord {
             socket: stage.socket(*i),
             devices: devices::directory(*i),
+            gid: devices::gid(stage.ground().addresses(*i).data),
+            engine: stage.engine(*i),
         };
         (node_name(*i), record)
     };

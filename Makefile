@@ -2,7 +2,7 @@
 # ARGS="..." goes on to the program behind a verb: make play ARGS="--nodes 8 --loss 0.1%"
 
 .DEFAULT_GOAL := help
-.PHONY: help play test vopr bench bench-cluster figures e2e cluster-up cluster-down cluster-load-images lint generate
+.PHONY: help play test vopr bench bench-cluster figures soak e2e cluster-up cluster-down cluster-load-images lint generate
 
 help: ## List the verbs
 	@sed -n 's/^\([a-z0-9-]*\):.* ## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r verb text; do printf 'make %-19s %s\n' "$$verb" "$$text"; done
@@ -37,6 +37,10 @@ figures: ## Draw the papers' experiments as measured here; writes target/figures
 	@cargo build --release --locked -p weft-tests --bin figures
 	@cargo build --release --locked -p weft-verbs-shim
 	@"$${CARGO_TARGET_DIR:-target}/release/figures" $(ARGS)
+
+soak: ## Kill 10,000 programs of a virtual device in mid-write, and look what they leave
+	@hack/setup.sh build
+	@WEFT_TEST_DEATHS=10000 cargo test --locked -p weft-device-server --test server killed_in_mid_write
 
 e2e: ## Test on a real Kubernetes: brings a cluster up, uses it, takes it down
 	@hack/e2e.sh $(ARGS)

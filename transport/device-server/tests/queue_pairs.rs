@@ -572,6 +572,47 @@ fn a_send_waits_without_end_for_a_receive_where_that_is_asked() {
     }
 }
 
+#[test]
+fn a_program_that_scribbles_over_everything_while_it_runs_hurts_no_other() {
+    let pair = Pair::new();
+    let mut other = Pair::of(&pair.a.devices, &pair.b.devices).connect();
+    let mut pair = pair;
+    let count = (pair.a.shared.len() / 8) as usize;
+    let words = Words::new(&pair.a.shared, 0, count).expect("it is there");
+    let words: Vec<_> = words.iter().collect();
+    // Of splitmix64 (Steele, Lea, Flood, 2014).
+    let mut state = 7_u64;
+    let mut draw = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    };
+    for wr_id in 0..300 {
+        for _ in 0..64 {
+            let value = match draw() % 4 {
+                0 => draw() % 8,
+                1 => u64::MAX,
+                _ => draw(),
+            };
+            // Half of them where doorbells and the first rings are.
+            let among = if draw().is_multiple_of(2) {
+                words.len()
+            } else {
+                1024
+            };
+            let at = (draw() % among as u64) as usize;
+            words[at].store(value, std::sync::atomic::Ordering::Relaxed);
+        }
+        pair.turn();
+        let (sge, to) = (other.a.sge(0, 8), other.b.remote(0));
+        other
+            .a
+            .post(wr_id, Operation::Write(to), Payload::Sges(&[sge]));
+        assert_eq!(other.next_a(), success(wr_id, 8));
+    }
+}
+
 /// A peer whose program has ended may be gone before its close comes.
 #[test]
 fn a_peer_that_is_gone_is_no_event_of_a_queue_pair_that_has_sent_nothing() {

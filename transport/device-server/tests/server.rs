@@ -1,9 +1,11 @@
 //! Programs that open devices by their directories, over the control socket.
 
+use std::io::{BufRead as _, BufReader};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use weft_device::completion::{Outcome, Status};
@@ -359,75 +361,128 @@ fn two_programs_play_ping_pong_and_one_that_ends_is_missed() {
     assert_eq!(gone, Err(ErrorNumber::EngineGone));
 }
 
-/// Open files and mappings of this process.
-fn held() -> (usize, usize) {
+/// Open files, mappings and pages of this process.
+fn held() -> [usize; 3] {
     let files = std::fs::read_dir("/proc/self/fd").expect("it is there");
     let maps = std::fs::read_to_string("/proc/self/maps").expect("it is text");
-    (files.count(), maps.lines().count())
+    let pages = std::fs::read_to_string("/proc/self/statm").expect("it is text");
+    let resident = pages.split(' ').nth(1).and_then(|it| it.parse().ok());
+    [
+        files.count(),
+        maps.lines().count(),
+        resident.expect("a number"),
+    ]
 }
 
-/// Set in the process that runs one test alone.
+/// Set in a process that runs one test alone.
 const ALONE: &str = "WEFT_TEST_ALONE";
+/// Set in a program that writes until it is killed: the device, and what it writes to.
+const WRITES_TO: &str = "WEFT_TEST_WRITES_TO";
+/// How many programs are killed; `make soak` kills more.
+const DEATHS: &str = "WEFT_TEST_DEATHS";
+const WRITTEN_BYTES: usize = 1 << 20;
+
+/// This program again, with one test.
+fn again(test: &str, variable: &str, value: &str) -> std::process::Command {
+    let program = std::env::current_exe().expect("it is this program");
+    let mut command = std::process::Command::new(program);
+    command
+        .args(["--exact", "--nocapture", test])
+        .env(variable, value);
+    command
+}
+
+/// Says its number, and writes until it is killed.
+fn write_for_ever(told: &str) -> ! {
+    let mut words = told.split(' ');
+    let path = words.next().expect("a path");
+    let mut program = Program::open(Path::new(path));
+    let mut number = || {
+        words
+            .next()
+            .and_then(|it| it.parse().ok())
+            .expect("a number")
+    };
+    let (last, peer, address, key): (u64, u64, u64, u64) = (number(), number(), number(), number());
+    program.connect_to(device(last as u8).gid, peer as u32);
+    println!("writer {}", program.number);
+    let memory = vec![1; WRITTEN_BYTES];
+    let sge = Sge {
+        address: memory.as_ptr() as u64,
+        bytes: WRITTEN_BYTES as u32,
+        local_key: program.register(&memory),
+    };
+    let key = key as u32;
+    let to = RemoteAddress { address, key };
+    for wr_id in 0.. {
+        program.post(wr_id, Operation::Write(to), Payload::Sges(&[sge]));
+        if wr_id >= 8 {
+            program.next();
+        }
+    }
+    unreachable!("it is killed");
+}
 
 #[test]
-fn five_hundred_programs_that_end_in_mid_write_leave_nothing() {
-    const BYTES: usize = 1 << 20;
+fn five_hundred_programs_that_are_killed_in_mid_write_leave_nothing() {
+    const NAME: &str = "five_hundred_programs_that_are_killed_in_mid_write_leave_nothing";
 
+    if let Ok(told) = std::env::var(WRITES_TO) {
+        write_for_ever(&told);
+    }
     if std::env::var_os(ALONE).is_none() {
         // It counts the files of its process, and other tests open some at the same time.
-        let alone = std::env::current_exe().expect("it is this program");
-        let name = "five_hundred_programs_that_end_in_mid_write_leave_nothing";
-        let mut alone = std::process::Command::new(alone);
-        let output = alone.args(["--exact", "--nocapture", name]).env(ALONE, "1");
-        let output = output.output().expect("it runs again");
+        let output = again(NAME, ALONE, "1").output().expect("it runs again");
         let said = [output.stdout, output.stderr].concat();
         let said = String::from_utf8_lossy(&said);
         assert!(output.status.success(), "{said}");
         assert!(said.contains("1 passed"), "{said}");
         return;
     }
+    let deaths = std::env::var(DEATHS).map_or(500, |it| it.parse().expect("a number"));
     let directory = tempfile::tempdir().expect("a directory");
     let server = start(&directory.path().join("devices"));
     let paths = [1, 2].map(|last| {
         let path = server.create(&format!("weft{last}"), device(last));
         path.expect("it is made")
     });
-    let memory = [vec![1; BYTES], vec![2; BYTES]];
+    let memory: Vec<AtomicU8> = (0..WRITTEN_BYTES).map(|_| AtomicU8::new(0)).collect();
+    let last = &memory[WRITTEN_BYTES - 1];
     let mut before = None;
-    for death in 0..500 {
-        let [mut a, mut b] = paths.each_ref().map(|path| Program::open(path));
-        a.connect(&b);
-        b.connect(&a);
-        let (key, there) = (a.register(&memory[0]), b.register(&memory[1]));
-        let sge = Sge {
-            address: memory[0].as_ptr() as u64,
-            bytes: BYTES as u32,
-            local_key: key,
-        };
-        let remote = RemoteAddress {
-            address: memory[1].as_ptr() as u64,
-            key: there,
-        };
-        b.receive(1);
-        a.send(1);
-        assert_eq!(b.next(), (1, Status::Success));
-        for wr_id in 2..8 {
-            a.post(wr_id, Operation::Write(remote), Payload::Sges(&[sge]));
+    for death in 0..deaths {
+        let mut peer = Program::open(&paths[1]);
+        let address = memory.as_ptr() as u64;
+        let key = peer.register_at(address, WRITTEN_BYTES as u64);
+        let told = format!("{} 2 {} {address} {key}", paths[0].display(), peer.number);
+        let mut writer = again(NAME, WRITES_TO, &told);
+        let mut writer = writer.stdout(Stdio::piped()).spawn().expect("it runs");
+        let said = BufReader::new(writer.stdout.take().expect("it is piped")).lines();
+        let mut numbers = said.map_while(Result::ok).filter_map(|line| {
+            let (_, number) = line.split_once("writer ")?;
+            number.parse().ok()
+        });
+        peer.connect_to(device(1).gid, numbers.next().expect("it says its number"));
+        peer.receive(1);
+        // The end of the first write.
+        while last.load(Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
         }
-        // First the one that writes, first the one that is written to, or that one and the other hears of it.
-        match death % 3 {
-            0 => drop((a, b)),
-            1 => drop((b, a)),
-            _ => {
-                drop(b);
-                assert_eq!(a.next(), (1, Status::Success));
-                let ends: Vec<Status> = (2..8).map(|_| a.next().1).collect();
-                let failed = ends.iter().position(|end| *end != Status::Success);
-                let after = failed.map_or(&[][..], |failed| &ends[failed + 1..]);
-                assert!(after.iter().all(|end| *end == Status::Flushed), "{ends:?}");
-                drop(a);
-            }
-        }
+        writer.kill().expect("it runs");
+        writer.wait().expect("it was killed");
+        let begun = Instant::now();
+        // Who only receives hears of it by what it sends.
+        peer.send(2);
+        let mut ends = [peer.next(), peer.next()];
+        ends.sort_unstable_by_key(|(wr_id, _)| *wr_id);
+        assert_eq!(ends[0], (1, Status::Flushed));
+        let ends_of_send = [Status::RetryExceeded, Status::Flushed];
+        assert!(ends_of_send.contains(&ends[1].1), "{ends:?}");
+        assert!(
+            begun.elapsed() < Duration::from_secs(2),
+            "within its timeout"
+        );
+        drop(peer);
+        last.store(0, Ordering::Relaxed);
         let begun = Instant::now();
         while server.list().iter().any(|it| it.contexts > 0) {
             assert!(begun.elapsed() < PATIENCE, "a context stays");
@@ -436,11 +491,16 @@ fn five_hundred_programs_that_end_in_mid_write_leave_nothing() {
             before = Some(held());
         }
     }
-    let (files, maps) = held();
-    let (files_before, maps_before) = before.expect("there were more");
+    let [files, maps, pages] = held();
+    let [files_before, maps_before, pages_before] = before.expect("there were more");
     assert!(files <= files_before + 4, "{files_before} to {files} files");
     // The allocator has some for each thread that there was at a time.
     assert!(maps <= maps_before + 60, "{maps_before} to {maps} mappings");
+    // 8 MiB.
+    assert!(
+        pages <= pages_before + 2048,
+        "{pages_before} to {pages} pages"
+    );
 }
 
 #[test]

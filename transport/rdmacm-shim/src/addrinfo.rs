@@ -12,8 +12,8 @@ use crate::ids::{RC, UD};
 
 /// `RAI_PASSIVE`: the address is one to listen at.
 pub(crate) const PASSIVE: c_int = 1;
-const NUMERIC_HOST: c_int = 2;
-const STREAMS: c_int = 0x0106;
+pub(crate) const NUMERIC_HOST: c_int = 2;
+pub(crate) const STREAMS: c_int = 0x0106;
 
 fn empty() -> AddrInfo {
     AddrInfo {

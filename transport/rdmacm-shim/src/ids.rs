@@ -20,9 +20,9 @@ pub(crate) const RC: c_int = 2;
 pub(crate) const UD: c_int = 4;
 
 /// `enum rdma_port_space`, but for datagrams.
-const IPOIB: c_int = 0x0002;
-const TCP: c_int = 0x0106;
-const IB: c_int = 0x013f;
+pub(crate) const IPOIB: c_int = 0x0002;
+pub(crate) const TCP: c_int = 0x0106;
+pub(crate) const IB: c_int = 0x013f;
 
 /// An event channel. A thread may still wait for an event when it is gone: the rest lives as long as that thread.
 #[repr(C)]

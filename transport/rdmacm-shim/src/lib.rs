@@ -32,6 +32,8 @@ mod endpoint;
 mod ep;
 mod errno;
 mod events;
+#[cfg(test)]
+mod headers;
 mod ids;
 mod message;
 mod queue_pairs;

@@ -17,31 +17,31 @@ use crate::message::Message;
 use crate::verbs::{create_qp_ex, verbs};
 
 /// `enum ibv_qp_state`.
-const INIT: c_int = 1;
-const READY_TO_RECEIVE: c_int = 2;
-const READY_TO_SEND: c_int = 3;
-const ERROR: c_int = 6;
+pub(crate) const INIT: c_int = 1;
+pub(crate) const READY_TO_RECEIVE: c_int = 2;
+pub(crate) const READY_TO_SEND: c_int = 3;
+pub(crate) const ERROR: c_int = 6;
 
 /// `enum ibv_qp_attr_mask`.
-const STATE: c_int = 1;
-const ACCESS_FLAGS: c_int = 1 << 3;
-const PKEY_INDEX: c_int = 1 << 4;
-const PORT: c_int = 1 << 5;
-const QKEY: c_int = 1 << 6;
-const AV: c_int = 1 << 7;
-const PATH_MTU: c_int = 1 << 8;
-const TIMEOUT: c_int = 1 << 9;
-const RETRY_CNT: c_int = 1 << 10;
-const RNR_RETRY: c_int = 1 << 11;
-const RQ_PSN: c_int = 1 << 12;
-const MAX_QP_RD_ATOMIC: c_int = 1 << 13;
-const MIN_RNR_TIMER: c_int = 1 << 15;
-const SQ_PSN: c_int = 1 << 16;
-const MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
-const DEST_QPN: c_int = 1 << 20;
+pub(crate) const STATE: c_int = 1;
+pub(crate) const ACCESS_FLAGS: c_int = 1 << 3;
+pub(crate) const PKEY_INDEX: c_int = 1 << 4;
+pub(crate) const PORT: c_int = 1 << 5;
+pub(crate) const QKEY: c_int = 1 << 6;
+pub(crate) const AV: c_int = 1 << 7;
+pub(crate) const PATH_MTU: c_int = 1 << 8;
+pub(crate) const TIMEOUT: c_int = 1 << 9;
+pub(crate) const RETRY_CNT: c_int = 1 << 10;
+pub(crate) const RNR_RETRY: c_int = 1 << 11;
+pub(crate) const RQ_PSN: c_int = 1 << 12;
+pub(crate) const MAX_QP_RD_ATOMIC: c_int = 1 << 13;
+pub(crate) const MIN_RNR_TIMER: c_int = 1 << 15;
+pub(crate) const SQ_PSN: c_int = 1 << 16;
+pub(crate) const MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
+pub(crate) const DEST_QPN: c_int = 1 << 20;
 
 /// `IBV_QP_INIT_ATTR_PD`.
-const PD: u32 = 1;
+pub(crate) const PD: u32 = 1;
 
 /// `RDMA_UDP_QKEY`.
 pub(crate) const DATAGRAM_KEY: u32 = 0x0123_4567;

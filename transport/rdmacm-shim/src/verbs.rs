@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use weft_verbs_abi::{
     CompletionChannel, CompletionQueue, Context, Device, DeviceAttr, PortAttr, ProtectionDomain,
-    QpAttr, QpInitAttr, QpInitAttrEx, QueuePair, SharedReceives, SrqInitAttr,
+    QpAttr, QpInitAttr, QpInitAttrEx, QueuePair, SharedReceives, SrqInitAttr, VerbsContext,
 };
 
 macro_rules! functions {
@@ -82,10 +82,14 @@ struct Extension {
 }
 
 /// Of `struct ibv_context`: all ones where a `struct verbs_context` lies before it.
-const ABI_COMPAT: usize = 320;
+const ABI_COMPAT: usize = offset_of!(Context, abi_compat);
 /// Bytes of `struct verbs_context` from `create_qp_ex` to its end.
-const NEEDED: usize = 648 - 264;
-const _: () = assert!(offset_of!(Extension, size) == 312 - 264);
+const NEEDED: usize = size_of::<VerbsContext>() - offset_of!(VerbsContext, create_qp_ex);
+const _: () = assert!(
+    offset_of!(Extension, size)
+        == offset_of!(VerbsContext, size) - offset_of!(VerbsContext, create_qp_ex)
+);
+const _: () = assert!(size_of::<Extension>() + size_of::<Context>() == NEEDED);
 
 /// `ibv_create_qp_ex`, which is inline in `verbs.h`.
 ///

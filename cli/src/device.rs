@@ -190,10 +190,12 @@ pub fn run(
 }
 
 fn refused(node: &str, status: &tonic::Status) -> DeviceError {
-    DeviceError::Engine {
-        node: node.to_owned(),
-        problem: status.message().to_owned(),
+    let node = node.to_owned();
+    if status.code() == tonic::Code::Unavailable {
+        return DeviceError::NoEngine { node };
     }
+    let problem = status.message().to_owned();
+    DeviceError::Engine { node, problem }
 }
 
 async fn create(

@@ -359,6 +359,9 @@ fn a_node_whose_engine_is_killed_gets_another_one_and_its_device_again() {
     let told = String::from_utf8_lossy(&watched.stdout);
     assert!(told.contains("IBV_EVENT_DEVICE_FATAL"), "{told}");
 
+    let list = fabric.weft("list").output().expect("weft starts");
+    let said = String::from_utf8_lossy(&list.stderr);
+    assert!(said.contains("`weft device restart node1`"), "{said}");
     fabric.device("restart node1");
     assert!(!fabric.device("list").contains("node1/weft0"));
     fabric.device("create node1/weft0");

@@ -51,6 +51,15 @@ pub enum DeviceError {
         /// The system's answer.
         source: io::Error,
     },
+    /// The engine does not answer.
+    #[error(
+        "the engine of {node} does not run: start another one by `weft device restart {node}`, and make its device by \
+         `weft device create {node}/weft0`"
+    )]
+    NoEngine {
+        /// The node.
+        node: String,
+    },
     /// The engine answers no.
     #[error("the engine of {node}: {problem}")]
     Engine {

@@ -296,7 +296,7 @@ impl Devices {
     pub(crate) fn sent_bytes(&self) -> u64 {
         let sent = self.engine.link_counters();
         let header = self.engine.config().address.header_bytes();
-        sent.sent_bytes + sent.sent_packets * header as u64
+        sent.sent_bytes + sent.sent_packets * u64::from(header)
     }
 
     /// What is sent from now on has at most this rate, bits per second, and the one that the engine was started with.

@@ -1,6 +1,6 @@
 //! Programs that open devices by their directories, over the control socket.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -405,7 +405,9 @@ fn write_for_ever(told: &str) -> ! {
     };
     let (last, peer, address, key): (u64, u64, u64, u64) = (number(), number(), number(), number());
     program.connect_to(device(last as u8).gid, peer as u32);
-    println!("writer {}", program.number);
+    // The runner has begun a line.
+    let said = writeln!(std::io::stdout(), "writer {}", program.number);
+    said.expect("who has started it reads");
     let memory = vec![1; WRITTEN_BYTES];
     let sge = Sge {
         address: memory.as_ptr() as u64,

@@ -100,7 +100,7 @@ fn write_every_size(mut pair: Pair) -> Snapshot {
             context: 77 + round as u64,
             ..pair.a.write(&source)
         };
-        pair.a.engine.write(request).unwrap();
+        pair.a.engine.write(request).expect("it is open");
         let Event::Delivered {
             connection,
             immediate,

@@ -33,15 +33,18 @@ pub struct LocalSwitch {
     /// How often the ends have changed.
     changes: AtomicU64,
     /// Buffers of chunks that have been taken in.
-    spare: (Sender<Box<[u8]>>, Receiver<Box<[u8]>>),
+    spare: Receiver<Box<[u8]>>,
+    returned: Sender<Box<[u8]>>,
 }
 
 impl Default for LocalSwitch {
     fn default() -> Self {
+        let (returned, spare) = bounded(SPARE_MAX);
         Self {
             ends: RwLock::default(),
             changes: AtomicU64::new(0),
-            spare: bounded(SPARE_MAX),
+            spare,
+            returned,
         }
     }
 }
@@ -187,7 +190,7 @@ impl LocalLink {
 
     /// A buffer of `bytes` bytes, whatever is in it.
     pub(crate) fn buffer(&self, bytes: usize) -> Box<[u8]> {
-        let spare = self.switch.spare.1.try_recv();
+        let spare = self.switch.spare.try_recv();
         let fits = spare.ok().filter(|buffer| buffer.len() == bytes);
         fits.unwrap_or_else(|| vec![0; bytes].into())
     }
@@ -196,7 +199,7 @@ impl LocalLink {
     fn give_back(&self, buffer: Box<[u8]>) {
         if buffer.len() > usize::from(u16::MAX) {
             // Of those that find no room the memory goes back.
-            let _ = self.switch.spare.0.try_send(buffer);
+            let _ = self.switch.returned.try_send(buffer);
         }
     }
 

@@ -18,7 +18,8 @@ use super::DeviceError;
 
 /// Where the record is, in the fabric's own `/run`.
 const RECORD: &str = "run/weft-play/devices.json";
-const RECORD_BYTES_MAX: u64 = 64 << 10;
+/// With 240 nodes it has some 200 KB.
+const RECORD_BYTES_MAX: u64 = 1 << 20;
 /// The memory that a program may lock: the default limit of most systems, which pods have, too.
 const LOCKED_BYTES: u32 = 64 << 10;
 /// The user that programs run as in a fabric that root has made.
@@ -49,7 +50,7 @@ pub struct NodeRecord {
     /// What other devices know its device by.
     pub gid: Ipv6Addr,
     /// The command line of its engine.
-    pub engine: Vec<OsString>,
+    pub engine: Vec<String>,
 }
 
 impl Record {

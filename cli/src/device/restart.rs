@@ -75,11 +75,16 @@ pub(super) fn restart(
     let outside = record.socket(node)?;
     let home = record.home(node)?;
     let running = Running::find(which, &home);
-    let engine = &record.node(node)?.engine;
+    let engine: Vec<OsString> = record
+        .node(node)?
+        .engine
+        .iter()
+        .map(OsString::from)
+        .collect();
     let (line, log) = match (&running, which) {
         (Some(running), _) => (&running.line, log_of(running)),
         // It was killed, or has failed.
-        (None, NodeProgram::Engine) => (engine, append(&record.outside(&home).join(ENGINE_LOG))),
+        (None, NodeProgram::Engine) => (&engine, append(&record.outside(&home).join(ENGINE_LOG))),
         (None, NodeProgram::Agent) => return Err(failed(ErrorKind::NotFound.into())),
     };
     let log = log.map_err(failed)?;

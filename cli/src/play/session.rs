@@ -369,7 +369,11 @@ fn try_devices(stage: &Stage) -> Result<String, PlayError> {
             socket: stage.socket(*i),
             devices: devices::directory(*i),
             gid: devices::gid(stage.ground().addresses(*i).data),
-            engine: stage.engine(*i),
+            engine: stage
+                .engine(*i)
+                .iter()
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect(),
         };
         (node_name(*i), record)
     };

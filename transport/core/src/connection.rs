@@ -663,6 +663,11 @@ impl Connection {
             wire::Refused::Bounds => self.refuse(now, refusal.chunk, Failure::BoundsRefused),
             wire::Refused::NotArmed => {
                 let timers = &mut self.timers;
+                if self.config.waits_for_receiver {
+                    // It is there.
+                    let timeout = self.config.stall_timeout;
+                    self.transmit.restart_stall(timeout, timers);
+                }
                 self.transmit.handle_not_ready(now, refusal.chunk, timers);
             }
         }

@@ -193,6 +193,11 @@ impl<P: Eq> Endpoint<P> {
         });
     }
 
+    /// Whether the limit had something wait since the last call.
+    pub fn take_held_back(&mut self) -> bool {
+        self.rate_cap.as_mut().is_some_and(RateCap::take_held_back)
+    }
+
     /// What it was made with.
     pub fn config(&self) -> &EndpointConfig {
         &self.config

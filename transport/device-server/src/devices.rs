@@ -13,8 +13,8 @@ use weft_device::control::{ErrorNumber, Outcome, Request};
 use weft_device::objects::Usage;
 use weft_device::space::DOORBELL_BYTES;
 use weft_engine::{
-    AddressSpace, ConnectionId, DomainId, DropReason, Egress, Engine, EngineConfig, EngineError,
-    Event, MemfdError, Progress, Region, Secret, SharedFiles,
+    AddressSpace, ConnectionId, DomainId, DropReason, Egress, EgressReport, Engine, EngineConfig,
+    EngineError, Event, MemfdError, Progress, Region, Secret, SharedFiles,
 };
 
 use crate::channel::event_socket;
@@ -152,6 +152,8 @@ pub struct Devices {
     files: SharedFiles,
     /// When it is looked which offers are to be sent again.
     repeat_at: Duration,
+    /// What [`Self::limit_rate`] has said last.
+    cap_bps: Option<u64>,
 }
 
 impl Devices {
@@ -183,6 +185,7 @@ impl Devices {
             next_domain: 0,
             files: SharedFiles::default(),
             repeat_at: Duration::ZERO,
+            cap_bps: None,
         }
     }
 
@@ -292,23 +295,20 @@ impl Devices {
         drops.get(DropReason::Key) + drops.get(DropReason::Bounds)
     }
 
-    /// Bytes of IP packets that it has sent.
-    pub(crate) fn sent_bytes(&self) -> u64 {
-        let sent = self.engine.link_counters();
-        let header = self.engine.config().address.header_bytes();
-        sent.sent_bytes + sent.sent_packets * u64::from(header)
+    /// What it has sent.
+    pub(crate) fn take_egress_report(&self) -> Option<EgressReport> {
+        self.engine.take_egress_report().ok()
     }
 
     /// What is sent from now on has at most this rate, bits per second, and the one that the engine was started with.
-    pub(crate) fn limit_rate(&self, bps: u64) {
+    pub(crate) fn limit_rate(&mut self, bps: u64) {
         let started = self.engine.config().egress;
-        let cap_bps = started.cap_bps.map_or(bps, |cap| cap.min(bps));
-        let egress = Egress {
-            cap_bps: Some(cap_bps),
-            ..started
-        };
-        // It is no less than CAP_BPS_MIN.
-        let _ = self.engine.set_egress(egress);
+        let cap_bps = Some(started.cap_bps.map_or(bps, |cap| cap.min(bps)));
+        if std::mem::replace(&mut self.cap_bps, cap_bps) != cap_bps {
+            let egress = Egress { cap_bps, ..started };
+            // It is no less than CAP_BPS_MIN.
+            let _ = self.engine.set_egress(egress);
+        }
     }
 
     /// Sends the acknowledgements of what has come. A program may end a queue pair as soon as it has a message: the peer,

@@ -1,11 +1,13 @@
 //! How the devices that are open share what their node may send.
 //!
 //! All have the same limit: max-min fairness by progressive filling (Bertsekas and Gallager, Data Networks, 1992, section
-//! 6.5.2). A device that sends nearly as much as that wants more; any other has what it wants, and leaves the rest to those.
+//! 6.5.2). A device that the limit has held back wants more. Any other has what it wants, and leaves the rest to those.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use weft_engine::EgressReport;
 
 use crate::context::CAP_BPS_MIN;
 
@@ -13,80 +15,71 @@ use crate::context::CAP_BPS_MIN;
 pub(crate) const SHARE_INTERVAL: Duration = Duration::from_millis(20);
 /// A device that has not said for so long sends nothing: its thread sleeps.
 const SILENT_AFTER: Duration = Duration::from_millis(100);
-/// A device that sends so many percent of the limit wants more.
-const NEARLY_PERCENT: u64 = 90;
 
 /// What the node may send, and who sends how much of it. Time is an argument.
 #[derive(Debug)]
 pub(crate) struct LinkShare {
     /// Bits per second of IP packets, of all devices.
     cap_bps: u64,
-    state: Mutex<State>,
-}
-
-#[derive(Debug)]
-struct State {
-    /// What each device may send.
-    limit_bps: u64,
     /// By range of ports.
-    senders: BTreeMap<u16, Sender>,
+    senders: Mutex<BTreeMap<u16, Sender>>,
 }
 
 #[derive(Debug)]
 struct Sender {
     counted_at: Duration,
     sent_bytes: u64,
-    bps: u64,
+    /// What it wants: what it has sent of late, or anything.
+    wanted_bps: u64,
 }
 
 impl LinkShare {
     pub(crate) fn new(cap_bps: u64) -> Self {
-        let state = State {
-            limit_bps: cap_bps,
-            senders: BTreeMap::new(),
-        };
         Self {
             cap_bps,
-            state: Mutex::new(state),
+            senders: Mutex::default(),
         }
     }
 
-    /// A device has sent so many bytes by now, ever. Answers how much it may send, bits per second.
-    pub(crate) fn limit(&self, slot: u16, now: Duration, sent_bytes: u64) -> u64 {
-        // Each change is whole.
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+    /// What a device has sent by now. Answers how much it may send, bits per second.
+    pub(crate) fn limit(&self, slot: u16, now: Duration, report: EgressReport) -> u64 {
+        let EgressReport {
+            sent_bytes,
+            was_held_back,
+        } = report;
+        // A thread that has panicked has ended the process.
+        let mut senders = self.senders.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_silent = |it: &Sender| now.saturating_sub(it.counted_at) >= SILENT_AFTER;
         let begun = Sender {
             counted_at: now,
             sent_bytes,
-            bps: 0,
+            wanted_bps: 0,
         };
-        let sender = state.senders.entry(slot).or_insert(begun);
+        let sender = senders.entry(slot).or_insert(begun);
         let nanos = now.saturating_sub(sender.counted_at).as_nanos();
         // Another device may have had these ports.
         let bits = u128::from(sent_bytes.saturating_sub(sender.sent_bytes)) * 8;
         if let Some(bps) = (bits * 1_000_000_000).checked_div(nanos) {
+            let sent_bps = u64::try_from(bps).unwrap_or(u64::MAX);
             *sender = Sender {
                 counted_at: now,
                 sent_bytes,
-                bps: u64::try_from(bps).unwrap_or(u64::MAX),
+                wanted_bps: if was_held_back { u64::MAX } else { sent_bps },
             };
         }
-        let senders = state.senders.values();
-        let rates = senders.filter(|it| now.saturating_sub(it.counted_at) < SILENT_AFTER);
-        let rates = rates.map(|it| it.bps).collect();
-        state.limit_bps = fill(self.cap_bps, rates, state.limit_bps);
-        state.limit_bps
+        senders.retain(|_, it| !is_silent(it));
+        let wanted = senders.values().map(|it| it.wanted_bps);
+        fill(self.cap_bps, wanted.collect())
     }
 }
 
-/// The limit that shares `cap_bps` among devices which send at these rates under the limit `before`. Who sends most may
-/// always send more, up to what is left.
-fn fill(cap_bps: u64, mut rates: Vec<u64>, before: u64) -> u64 {
-    rates.sort_unstable();
-    let has_enough = |bps: u64| bps / NEARLY_PERCENT < before / 100;
-    let (mut left, mut devices) = (cap_bps, rates.len() as u64);
-    for bps in rates {
-        if devices == 1 || !has_enough(bps) || bps > left / devices {
+/// The limit that shares `cap_bps` among devices which want so much. One that wants more than all others may have all that
+/// these leave: what it wants next nobody knows.
+fn fill(cap_bps: u64, mut wanted: Vec<u64>) -> u64 {
+    wanted.sort_unstable();
+    let (mut left, mut devices) = (cap_bps, wanted.len() as u64);
+    for bps in wanted {
+        if devices == 1 || bps > left / devices {
             return (left / devices).max(CAP_BPS_MIN);
         }
         left -= bps;
@@ -117,7 +110,11 @@ mod tests {
             rates = by_weight(most, weights);
             for at in 0..N {
                 sent[at] += rates[at] / 8 / 50;
-                limits[at] = share.limit(at as u16, now, sent[at]);
+                let report = EgressReport {
+                    sent_bytes: sent[at],
+                    was_held_back: rates[at] == limits[at],
+                };
+                limits[at] = share.limit(at as u16, now, report);
             }
         }
         rates
@@ -162,20 +159,33 @@ mod tests {
     }
 
     #[test]
+    fn many_devices_of_any_weight_get_the_same() {
+        let mut weights = [1; 20];
+        weights[..5].fill(1000);
+        let rates = rates_after(200, weights, [u64::MAX; 20]);
+        let fair = CAP / 20;
+        let is_fair = |rate: &u64| rate.abs_diff(fair) < fair / 10;
+        assert!(rates.iter().all(is_fair), "{rates:?}");
+    }
+
+    #[test]
     fn a_device_whose_thread_sleeps_takes_no_share() {
         let share = LinkShare::new(CAP);
-        share.limit(0, Duration::ZERO, 0);
-        share.limit(1, Duration::ZERO, 0);
+        let held_back = |sent_bytes| EgressReport {
+            sent_bytes,
+            was_held_back: true,
+        };
+        share.limit(0, Duration::ZERO, held_back(0));
+        share.limit(1, Duration::ZERO, held_back(0));
         let at = SHARE_INTERVAL;
-        share.limit(0, at, 2_000_000);
-        assert!(share.limit(1, at, 2_000_000) < CAP);
+        share.limit(0, at, held_back(2_000_000));
+        assert_eq!(share.limit(1, at, held_back(2_000_000)), CAP / 2);
         let at = at + SILENT_AFTER;
-        assert_eq!(share.limit(1, at, 4_000_000), CAP);
+        assert_eq!(share.limit(1, at, held_back(4_000_000)), CAP);
     }
 
     #[test]
     fn no_device_is_limited_to_less_than_an_engine_takes() {
-        let rates = vec![u64::MAX; 5000];
-        assert_eq!(fill(CAP, rates, CAP), CAP_BPS_MIN);
+        assert_eq!(fill(CAP, vec![u64::MAX; 5000]), CAP_BPS_MIN);
     }
 }

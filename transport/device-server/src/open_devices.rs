@@ -94,7 +94,7 @@ impl OpenDevices {
         send_offer: Box<dyn Fn(Offer) + Send + Sync>,
         ended: Sender<()>,
     ) -> Self {
-        // Devices of one node need no network.
+        // Devices of one node reach each other through memory.
         let local_switch = Some(Arc::default());
         let config = EngineConfig {
             local_switch,

@@ -79,7 +79,7 @@ impl OpenDevices {
         self: &Arc<Self>,
         gid: Gid,
         slot: u16,
-        devices: Devices,
+        mut devices: Devices,
     ) -> Result<OpenDevice, OpenError> {
         let (commands, received) = unbounded();
         let (offers, received_offers) = bounded(OFFERS_WAITING_MAX);
@@ -91,6 +91,11 @@ impl OpenDevices {
             shown: Arc::default(),
         };
         let now = self.now();
+        if let Some(link) = &self.link_share
+            && let Some(report) = devices.take_egress_report()
+        {
+            devices.limit_rate(link.limit(slot, now, report));
+        }
         let turned_at = &thread.shown.turned_at;
         turned_at.store(now.as_millis() as u64, Ordering::Relaxed);
         let worker = Worker {

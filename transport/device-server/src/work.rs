@@ -100,7 +100,7 @@ impl Worker {
                 self.all.pass_on(offer);
             }
             self.count_refused(now);
-            self.share_link(now);
+            self.share_link();
             if self.devices.is_open() {
                 self.used_at = now;
             } else if now.saturating_sub(self.used_at) >= LINGER
@@ -126,14 +126,17 @@ impl Worker {
     }
 
     /// Limits what the device sends to its share of what the node may.
-    fn share_link(&mut self, now: Duration) {
+    fn share_link(&mut self) {
         let Some(link) = &self.all.link_share else {
             return;
         };
-        if now.saturating_sub(self.shared_at) >= SHARE_INTERVAL {
+        // The turn may have slept.
+        let now = self.all.now();
+        if now.saturating_sub(self.shared_at) >= SHARE_INTERVAL
+            && let Some(report) = self.devices.take_egress_report()
+        {
             self.shared_at = now;
-            let sent = self.devices.sent_bytes();
-            self.devices.limit_rate(link.limit(self.slot, now, sent));
+            self.devices.limit_rate(link.limit(self.slot, now, report));
         }
     }
 

@@ -96,6 +96,15 @@ pub struct Egress {
     pub cap_bps: Option<u64>,
 }
 
+/// What an engine has sent by its sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EgressReport {
+    /// Bytes of IP packets, since it was started.
+    pub sent_bytes: u64,
+    /// [`Egress::cap_bps`] has had something wait since the last report.
+    pub was_held_back: bool,
+}
+
 impl Egress {
     /// Checks every field; the error names the first that is wrong.
     pub(crate) fn check(&self) -> Result<(), EngineError> {

@@ -12,10 +12,10 @@ use weft_core::endpoint::Local;
 use weft_core::units::{ConnectionId, Key};
 use weft_core::wire::Secret;
 use weft_crypto::part_secret;
-use weft_link::{Counters, LinkAddress, RouteProbe};
+use weft_link::{LinkAddress, RouteProbe};
 
 use crate::command::{Command, Outgoing, Queue};
-use crate::config::{Egress, EngineConfig, Progress};
+use crate::config::{Egress, EgressReport, EngineConfig, Progress};
 use crate::ends::{EndPart, LocalEnd, RemoteEnd};
 use crate::error::EngineError;
 use crate::event::Event;
@@ -590,11 +590,13 @@ impl Engine {
         }
     }
 
-    /// What the sockets of an inline engine did; nothing for one with threads, whose [`Engine::snapshot`] has it.
-    pub fn link_counters(&self) -> Counters {
-        self.inline()
-            .map(|worker| worker.link_counters())
-            .unwrap_or_default()
+    /// What an inline engine has sent by its sockets, and whether [`Egress::cap_bps`] has had something wait.
+    ///
+    /// # Errors
+    /// [`EngineError::NotInline`].
+    pub fn take_egress_report(&self) -> Result<EgressReport, EngineError> {
+        let mut worker = self.inline().ok_or(EngineError::NotInline)?;
+        Ok(worker.take_egress_report())
     }
 
     fn workers_snapshot(&self) -> Snapshot {

@@ -39,7 +39,7 @@ mod snapshot;
 mod users;
 mod worker;
 
-pub use config::{Egress, Encryption, EngineConfig, Progress};
+pub use config::{Egress, EgressReport, Encryption, EngineConfig, Progress};
 pub use ends::{EndPart, LocalEnd, RemoteEnd};
 pub use engine::{Engine, WriteRequest};
 pub use error::EngineError;

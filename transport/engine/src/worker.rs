@@ -17,14 +17,14 @@ use weft_core::received::{Offer, Received};
 use weft_core::units::{ChunkNumber, ConnectionId, Nanos, Source, Time};
 use weft_core::wire::{CONTROL_BYTES_MAX, DataHeader, Reset};
 use weft_link::{
-    Counters, Destination, Handler, Link, LinkAddress, Poller, Refusal, Sent, SocketBuffers,
-    UdpConfig, UdpLink,
+    Destination, Handler, Link, LinkAddress, Poller, Refusal, Sent, SocketBuffers, UdpConfig,
+    UdpLink,
 };
 use weft_memory::{Placing, Region, TableReader};
 
 use crate::clock::{Clock, thread_cpu};
 use crate::command::{Command, Outgoing, Queue};
-use crate::config::EngineConfig;
+use crate::config::{EgressReport, EngineConfig};
 use crate::doze::Doze;
 use crate::ends::RemoteEnd;
 use crate::error::EngineError;
@@ -66,6 +66,8 @@ const RETRY_AFTER: Nanos = Nanos::from_millis(1);
 pub(crate) struct Worker {
     index: usize,
     spin: Nanos,
+    /// In what is sent.
+    dscp: u8,
     clock: Clock,
     link: UdpLink,
     poller: Poller,
@@ -142,6 +144,7 @@ impl Worker {
         Ok(Self {
             index,
             spin: config.spin,
+            dscp: config.egress.dscp,
             clock,
             link,
             poller,
@@ -399,7 +402,9 @@ impl Worker {
                 }
                 Command::Egress { dscp, cap_bps } => {
                     self.endpoint.set_rate_cap(self.clock.now(), cap_bps);
-                    if let Err(error) = self.link.set_dscp(dscp) {
+                    if std::mem::replace(&mut self.dscp, dscp) != dscp
+                        && let Err(error) = self.link.set_dscp(dscp)
+                    {
                         tracing::error!("packets keep their code point: {error}");
                     }
                 }
@@ -627,9 +632,13 @@ impl Worker {
         due.into_iter().flatten().min()
     }
 
-    /// What its sockets did.
-    pub(crate) fn link_counters(&self) -> Counters {
-        *self.link.counters()
+    pub(crate) fn take_egress_report(&mut self) -> EgressReport {
+        let sent = self.link.counters();
+        let headers = sent.sent_packets * u64::from(self.link.address().header_bytes());
+        EgressReport {
+            sent_bytes: sent.sent_bytes + headers,
+            was_held_back: self.endpoint.take_held_back(),
+        }
     }
 
     /// What it has counted.

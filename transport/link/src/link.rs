@@ -12,7 +12,7 @@ use weft_core::wire::DataHeader;
 use crate::address::LinkAddress;
 use crate::error::{LinkError, Refusal};
 
-/// One NIC queue's way to other machines. Owned by one worker; nothing in it is shared.
+/// One NIC queue's way to other machines. Owned by one worker.
 ///
 /// # Order of calls
 /// [`Link::open`], [`Link::register`], then in each turn of the worker:
@@ -182,7 +182,7 @@ pub struct Counters {
     pub local_packets: u64,
     /// Bytes of them.
     pub local_bytes: u64,
-    /// Of these runs, such as found no room there: lost.
+    /// Runs for other links of this process that found no room in their queues: lost.
     pub local_lost: u64,
     /// Packets received.
     pub received_packets: u64,

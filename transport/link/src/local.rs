@@ -1,7 +1,8 @@
 //! Links of one process, which reach each other through memory.
 //!
-//! What a link seals for another one of the same switch goes into that one's queue and not through the kernel: the packets
-//! are the same, and so is everything above. A link that is gone, or of another process, is reached through its sockets.
+//! Packets for a link of the same switch are put into the queue of that link, and the kernel is not asked. They are the same
+//! packets, and everything above the links is the same. A link that is gone, or of another process, is reached through its
+//! sockets.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -57,7 +58,7 @@ impl fmt::Debug for LocalSwitch {
 
 impl LocalSwitch {
     fn change(&self, change: impl FnOnce(&mut HashMap<LinkAddress, LocalEnd>)) {
-        // Each change is whole.
+        // A thread that panics ends the process.
         change(&mut self.ends.write().unwrap_or_else(PoisonError::into_inner));
         self.changes.fetch_add(1, Ordering::Release);
     }
@@ -89,10 +90,11 @@ struct Sleep {
 impl Sleep {
     /// Something has been put into the queue.
     fn wake(&self) {
-        // Before the look at the flag, as in `LocalLink::prepare_to_sleep` before that at the queue.
+        // The run is in the queue before the flag is read; `LocalLink::prepare_to_sleep` sets the flag before it looks into
+        // the queue. So one of the two sees what the other has done.
         fence(Ordering::SeqCst);
         if self.is_asleep.load(Ordering::Relaxed) && self.is_asleep.swap(false, Ordering::Relaxed) {
-            // It fails only where a reader is far behind, who is awake then.
+            // It fails after 2^64 writes only.
             let _ = rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes());
         }
     }
@@ -104,8 +106,9 @@ pub(crate) struct LocalLink {
     address: LinkAddress,
     received: Receiver<Run>,
     sleep: Arc<Sleep>,
-    /// The links that this one has sent to, and those that are not at the switch, as of so many changes.
+    /// What was looked up at the switch; `None`: it is not there.
     known: HashMap<LinkAddress, Option<LocalEnd>>,
+    /// How many changes of the switch `known` has seen.
     known_at: u64,
 }
 

@@ -71,7 +71,7 @@ impl UdpPeer {
     }
 }
 
-/// The sockets of one port range of one NIC. Owned by one worker; nothing in it is shared.
+/// The sockets of one port range of one NIC. Owned by one worker.
 ///
 /// A chunk that a socket takes only in part, or not now, stays in the frame, and no other chunk is sent until it
 /// has left. All ports lead to one NIC: a full send buffer means that the NIC is behind, and a connection that

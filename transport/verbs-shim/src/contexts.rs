@@ -25,6 +25,8 @@ const PARTITION: u16 = 0xffff;
 #[repr(C)]
 pub(crate) struct OwnContext {
     pub(crate) verbs: VerbsContext,
+    /// The process that has opened it.
+    pub(crate) process: u32,
     pub(crate) client: Mutex<Client>,
     pub(crate) doorbells: Doorbells<Words>,
     /// Shared with threads that wait for an event, and may do so when this is gone.
@@ -73,7 +75,15 @@ pub(crate) fn not_made<T>(error: ErrorNumber) -> *mut T {
 impl OwnContext {
     /// Makes a call of the engine.
     pub(crate) fn ask(&self, request: &Request) -> Outcome {
+        if self.is_of_parent() {
+            return Err(ErrorNumber::EngineGone);
+        }
         lock(&self.client).ask(request)
+    }
+
+    /// Whether a parent of this process has opened it. Asked before the lock: a thread that held it is not in the child.
+    fn is_of_parent(&self) -> bool {
+        self.process != std::process::id()
     }
 
     /// Has the engine make a queue: its number, how many entries it has room for, and its ring.
@@ -81,6 +91,9 @@ impl OwnContext {
         &self,
         request: &Request,
     ) -> Result<(u32, u32, Ring<Words>), ErrorNumber> {
+        if self.is_of_parent() {
+            return Err(ErrorNumber::EngineGone);
+        }
         let client = lock(&self.client);
         match client.ask(request)? {
             Answer::CreatedQueue {
@@ -128,7 +141,7 @@ unsafe extern "C" fn ibv_close_device(context: *mut Context) -> c_int {
     unsafe {
         let own = ptr::from_ref(own_context(context)).cast_mut();
         // A child that closes what its parent has open closes its own descriptors and no more.
-        if !(*own).client().is_of_parent() {
+        if !(*own).is_of_parent() {
             (*own).events.close();
         }
         drop(Box::from_raw(own));

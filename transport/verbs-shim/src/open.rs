@@ -64,6 +64,7 @@ unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut Context {
     };
     let own = Box::into_raw(Box::new(OwnContext {
         verbs,
+        process: std::process::id(),
         client: Mutex::new(client),
         doorbells,
         events,

@@ -23,12 +23,9 @@ impl Connection {
         let (timers, stats) = (&mut self.timers, &mut self.stats);
         let policy = &mut self.policy;
         match timer {
-            Timer::Stall if self.transmit.is_refused() => match self.config.waits_for_receiver {
-                true => self
-                    .transmit
-                    .restart_stall(self.config.stall_timeout, timers),
-                false => self.fail(Failure::NotArmed),
-            },
+            Timer::Stall if self.transmit.is_refused() && !self.config.waits_for_receiver => {
+                self.fail(Failure::NotArmed);
+            }
             Timer::Stall
                 if timers.get(Timer::Credit).is_some()
                     && !self.congestion.was_granted()

@@ -19,6 +19,8 @@ pub(super) struct RateCap {
     /// Bits × 10⁹, so that nothing is lost to rounding; below 0 while something is owed.
     tokens: i128,
     at: Time,
+    /// A chunk has waited.
+    has_held_back: bool,
 }
 
 impl RateCap {
@@ -29,6 +31,7 @@ impl RateCap {
             bits_per_second,
             tokens: i128::from(bits_per_second) * i128::from(BURST.get()),
             at: now,
+            has_held_back: false,
         }
     }
 
@@ -53,7 +56,14 @@ impl RateCap {
     /// Whether a chunk may be sent.
     pub(super) fn may_send(&mut self, now: Time) -> bool {
         self.fill(now);
-        self.tokens > 0
+        let may_send = self.tokens > 0;
+        self.has_held_back |= !may_send;
+        may_send
+    }
+
+    /// Whether a chunk had to wait since the last call.
+    pub(super) fn take_held_back(&mut self) -> bool {
+        std::mem::take(&mut self.has_held_back)
     }
 
     /// A chunk of `bytes` was sent, with all headers.

@@ -124,7 +124,7 @@ impl Context {
     /// The connection of a queue pair was lost with the engine.
     pub(crate) fn lose_end(&mut self, number: u32, engine: &Engine) {
         self.with(number, engine, |pair, _, around| {
-            pair.end(Failure::PeerRestarted, around);
+            pair.end(Failure::Stalled, around);
             true
         });
     }

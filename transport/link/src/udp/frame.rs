@@ -8,8 +8,8 @@ use weft_core::wire::{CHUNK_PACKETS_MAX, OVERHEAD_BYTES};
 /// is cut anew into as many packets as it may have.
 pub(super) const FRAME_BYTES: usize = 65_536 + CHUNK_PACKETS_MAX * OVERHEAD_BYTES;
 
-/// A chunk's packets, one behind the other. A link has one and uses it again: it never allocates after it is
-/// made.
+/// A chunk's packets, one behind the other. A link has one and uses it again. It allocates only
+/// where another link of this process has taken the buffer and none has come back.
 ///
 /// The payload is copied here, from the cache in which its checksum has just put it. Gathering it by
 /// the kernel from where it lies saves no copy, only this one, and costs more: the kernel copies

@@ -123,8 +123,9 @@ pub(crate) fn receive(link: &mut UdpLink, wanted: usize) -> Arrivals {
         );
         if !link.is_readable() {
             if link.prepare_to_sleep() {
+                // A wake-up that is lost must show.
                 waiter
-                    .wait(Some(Duration::from_millis(100)))
+                    .wait(Some(Duration::from_secs(10)))
                     .expect("the poller waits");
             }
             poller.poll(link).expect("the poller answers");

@@ -14,7 +14,7 @@ use weft_device::objects::Usage;
 use weft_device::space::DOORBELL_BYTES;
 use weft_engine::{
     AddressSpace, ConnectionId, DomainId, DropReason, Egress, EgressReport, Engine, EngineConfig,
-    EngineError, Event, MemfdError, Progress, Region, Secret, SharedFiles,
+    EngineError, Event, Failure, MemfdError, Progress, Region, Secret, SharedFiles,
 };
 
 use crate::channel::event_socket;
@@ -154,6 +154,8 @@ pub struct Devices {
     repeat_at: Duration,
     /// What [`Self::limit_rate`] has said last.
     cap_bps: Option<u64>,
+    /// Connections that have failed, and when their queue pairs are told.
+    failures: Vec<(Duration, Event)>,
 }
 
 impl Devices {
@@ -186,6 +188,7 @@ impl Devices {
             files: SharedFiles::default(),
             repeat_at: Duration::ZERO,
             cap_bps: None,
+            failures: Vec::new(),
         }
     }
 
@@ -491,6 +494,8 @@ impl Devices {
         is_busy |= self.take_datagrams(now);
         is_busy |= self.take_operations(now);
         let wait = self.wait_for_operations(wait);
+        let until_failures = self.failures.iter().map(|(at, _)| at.saturating_sub(now));
+        let wait = until_failures.fold(wait, Duration::min);
         let may_wait = !is_busy && self.events.is_empty() && self.offers.is_empty();
         let wait = match may_wait && !wait.is_zero() && self.prepare_to_sleep() {
             true => wait,
@@ -506,9 +511,10 @@ impl Devices {
             };
             is_busy = true;
             if !self.on_datagram_event(&event, now) {
-                self.on_event(&event);
+                self.on_event(event, now);
             }
         }
+        self.take_failures(now);
         for context in self.contexts.values_mut() {
             context.tell_again();
         }
@@ -552,7 +558,58 @@ impl Devices {
         }
     }
 
-    fn on_event(&mut self, event: &Event) {
+    fn on_event(&mut self, event: Event, now: Duration) {
+        match event {
+            // Why is said by the event that follows.
+            Event::RequestFailed { .. } => self.failures.push((Duration::MAX, event)),
+            Event::Failed {
+                connection,
+                failure,
+            } => {
+                let at = match failure {
+                    Failure::Closed | Failure::PeerRestarted => now + self.retry_time(connection),
+                    _ => now,
+                };
+                for (request_at, request) in &mut self.failures {
+                    if request.connection() == connection {
+                        *request_at = at;
+                    }
+                }
+                self.failures.push((at, event));
+            }
+            _ => self.apply(&event),
+        }
+    }
+
+    /// Ends queue pairs whose connections have failed, where it is time.
+    fn take_failures(&mut self, now: Duration) {
+        let due = self.failures.extract_if(.., |(at, _)| *at <= now);
+        let due: Vec<_> = due.collect();
+        for (_, event) in due {
+            self.apply(&event);
+        }
+    }
+
+    /// How long a queue pair whose peer is gone would send again, in vain (InfiniBand 9.7.5.1.3). A program that has all that
+    /// it waits for ends its queue pair meanwhile, whatever it has still under way.
+    fn retry_time(&self, connection: ConnectionId) -> Duration {
+        let longest = Duration::from_nanos(self.engine.config().stall_timeout.get());
+        let found = self.by_connection.get(&connection).and_then(|pair| {
+            let context = self.contexts.get(&pair.context)?;
+            context.objects().queue_pair(pair.number)
+        });
+        let Some(attributes) = found.map(|it| it.attributes) else {
+            return Duration::ZERO;
+        };
+        // 0 is without end.
+        if attributes.timeout == 0 {
+            return longest;
+        }
+        let once = Duration::from_nanos(4096) * (1 << attributes.timeout.min(30));
+        longest.min(once * (u32::from(attributes.retries) + 1))
+    }
+
+    fn apply(&mut self, event: &Event) {
         let connection = event.connection();
         let Some(&pair) = self.by_connection.get(&connection) else {
             return;
@@ -577,7 +634,6 @@ impl Devices {
         context.with(number, &self.engine, |pair, state, around| {
             match *event {
                 Event::Completed { context, .. } => pair.finish(context, Status::Success),
-                // Why is said by the event that follows.
                 Event::RequestFailed { context, .. } => {
                     pair.finish(context, Status::General);
                     return false;

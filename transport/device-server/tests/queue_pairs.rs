@@ -725,6 +725,12 @@ fn a_program_that_ends_leaves_its_peer_a_completion_error_and_the_server_nothing
     assert_eq!(pair.next_a(), success(1, 8));
     pair.b.devices.borrow_mut().close(pair.b.context);
     pair.a.post(2, Operation::Write(to), Payload::Sges(&[sge]));
+    // As long as a NIC would send it again: 8 times 67 ms.
+    for _ in 0..1000 {
+        pair.turn();
+    }
+    assert_eq!(pair.a.poll(), None);
+    pair.later = Duration::from_millis(540);
     assert_eq!(pair.next_a(), failed(2, Status::RetryExceeded));
     let gone = pair.b.ask(Request::CreateDomain);
     assert_eq!(gone, Err(ErrorNumber::InvalidArgument));

@@ -180,6 +180,8 @@ impl Program {
             peer_queue_pair: number,
             requests_from_here: 4,
             requests_from_peer: 4,
+            // 8 µs.
+            timeout: 1,
             access: 0b1111,
             address: Address {
                 gid,

@@ -51,10 +51,12 @@ impl Devices {
         while self.engine.report()? || !self.events.is_empty() {
             while let Ok(event) = self.events.try_recv() {
                 if !self.on_datagram_event(&event, now) {
-                    self.on_event(&event);
+                    self.on_event(event, now);
                 }
             }
         }
+        // The next engine knows nothing of these connections.
+        self.take_failures(Duration::MAX);
         let cap_bps = self.engine.config().egress.cap_bps;
         let mut limits = self.operation_limits.values();
         let ops_per_s = limits.next().map(OperationLimit::per_second);

@@ -186,7 +186,7 @@ impl Record {
         let mut program = Command::new("nsenter");
         program.args(line);
         if !self.own_user_namespace {
-            // As container runtimes have it for a user without a home. Root's it may not look into.
+            // As container runtimes set it for a user without a home. The program may not look into root's.
             program.env("HOME", "/");
         }
         Ok(program)

@@ -73,7 +73,7 @@ pub(crate) struct OpenDevices {
     /// With the first range of ports; the others follow it.
     pub(crate) config: EngineConfig,
     pub(crate) slots: u16,
-    /// Where what all send together is limited.
+    /// Set where there is a limit to what all devices send together.
     pub(crate) link_share: Option<LinkShare>,
     /// Where offers to other servers go.
     send_offer: Box<dyn Fn(Offer) + Send + Sync>,

@@ -630,7 +630,7 @@ fn a_peer_that_is_gone_is_no_event_of_a_queue_pair_that_has_sent_nothing() {
     assert_eq!(pair.next_a(), success(1, 8));
     let receive = pair.b.sge(64, 8);
     pair.b.receive(2, &[receive]);
-    // It is sent, and whom b acknowledges it to knows of nothing.
+    // It is sent. Then a is replaced, and the new one does not know the connection that b acknowledges it on.
     pair.a
         .post(3, Operation::Write(there), Payload::Sges(&[here]));
     pair.turn_a();
@@ -638,8 +638,8 @@ fn a_peer_that_is_gone_is_no_event_of_a_queue_pair_that_has_sent_nothing() {
     drop(a.replace(server()));
     assert_eq!(pair.next_b(), failed(2, Status::Flushed));
     let mut events = [PollFd::new(&pair.b.events, PollFlags::IN)];
-    let told = poll(&mut events, Some(&Timespec::default()));
-    assert_eq!(told, Ok(0));
+    let readable = poll(&mut events, Some(&Timespec::default()));
+    assert_eq!(readable, Ok(0));
 }
 
 #[test]

@@ -395,8 +395,8 @@ fn again(test: &str, variable: &str, value: &str) -> std::process::Command {
 }
 
 /// Says its number, and writes until it is killed.
-fn write_for_ever(told: &str) -> ! {
-    let mut words = told.split(' ');
+fn write_for_ever(target: &str) -> ! {
+    let mut words = target.split(' ');
     let path = words.next().expect("a path");
     let mut program = Program::open(Path::new(path));
     let mut number = || {
@@ -431,8 +431,8 @@ fn write_for_ever(told: &str) -> ! {
 fn five_hundred_programs_that_are_killed_in_mid_write_leave_nothing() {
     const NAME: &str = "five_hundred_programs_that_are_killed_in_mid_write_leave_nothing";
 
-    if let Ok(told) = std::env::var(WRITES_TO) {
-        write_for_ever(&told);
+    if let Ok(target) = std::env::var(WRITES_TO) {
+        write_for_ever(&target);
     }
     if std::env::var_os(ALONE).is_none() {
         // It counts the files of its process, and other tests open some at the same time.
@@ -457,8 +457,8 @@ fn five_hundred_programs_that_are_killed_in_mid_write_leave_nothing() {
         let mut peer = Program::open(&paths[1]);
         let address = memory.as_ptr() as u64;
         let key = peer.register_at(address, WRITTEN_BYTES as u64);
-        let told = format!("{} 2 {} {address} {key}", paths[0].display(), peer.number);
-        let mut writer = again(NAME, WRITES_TO, &told);
+        let target = format!("{} 2 {} {address} {key}", paths[0].display(), peer.number);
+        let mut writer = again(NAME, WRITES_TO, &target);
         let mut writer = writer.stdout(Stdio::piped()).spawn().expect("it runs");
         let said = BufReader::new(writer.stdout.take().expect("it is piped")).lines();
         let mut numbers = said.map_while(Result::ok).filter_map(|line| {

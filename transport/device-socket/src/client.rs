@@ -151,8 +151,7 @@ impl Client {
 
     /// Whether this process is a child of the one that has opened the device. The device is not the child's, and the engine
     /// reads and writes its parent's memory.
-    #[must_use]
-    pub fn is_of_parent(&self) -> bool {
+    fn is_of_parent(&self) -> bool {
         self.process != std::process::id()
     }
 

@@ -151,18 +151,24 @@ impl UdpLink {
         }
     }
 
-    /// Hands the frame to a link of this process, if the peer is one.
-    fn send_to_local(&mut self, peer: &UdpPeer, pair: PortPair) -> bool {
+    /// Hands a control packet, or else the frame, to a link of this process, if the peer is one.
+    fn send_to_local(&mut self, peer: &UdpPeer, pair: PortPair, control: Option<&[u8]>) -> bool {
         let from = self.source(pair);
+        let to = peer.link_address();
         let Some(local) = &mut self.local else {
             return false;
         };
-        let to = peer.link_address();
         if !local.reaches(to) {
             return false;
         }
-        let (packets, segment) = (self.frame.packets(), self.frame.packet_bytes());
-        let (buffer, bytes) = self.frame.take(local.buffer(FRAME_BYTES));
+        let (packets, segment) = match control {
+            Some(packet) => (1, packet.len()),
+            None => (self.frame.packets(), self.frame.packet_bytes()),
+        };
+        let (buffer, bytes) = match control {
+            Some(packet) => (packet.into(), packet.len()),
+            None => self.frame.take(local.buffer(FRAME_BYTES)),
+        };
         let run = Run {
             from,
             buffer,
@@ -171,27 +177,6 @@ impl UdpLink {
         };
         let is_taken = local.send(to, run);
         self.counters.count_local(packets, bytes, is_taken);
-        true
-    }
-
-    /// The same for a control packet.
-    fn send_control_to_local(&mut self, peer: &UdpPeer, pair: PortPair, packet: &[u8]) -> bool {
-        let from = self.source(pair);
-        let Some(local) = &mut self.local else {
-            return false;
-        };
-        let to = peer.link_address();
-        if !local.reaches(to) {
-            return false;
-        }
-        let run = Run {
-            from,
-            buffer: packet.into(),
-            bytes: packet.len(),
-            segment: packet.len(),
-        };
-        let is_taken = local.send(to, run);
-        self.counters.count_local(1, packet.len(), is_taken);
         true
     }
 
@@ -422,7 +407,7 @@ impl Link for UdpLink {
         debug_assert!(self.can_send(), "the chunk that is kept would be lost");
         self.frame.fill(packets, seal);
         let pair = PortPair::of_path(path.0, peer.ports);
-        if self.send_to_local(peer, pair) {
+        if self.send_to_local(peer, pair, None) {
             return Sent::Whole;
         }
         let pair = Pair {
@@ -450,7 +435,7 @@ impl Link for UdpLink {
             Destination::Source(source) => (pair_of(source), None),
         };
         if let Some((peer, pair)) = peer
-            && self.send_control_to_local(&peer, pair, packet)
+            && self.send_to_local(&peer, pair, Some(packet))
         {
             return;
         }

@@ -28,7 +28,7 @@ kubernetes_flags="-s -w
     -X k8s.io/client-go/pkg/version.gitVersion=$kubernetes"
 
 # Not this script itself: another message or another order makes no other programs.
-made_from=$(cat "$modules"/*/go.mod "$modules"/*/go.sum "$pause" hack/images.sh - \
+made_from=$(cat "$modules"/*/go.mod "$modules"/*/go.sum "$pause" - \
     <<<"$kubernetes_flags $containerd_flags $containerd_tags $helm_package $helm_sha256" | sha256sum | cut -c1-16)
 bin=${XDG_CACHE_HOME:-$HOME/.cache}/weft/cluster/$made_from/bin
 if [ "${1:-}" = --where ]; then
@@ -118,8 +118,12 @@ if missing pause; then
     put "$scratch/pause" pause
 fi
 
-# The sandbox's image, with busybox for the tests.
-if missing tools.tar; then hack/images.sh "$bin" tools="$bin/pause" >&2; fi
+# The sandbox's image, with busybox for the tests: made again by another script, for it takes a second.
+images=$(sha256sum hack/images.sh)
+if missing tools.tar || [ "$(cat "$bin/../images" 2>/dev/null)" != "$images" ]; then
+    hack/images.sh "$bin" tools="$bin/pause" >&2
+    printf '%s\n' "$images" >"$bin/../images"
+fi
 
 # The wheel holds nothing but the program itself.
 if missing helm; then

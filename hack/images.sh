@@ -5,6 +5,10 @@
 #   hack/images.sh OUT tools=PAUSE       OUT/tools.tar     weft.dev/tools:1: busybox, for tests
 #   hack/images.sh OUT agent=PROGRAM     OUT/agent.tar     weft.dev/agent:VERSION
 #   hack/images.sh OUT operator=PROGRAM  OUT/operator.tar  weft.dev/operator:VERSION, not root
+#   hack/images.sh OUT devices=ENGINE    OUT/devices.tar   weft.dev/devices:VERSION: weft-engine and, from the folder where it
+#                                        was built, weft-device-plugin and the libraries that pods load
+#   hack/images.sh OUT verbs=PAUSE       OUT/verbs.tar     weft.dev/verbs:1: busybox and this machine's programs of
+#                                        rdma-core and perftest, for tests
 #
 # Several may be given at once. An image holds the program, the shared libraries that it asks for,
 # and nothing else.
@@ -12,12 +16,14 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 if [ $# -lt 2 ]; then
-    echo "usage: hack/images.sh OUT tools=PAUSE|agent=PROGRAM|operator=PROGRAM..." >&2
+    echo "usage: hack/images.sh OUT tools=PAUSE|agent=PROGRAM|operator=PROGRAM|devices=ENGINE|verbs=PAUSE..." >&2
     exit 2
 fi
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 # Nobody, by the number that such images use by custom; a pod need not say runAsUser.
 nobody=65532:65532
+verbs_programs=(ibv_devices ibv_devinfo ibv_rc_pingpong ibv_uc_pingpong ibv_ud_pingpong ibv_srq_pingpong
+    ib_write_bw ib_send_bw ib_read_bw ib_write_lat)
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 shift
@@ -46,16 +52,33 @@ image() {
     umoci unpack "${rootless[@]}" --image "$layout:image" "$scratch/$kind.bundle" >&2
     mkdir -p "$root/tmp"
     chmod 1777 "$root/tmp"
-    if [ "$kind" = tools ]; then
-        install_program "$program" "$root" /pause
-        install_program "$(command -v busybox)" "$root" /bin/busybox
-        local applet
-        for applet in $(busybox --list); do
-            if [ "$applet" != busybox ]; then ln -s busybox "$root/bin/$applet"; fi
-        done
-    else
-        install_program "$program" "$root" "/weft-$kind"
-    fi
+    case "$kind" in
+        tools | verbs)
+            install_program "$program" "$root" /pause
+            install_program "$(command -v busybox)" "$root" /bin/busybox
+            local applet
+            for applet in $(busybox --list); do
+                if [ "$applet" != busybox ]; then ln -s busybox "$root/bin/$applet"; fi
+            done
+            ;;&
+        verbs)
+            local verbs
+            for verbs in "${verbs_programs[@]}"; do
+                install_program "$(command -v "$verbs")" "$root" "/usr/bin/$verbs"
+            done
+            ;;
+        devices)
+            local built
+            built=$(dirname "$program")
+            install_program "$program" "$root" /weft-engine
+            install_program "$built/weft-device-plugin" "$root" /weft-device-plugin
+            install -D -m 755 "$built/libweft_ibverbs.so" "$root/usr/lib/weft/libibverbs.so.1"
+            install -D -m 755 "$built/libweft_rdmacm.so" "$root/usr/lib/weft/librdmacm.so.1"
+            # The node runs it, with whatever C library it has.
+            install -D -m 755 "$(hack/container-hook.sh)" "$root/usr/lib/weft/weft-container-hook"
+            ;;
+        agent | operator) install_program "$program" "$root" "/weft-$kind" ;;
+    esac
     umoci repack --image "$layout:image" "$scratch/$kind.bundle" >&2
     umoci config --image "$layout:image" "$@"
     rm -rf "$scratch/$kind.tar"
@@ -76,6 +99,9 @@ for given in "$@"; do
         agent=*) image agent "weft.dev/agent:$version" "$program" --config.entrypoint /weft-agent ;;
         operator=*) image operator "weft.dev/operator:$version" "$program" --config.entrypoint /weft-operator \
             --config.user "$nobody" ;;
-        *) echo "images: $given: give tools=, agent= or operator=" >&2; exit 2 ;;
+        devices=*) image devices "weft.dev/devices:$version" "$program" --config.entrypoint /weft-engine ;;
+        verbs=*) image verbs weft.dev/verbs:1 "$program" --config.entrypoint /pause \
+            --config.env PATH=/usr/bin:/bin ;;
+        *) echo "images: $given: give tools=, agent=, operator=, devices= or verbs=" >&2; exit 2 ;;
     esac
 done

@@ -17,9 +17,10 @@ case "$verb" in
     build) programs=(cc:gcc) ;;
     # The fabric of `weft play`: namespaces, veths, offload settings, faults.
     play) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux) ;;
-    # The same for its tests, a C++ compiler for libFuzzer, what counts instructions, and verbs programs.
+    # The same for its tests, a C++ compiler for libFuzzer, what counts instructions and system calls, what a container
+    # is made of, and verbs programs.
     test) programs=(cc:gcc c++:g++ ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
-                    valgrind:valgrind script:bsdutils ibv_devinfo:ibverbs-utils
+                    valgrind:valgrind strace:strace script:bsdutils bwrap:bubblewrap ibv_devinfo:ibverbs-utils
                     ib_write_bw:perftest rping:rdmacm-utils ucx_perftest:ucx-utils fi_pingpong:libfabric-bin
                     mpirun:openmpi-bin) ;;
     # The peers it is measured against, verbs programs, and what counts their instructions.
@@ -29,7 +30,8 @@ case "$verb" in
     # What a Kubernetes node has; hack/cluster-binaries.sh brings what Debian has not, or too old.
     cluster) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux
                        etcd:etcd-server runc:runc /usr/lib/cni/bridge:containernetworking-plugins
-                       iptables:iptables conntrack:conntrack umoci:umoci skopeo:skopeo
+                       iptables:iptables conntrack:conntrack umoci:umoci skopeo:skopeo ibv_devinfo:ibverbs-utils
+                       ib_write_bw:perftest
                        busybox:busybox-static python3:python3 faketime:faketime) ;;
     *) echo "usage: hack/setup.sh build|play|test|bench|cluster" >&2; exit 2 ;;
 esac
@@ -63,8 +65,11 @@ done
 if [[ " ${missing[*]-} " == *" gcc "* ]]; then missing+=(libc6-dev); fi
 # rdma-core's tests are no program.
 if [ "$verb" = test ] && [ ! -e /usr/share/doc/rdma-core/tests ]; then missing+=(python3-pyverbs); fi
-# Nor is what Python programs call MPI by.
+# Nor is what Python programs call MPI by, nor what they make a seccomp filter with.
 if [ "$verb" = test ] && [ ! -e /usr/lib/python3/dist-packages/mpi4py ]; then missing+=(python3-mpi4py); fi
+if [ "$verb" = test ] && ! compgen -G "/usr/lib/python3/dist-packages/seccomp.*" >/dev/null; then
+    missing+=(python3-seccomp)
+fi
 # Nor are the headers that one of the benchmark's programs is built with, and that our structures are compared with.
 if [[ "$verb" = bench || "$verb" = test ]] && [ ! -e /usr/include/infiniband/verbs.h ]; then
     missing+=(libibverbs-dev)

@@ -6,7 +6,6 @@
 mod doctor;
 mod error;
 mod inject;
-mod libraries;
 mod node_program;
 mod record;
 mod restart;
@@ -210,6 +209,7 @@ async fn create(
         gid: node.gid.octets().to_vec(),
         cap_bps: rate.unwrap_or(0),
         ops_per_s: ops.map_or(0, NonZeroU32::get),
+        ..CreateDeviceRequest::default()
     };
     let mut engine = weft_proto::engine::client(&record.socket(&device.node)?);
     let created = engine.create_device(request).await;
@@ -342,6 +342,7 @@ mod tests {
             windows: 1,
             cap_bps: 400_000_000,
             ops_per_s: 20_000,
+            ..Device::default()
         };
         let all = [("node0".to_owned(), device)];
         assert_eq!(

@@ -63,6 +63,9 @@ pub struct RdmaFabricSpec {
     /// UDP ports of the data path; a firewall must let them through between the nodes.
     #[serde(default)]
     pub ports: Ports,
+    /// Virtual RDMA devices, which pods ask for as weft.dev/vdev. The nodes have none when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub devices: Option<Devices>,
 }
 
 /// A directory of every node that jobs may name.
@@ -311,6 +314,50 @@ impl Default for Ports {
             count: port_count(),
         }
     }
+}
+
+/// Virtual RDMA devices of each node.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.firstPort + 16 * self.open <= 65536")
+    .message("devices: 16 ports for each open device end beyond port 65535; choose a smaller devices.firstPort or devices.open"))]
+pub struct Devices {
+    /// How many the pods of a node can have.
+    #[schemars(range(min = 1, max = 65536))]
+    #[serde(default = "devices_per_node")]
+    pub per_node: u32,
+    /// How many programs may use at a time: each has ports.count UDP ports, from firstPort on.
+    #[schemars(range(min = 1, max = 4032))]
+    #[serde(default = "open_devices")]
+    pub open: u16,
+    /// The first UDP port of devices; a firewall must let them through between the nodes.
+    #[schemars(range(min = 1024, max = 65535))]
+    #[serde(default = "first_device_port")]
+    pub first_port: u16,
+    /// Most that a device sends, Mbit/s. Without it the devices of a node share its link evenly.
+    #[schemars(range(min = 1, max = 10_000_000))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cap_mbps: Option<u32>,
+    /// Most work requests that a device begins per second; no limit when absent.
+    #[schemars(range(min = 1))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operations_per_second: Option<u32>,
+    /// Whether pods of different namespaces may reach each other.
+    #[serde(default)]
+    pub cross_namespace: bool,
+}
+
+fn devices_per_node() -> u32 {
+    256
+}
+
+fn open_devices() -> u16 {
+    256
+}
+
+/// Between what jobs use and the ephemeral ports, which begin at 32768.
+fn first_device_port() -> u16 {
+    16_000
 }
 
 /// What the operator says of a fabric.

@@ -47,12 +47,7 @@ fn make() -> io::Result<Fixture> {
     let config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
     let server = Server::start(&directory.path().join("devices"), config, 1, drop);
     let server = server.map_err(io::Error::other)?;
-    let device = Device {
-        gid: [9; 16],
-        limits: LIMITS,
-        cap_bps: None,
-        ops_per_s: None,
-    };
+    let device = Device::new([9; 16], LIMITS);
     let path = server.create("weft0", device).map_err(io::Error::other)?;
     let token = std::fs::read(path.join(TOKEN_FILE))?;
     let open = |path: &str| OpenOptions::new().read(true).write(true).open(path);

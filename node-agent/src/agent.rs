@@ -19,7 +19,8 @@ use crate::control::authorization::Authorization;
 use crate::control::fence::Fence;
 use crate::control::listener::ControlListener;
 use crate::control::service::Service;
-use crate::devices::Devices;
+use crate::devices::peers::{FindNode, OperatorPeers, Peers};
+use crate::devices::{Devices, programs};
 use crate::fail_fast;
 use crate::files::{self, FileError, Root};
 use crate::metrics;
@@ -63,11 +64,11 @@ pub enum AgentError {
         /// The system's answer.
         source: std::io::Error,
     },
-    /// The socket by which the node's `weft-engine` leaves its devices to the next one.
+    /// The socket by which the node's `weft-engine` leaves its devices to the next one, or the file with its flags.
     #[error(
-        "devices.socket: {path}: {source}: give a path in a directory that this process may write to"
+        "devices.socket: {path}: {source}: give a path in a directory that this process may write to; on a cluster set devices.enabled of the chart"
     )]
-    Store {
+    EngineFile {
         /// Where it should be.
         path: PathBuf,
         /// The system's answer.
@@ -84,6 +85,8 @@ pub(crate) struct Environment {
     pub(crate) fence: Arc<Fence>,
     /// Knows which roots hang.
     opener: Arc<Opener>,
+    /// How the operator is asked which node has a device, where there is one.
+    pub(crate) operator: Option<Arc<dyn FindNode>>,
 }
 
 impl Environment {
@@ -94,6 +97,7 @@ impl Environment {
             health: Arc::new(HealthServer::start(listener, address)),
             fence: Arc::default(),
             opener: Arc::default(),
+            operator: None,
         })
     }
 }
@@ -130,7 +134,11 @@ impl Agent {
         let memory = config.limits.memory.0;
         let budget = MemoryBudget::new(memory);
         let devices = config.devices.as_ref().map(|devices| {
-            let devices = Devices::new(&devices.socket, &devices.peers, tls.clone());
+            let peers = match &environment.operator {
+                Some(operator) => Peers::OfOperator(OperatorPeers::new(operator.clone())),
+                None => Peers::listed(&devices.peers),
+            };
+            let devices = Devices::new(&devices.socket, peers, tls.clone());
             Arc::new(devices)
         });
         let registry_config = RegistryConfig {
@@ -186,6 +194,10 @@ impl Agent {
         agent.sweep();
         let mut registries = metrics::registries(registry, budget, &refusals);
         if let Some(of_node) = &config.devices {
+            if let Some(programs) = of_node.programs {
+                let written = programs::write(&of_node.socket, config, programs);
+                written.map_err(|(path, source)| AgentError::EngineFile { path, source })?;
+            }
             keep_descriptors(&of_node.socket)?;
         }
         if let Some(devices) = devices {
@@ -295,7 +307,7 @@ fn keep_descriptors(engine: &Path) -> Result<(), AgentError> {
     });
     store
         .map(drop)
-        .map_err(|source| AgentError::Store { path, source })
+        .map_err(|source| AgentError::EngineFile { path, source })
 }
 
 fn sweep(root: &Arc<Root>) {

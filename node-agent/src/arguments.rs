@@ -83,6 +83,15 @@ struct Enroll {
         default_value = "/weft/roots"
     )]
     roots_dir: PathBuf,
+    /// The socket of the node's weft-engine, where the fabric has virtual devices. Beside it the agent writes the flags of
+    /// weft-engine and of weft-device-plugin: engine.args and device-plugin.args.
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "WEFT_ENGINE_SOCKET",
+        default_value = "/run/weft/engine.sock"
+    )]
+    engine_socket: PathBuf,
     /// The proxy by which stores of objects are reached.
     #[arg(long, value_name = "http://HOST:PORT", env = "WEFT_STORE_PROXY")]
     store_proxy: Option<ProxyUrl>,
@@ -155,6 +164,7 @@ impl Enroll {
             control_port: self.control_port,
             metrics_port: self.metrics_port,
             roots_dir: self.roots_dir.clone(),
+            engine_socket: self.engine_socket.clone(),
             pod_configuration: self.pod_configuration.clone(),
             objects: Objects {
                 proxy: self.store_proxy.clone(),

@@ -85,8 +85,31 @@ pub enum ConfigSource {
 pub struct Devices {
     /// The Unix socket of the node's `weft-engine`.
     pub socket: PathBuf,
-    /// The devices of all nodes.
+    /// The devices of all nodes, where the operator is not asked for them.
     pub peers: Vec<DevicePeer>,
+    /// How their programs are started, where the agent says so; not a field of the file.
+    #[serde(skip)]
+    pub programs: Option<DevicePrograms>,
+}
+
+/// How a node's `weft-engine` and `weft-device-plugin` are started, besides what the engine has of the data path and the
+/// transport.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DevicePrograms {
+    /// The first UDP port of devices.
+    pub first_port: u16,
+    /// How many devices may be open at a time.
+    pub open: u16,
+    /// What the node's link carries, Mbit/s; 0 where that is not known.
+    pub link_mbps: u32,
+    /// How many devices the pods of the node can have.
+    pub per_node: u32,
+    /// Most that each sends, Mbit/s; 0 is no limit.
+    pub cap_mbps: u32,
+    /// Most work requests that each begins per second; 0 is no limit.
+    pub operations_per_second: u32,
+    /// Pods of different namespaces may reach each other.
+    pub cross_namespace: bool,
 }
 
 /// A device of the fabric, and whose it is.

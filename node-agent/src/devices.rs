@@ -4,6 +4,9 @@
 //! The engine believes its own agent only. So the agent answers for the node that an offer comes from: the caller's
 //! certificate names it, and the device that offers must be one of that node.
 
+pub(crate) mod peers;
+pub(crate) mod programs;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -21,8 +24,8 @@ use weft_proto::agent::v1::{OfferQueuePairRequest, QueuePairName, QueuePairOffer
 use weft_proto::engine::v1::engine_client::EngineClient;
 use weft_proto::engine::v1::{ReceiveOfferRequest, WatchOffersRequest};
 
-use crate::config::DevicePeer;
 use crate::config::values::NodeName;
+use crate::devices::peers::{Peer, Peers};
 use crate::fail_fast;
 use crate::fault::Fault;
 use crate::tls::Tls;
@@ -68,7 +71,7 @@ type Queues = BTreeMap<NodeName, mpsc::Sender<QueuedOffer>>;
 #[derive(Debug)]
 pub(crate) struct Devices {
     engine: EngineClient<Channel>,
-    peers: BTreeMap<[u8; 16], DevicePeer>,
+    peers: Peers,
     /// Clients of other agents, by node, which use the certificate in force.
     clients: Mutex<BTreeMap<NodeName, Client>>,
     tls: watch::Receiver<Tls>,
@@ -77,11 +80,10 @@ pub(crate) struct Devices {
 
 impl Devices {
     /// The engine at this socket, which need not serve yet.
-    pub(crate) fn new(socket: &Path, peers: &[DevicePeer], tls: watch::Receiver<Tls>) -> Self {
-        let by_gid = |peer: &DevicePeer| (peer.gid.octets(), peer.clone());
+    pub(crate) fn new(socket: &Path, peers: Peers, tls: watch::Receiver<Tls>) -> Self {
         Self {
             engine: weft_proto::engine::client(socket),
-            peers: peers.iter().map(by_gid).collect(),
+            peers,
             clients: Mutex::default(),
             tls,
             dropped: DroppedOffers::default(),
@@ -100,7 +102,7 @@ impl Devices {
                     let mut offers = offers.into_inner();
                     loop {
                         match offers.message().await {
-                            Ok(Some(offer)) => self.queue(offer, &mut queues),
+                            Ok(Some(offer)) => self.queue(offer, &mut queues).await,
                             Ok(None) => break Status::unavailable("it has ended"),
                             Err(status) => break status,
                         }
@@ -121,8 +123,8 @@ impl Devices {
     }
 
     /// Puts an offer into the queue of its node, which is made with the first offer.
-    fn queue(self: &Arc<Self>, offer: QueuePairOffer, queues: &mut Queues) {
-        let peer = match self.peer(offer.to.as_ref(), "offer.to") {
+    async fn queue(self: &Arc<Self>, offer: QueuePairOffer, queues: &mut Queues) {
+        let peer = match self.peer(offer.to.as_ref(), "offer.to").await {
             Ok(peer) => peer,
             Err(fault) => {
                 tracing::debug!(reason = fault.reason(), "an offer is dropped: {fault}");
@@ -166,7 +168,7 @@ impl Devices {
     }
 
     async fn send(&self, offer: QueuePairOffer) -> Result<(), Fault> {
-        let peer = self.peer(offer.to.as_ref(), "offer.to")?;
+        let peer = self.peer(offer.to.as_ref(), "offer.to").await?;
         let address = peer.control.to_string();
         let agent = PeerAgent {
             node: peer.node.as_str(),
@@ -204,7 +206,7 @@ impl Devices {
         offer: Option<QueuePairOffer>,
     ) -> Result<(), Fault> {
         let offer = offer.ok_or_else(|| Fault::bad("offer", "is missing"))?;
-        let from = self.peer(offer.from.as_ref(), "offer.from")?;
+        let from = self.peer(offer.from.as_ref(), "offer.from").await?;
         if from.node != *caller {
             return Err(Fault::NotAllowed {
                 call: "OfferQueuePair of this device".to_owned(),
@@ -221,11 +223,10 @@ impl Devices {
         Ok(())
     }
 
-    fn peer(&self, name: Option<&QueuePairName>, field: &str) -> Result<&DevicePeer, Fault> {
+    async fn peer(&self, name: Option<&QueuePairName>, field: &str) -> Result<Peer, Fault> {
         let gid = name.and_then(|name| <[u8; 16]>::try_from(name.gid.as_slice()).ok());
         let gid = gid.ok_or_else(|| Fault::bad(field, "must name a GID of 16 bytes"))?;
-        let peer = self.peers.get(&gid);
-        peer.ok_or_else(|| Fault::bad(field, "has the GID of no device of this fabric"))
+        self.peers.find(gid, field).await
     }
 }
 

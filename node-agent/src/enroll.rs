@@ -7,6 +7,7 @@
 
 mod assigned;
 mod error;
+mod find_node;
 mod interface;
 mod keys;
 mod member;

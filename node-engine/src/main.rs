@@ -15,6 +15,9 @@ use weft_engine::{Egress, EngineConfig, PortRange, Secret};
 use weft_node_engine::{Shutdown, serve};
 
 /// The engine of a node's virtual RDMA devices.
+///
+/// In place of flags it takes @FILE: a file with a flag on each line, as --mtu=9000. The node's agent writes it, and the engine
+/// waits until it is there.
 #[derive(Debug, Parser)]
 #[command(name = "weft-engine", version)]
 struct Arguments {
@@ -58,6 +61,9 @@ struct Arguments {
     /// does not send the others may. Without it each sends what its connections get [default: no limit].
     #[arg(long, value_name = "BPS", value_parser = clap::value_parser!(u64).range(LINK_BPS_MIN..))]
     link_bps: Option<u64>,
+    /// Differentiated services code point of what devices send, 0 to 63.
+    #[arg(long, value_name = "DSCP", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=63))]
+    dscp: u8,
     /// What to log, for example `info` or `weft_node_engine=debug`.
     #[arg(long, value_name = "FILTER", default_value = "info")]
     log: String,
@@ -89,7 +95,7 @@ impl Arguments {
             },
             egress: Egress {
                 cap_bps: self.link_bps.map(share_of_link),
-                ..defaults.egress
+                dscp: self.dscp,
             },
             ..defaults
         })
@@ -105,7 +111,14 @@ fn share_of_link(link_bps: u64) -> u64 {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let words = match weft_argument_file::wait_and_expand() {
+        Ok(words) => words,
+        Err(problem) => {
+            let mut command = clap::Command::new("weft-engine");
+            command.error(clap::error::ErrorKind::Io, problem).exit();
+        }
+    };
+    let arguments = Arguments::parse_from(words);
     let filter = match EnvFilter::try_new(&arguments.log) {
         Ok(filter) => filter,
         Err(error) => {

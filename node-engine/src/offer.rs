@@ -1,11 +1,12 @@
 //! Offers between the devices' types and the control API's messages.
 
 use weft_core::units::ConnectionId;
-use weft_device_server::{Offer, QueuePairName};
+use weft_device_server::{Offer, QueuePairName, TenantOffer};
 use weft_proto::agent::v1 as proto;
 
 /// An offer, for the engine that it is to.
-pub(crate) fn to_proto(offer: &Offer) -> proto::QueuePairOffer {
+pub(crate) fn to_proto(offer: &TenantOffer) -> proto::QueuePairOffer {
+    let TenantOffer { tenant, offer } = offer;
     let name = |name: QueuePairName| proto::QueuePairName {
         gid: name.gid.to_vec(),
         number: name.number,
@@ -16,22 +17,25 @@ pub(crate) fn to_proto(offer: &Offer) -> proto::QueuePairOffer {
         end: Some(weft_connection_end::to_proto(&offer.end, &offer.secret)),
         key_prefix: offer.key_prefix,
         answers: offer.answers.map(|id| id.0),
+        tenant: tenant.to_string(),
     }
 }
 
 /// An offer that has come; the text names the field that is wrong.
-pub(crate) fn from_proto(offer: Option<proto::QueuePairOffer>) -> Result<Offer, String> {
+pub(crate) fn from_proto(offer: Option<proto::QueuePairOffer>) -> Result<TenantOffer, String> {
     let offer = offer.ok_or("offer is missing")?;
     let (end, secret) = weft_connection_end::from_proto(offer.end)
         .map_err(|error| error.to_string().replacen("endpoint", "offer.end", 1))?;
-    Ok(Offer {
+    let tenant = offer.tenant.into();
+    let offer = Offer {
         from: name(offer.from, "offer.from")?,
         to: name(offer.to, "offer.to")?,
         end,
         secret,
         key_prefix: offer.key_prefix,
         answers: offer.answers.map(ConnectionId),
-    })
+    };
+    Ok(TenantOffer { tenant, offer })
 }
 
 fn name(name: Option<proto::QueuePairName>, field: &str) -> Result<QueuePairName, String> {
@@ -57,7 +61,7 @@ mod tests {
     /// Makes one field wrong.
     type Change = fn(&mut proto::QueuePairOffer);
 
-    fn offer() -> Offer {
+    fn offer() -> TenantOffer {
         let name = |last: u8, number| QueuePairName {
             gid: [[0; 15].as_slice(), &[last]].concat().try_into().unwrap(),
             number,
@@ -83,21 +87,28 @@ mod tests {
             reset_key: 12,
             others: Vec::new(),
         };
-        Offer {
+        let offer = Offer {
             from: name(1, 2),
             to: name(3, 4),
             end,
             secret: Secret([5; 32]),
             key_prefix: 6,
             answers: Some(ConnectionId(9)),
+        };
+        TenantOffer {
+            tenant: "team-a".into(),
+            offer,
         }
     }
 
     #[test]
     fn an_offer_is_read_as_it_was_written() {
         for answers in [None, Some(ConnectionId(9))] {
-            let written = Offer { answers, ..offer() };
+            let mut written = offer();
+            written.offer.answers = answers;
             let read = from_proto(Some(to_proto(&written))).unwrap();
+            assert_eq!(read.tenant, written.tenant);
+            let (read, written) = (read.offer, written.offer);
             assert_eq!((read.from, read.to), (written.from, written.to));
             assert_eq!(read.secret.0, written.secret.0);
             assert_eq!(read.key_prefix, written.key_prefix);

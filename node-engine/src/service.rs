@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use ring::rand::{SecureRandom as _, SystemRandom};
 use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::process::umask;
 use tokio::net::UnixListener;
@@ -16,14 +18,14 @@ use tokio::sync::broadcast;
 use tokio_stream::wrappers::{BroadcastStream, UnixListenerStream};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status};
-use weft_device_server::{Device, OPEN_LIMITS, Server, ServerError};
+use weft_device_server::{Device, Gid, OPEN_LIMITS, Server, ServerError};
 use weft_device_socket::descriptor_store::{self, Stored};
-use weft_engine::EngineConfig;
+use weft_engine::{EngineConfig, LinkAddress};
 use weft_proto::agent::v1::QueuePairOffer;
 use weft_proto::engine::v1 as proto;
 use weft_proto::engine::v1::engine_server::{Engine, EngineServer};
 
-use crate::offer;
+use crate::{gid, offer};
 
 /// Offers that wait until the agent takes them. Of more, the oldest are dropped; the engine makes them again.
 const OFFERS_BEHIND_MAX: usize = 4096;
@@ -79,6 +81,7 @@ pub async fn serve(
     Server::check(&config, open_devices)?;
     // Held until the next engine may begin.
     let lock_file = lock_file(socket).map_err(failed)?;
+    let LinkAddress::Udp { address, .. } = config.address;
     let (offers, _) = broadcast::channel(OFFERS_BEHIND_MAX);
     let sender = offers.clone();
     let send_offer = move |offer| {
@@ -109,6 +112,7 @@ pub async fn serve(
     let service = EngineServer::new(Service {
         server: Arc::clone(&server),
         offers,
+        address,
     });
     let served = tonic::transport::Server::builder()
         .add_service(service)
@@ -213,6 +217,8 @@ struct Service {
     /// None when the engine ends.
     server: Arc<RwLock<Option<Server>>>,
     offers: broadcast::Sender<QueuePairOffer>,
+    /// The node's, on the data network.
+    address: IpAddr,
 }
 
 impl Service {
@@ -220,6 +226,19 @@ impl Service {
         let server = lock(self.server.read());
         let ends = || Status::unavailable("the engine ends");
         Ok(act(server.as_ref().ok_or_else(ends)?))
+    }
+
+    /// A GID that no device has had.
+    fn draw_gid(&self) -> Result<Gid, Status> {
+        let IpAddr::V4(address) = self.address else {
+            let problem =
+                "gid must be 16 bytes: the node's address is of IPv6, and no GID can name it";
+            return Err(Status::invalid_argument(problem));
+        };
+        let mut number = [0; 4];
+        let drawn = SystemRandom::new().fill(&mut number);
+        drawn.map_err(|_| Status::internal("the system gives no random numbers"))?;
+        Ok(gid::of_node(address, number))
     }
 }
 
@@ -230,13 +249,17 @@ impl Engine for Service {
         request: Request<proto::CreateDeviceRequest>,
     ) -> Result<Response<proto::CreateDeviceResponse>, Status> {
         let request = request.into_inner();
-        let gid = offer::gid(&request.gid);
-        let gid = gid.ok_or_else(|| Status::invalid_argument("gid must be 16 bytes"))?;
+        let gid = match request.gid.is_empty() {
+            true => self.draw_gid()?,
+            false => offer::gid(&request.gid)
+                .ok_or_else(|| Status::invalid_argument("gid must be 16 bytes, or none"))?,
+        };
         let device = Device {
-            gid,
-            limits: OPEN_LIMITS,
+            tenant: request.tenant.into(),
+            owner: request.owner.into(),
             cap_bps: (request.cap_bps > 0).then_some(request.cap_bps),
             ops_per_s: NonZeroU32::new(request.ops_per_s),
+            ..Device::new(gid, OPEN_LIMITS)
         };
         let directory = self.with(|server| server.create(&request.name, device))?;
         let directory = directory.map_err(|error| status(&error))?;
@@ -267,6 +290,9 @@ impl Engine for Service {
             directory: status.directory.display().to_string(),
             cap_bps: status.cap_bps.unwrap_or(0),
             ops_per_s: status.ops_per_s.map_or(0, NonZeroU32::get),
+            tenant: status.tenant.to_string(),
+            owner: status.owner.to_string(),
+            refused_offers: status.refused_offers,
             contexts: status.contexts,
             queue_pairs: status.queue_pairs,
             refused: status.refused,

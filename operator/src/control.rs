@@ -29,7 +29,8 @@ use weft_identity::{
     tls_listener::{TlsListener, TlsRefusals},
 };
 use weft_proto::operator::v1::{
-    EnrollRequest, EnrollResponse, NodeConfig, NodeConfigUpdate, NodeReport,
+    EnrollRequest, EnrollResponse, FindNodeRequest, FindNodeResponse, NodeConfig, NodeConfigUpdate,
+    NodeReport,
     operator_server::{Operator, OperatorServer},
 };
 
@@ -55,7 +56,7 @@ const MTU_MAX: u32 = 65_535;
 /// With [`PING_TIMEOUT`]: a node that vanished without a word gives its stream up after 20 s.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// Calls on one connection at a time: an agent needs two. A caller without a certificate can hold as many messages.
+/// Calls on one connection at a time: an agent needs three. A caller without a certificate can hold as many messages.
 const STREAMS_MAX: u32 = 4;
 /// Updates on their way to an agent: each holds the whole configuration.
 const CONFIG_UPDATES: usize = 1;
@@ -232,10 +233,8 @@ impl Control {
         })
     }
 
-    fn admit_report(
-        &self,
-        request: &Request<Streaming<NodeReport>>,
-    ) -> Result<Caller, (Fault, String)> {
+    /// The node whose certificate the call shows.
+    fn admit_node<T>(&self, request: &Request<T>) -> Result<Caller, (Fault, String)> {
         let unknown = |fault| (fault, String::new());
         let chain = request.peer_certs();
         let leaf = chain.as_ref().and_then(|chain| chain.first());
@@ -292,6 +291,29 @@ impl Operator for Control {
         }
     }
 
+    async fn find_node(
+        &self,
+        request: Request<FindNodeRequest>,
+    ) -> Result<Response<FindNodeResponse>, Status> {
+        let refuse = |refused| self.refuse("FindNode", &refused);
+        let caller = self.admit_node(&request).map_err(refuse)?;
+        let address = request.into_inner().data_address;
+        let found = self.reports.at_address(&caller.fabric, &address);
+        match found.as_slice() {
+            [(node, control_address)] => Ok(Response::new(FindNodeResponse {
+                node: node.clone(),
+                control_address: control_address.clone(),
+            })),
+            found => {
+                let fault = Fault::NoNode {
+                    address: weft_transfer::excerpt(&address, NAME_BYTES_MAX),
+                    found: found.len(),
+                };
+                Err(refuse((fault, caller.node)))
+            }
+        }
+    }
+
     type ReportStream = Pin<Box<dyn Stream<Item = Result<NodeConfigUpdate, Status>> + Send>>;
 
     async fn report(
@@ -299,7 +321,7 @@ impl Operator for Control {
         request: Request<Streaming<NodeReport>>,
     ) -> Result<Response<Self::ReportStream>, Status> {
         let caller = self
-            .admit_report(&request)
+            .admit_node(&request)
             .map_err(|refused| self.refuse("Report", &refused))?;
         tracing::info!(caller.node, caller.fabric, "reports");
         let (config_updates, receiver) = mpsc::channel(CONFIG_UPDATES);

@@ -84,6 +84,17 @@ pub(crate) enum Fault {
     /// Nobody could be asked about the token.
     #[error("the token cannot be checked ({0}): the operator needs the API server; try again")]
     ReviewFailed(CallError),
+    /// Nobody, or two, have it.
+    #[error(
+        "{found} nodes of the fabric have reported the data address {address}: wait until its agent has, or have each node use an \
+         address of its own"
+    )]
+    NoNode {
+        /// The address.
+        address: String,
+        /// How many have.
+        found: usize,
+    },
     /// A later stream of the same node has taken over.
     #[error("another agent reports for this node now: stop one of the two")]
     Superseded,
@@ -134,6 +145,7 @@ impl Fault {
             Self::NotOfFabric { .. } => ("NotOfFabric", Code::FailedPrecondition, true),
             Self::TooManyCalls { .. } => ("TooManyCalls", Code::ResourceExhausted, true),
             Self::ReviewFailed(_) => ("ReviewFailed", Code::Unavailable, true),
+            Self::NoNode { .. } => ("NoNode", Code::NotFound, true),
             Self::Superseded => ("Superseded", Code::Aborted, false),
             Self::CertificateEnded => ("CertificateEnded", Code::Unauthenticated, false),
             Self::NotIssued(error) => (error.reason(), Code::Internal, false),

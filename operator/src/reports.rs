@@ -92,6 +92,20 @@ impl Reports {
         self.nodes.subscribe()
     }
 
+    /// The nodes of a fabric that have this address on the data network, each with the address of its agent's control API.
+    pub(crate) fn at_address(&self, fabric: &str, data_address: &str) -> Vec<(String, String)> {
+        let nodes = self.nodes.borrow();
+        let is_there = |state: &NodeState| {
+            state.fabric == fabric
+                && !state.report.control_address.is_empty()
+                && state.report.data_address == data_address
+        };
+        let there = nodes.iter().filter(|(_, state)| is_there(state));
+        there
+            .map(|(node, state)| (node.clone(), state.report.control_address.clone()))
+            .collect()
+    }
+
     /// A node's agent has opened a stream, which has this number.
     pub(crate) fn open(&self) -> u64 {
         self.streams.fetch_add(1, Ordering::Relaxed) + 1
@@ -155,6 +169,32 @@ mod tests {
         assert_eq!(told.borrow()["n1"].received_at, later);
         assert!(put(&reports, stream, "2", later));
         assert!(told.has_changed().unwrap());
+    }
+
+    #[test]
+    fn a_node_is_found_by_its_data_address_in_its_own_fabric() {
+        let reports = Reports::default();
+        let stream = reports.open();
+        for (node, fabric, address) in [
+            ("n1", "lab", "10.0.0.1"),
+            ("n2", "lab", "10.0.0.2"),
+            ("n3", "other", "10.0.0.1"),
+        ] {
+            let report = NodeReport {
+                data_address: address.to_owned(),
+                control_address: format!("{address}:7400"),
+                ..NodeReport::default()
+            };
+            let state = NodeState {
+                stream,
+                ..NodeState::new(fabric, report, Instant::now())
+            };
+            assert!(reports.put(node, state));
+        }
+        let n1 = ("n1".to_owned(), "10.0.0.1:7400".to_owned());
+        assert_eq!(reports.at_address("lab", "10.0.0.1"), [n1]);
+        assert!(reports.at_address("lab", "10.0.0.3").is_empty());
+        assert!(reports.at_address("lab", "").is_empty());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod bench_cluster;
+pub mod container;
 pub mod figures;
 pub mod report;
 pub mod verbs;

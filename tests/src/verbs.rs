@@ -71,12 +71,7 @@ impl Default for Node {
         for (last, name) in (1..).zip(DEVICES) {
             let mut gid = [0; 16];
             gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, last]);
-            let device = Device {
-                gid,
-                limits: LIMITS,
-                cap_bps: None,
-                ops_per_s: None,
-            };
+            let device = Device::new(gid, LIMITS);
             server.create(name, device).expect("it is made");
             fs::create_dir(at(name)).expect("it is ours");
             symlink(at("devices").join(name), at(name).join(name)).expect("it is ours");

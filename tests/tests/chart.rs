@@ -1111,3 +1111,43 @@ fn monitors_are_made_on_request_and_find_what_they_watch() {
         );
     }
 }
+
+#[test]
+fn devices_take_two_daemonsets_without_a_capability_and_none_where_they_are_not_enabled() {
+    let none = rendered(&[]);
+    let names = |rendered: &Rendered| -> Vec<String> {
+        let sets = rendered.of_kind("DaemonSet");
+        sets.map(|set| set["metadata"]["name"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert!(names(&none).is_empty());
+    let hook = |arguments: &[&str]| arguments.iter().any(|one| one.starts_with("--hook="));
+    for (values, has_hook) in [
+        (&["devices.enabled=true"][..], true),
+        (&["devices.enabled=true", "devices.hook=false"], false),
+    ] {
+        let with = rendered(values);
+        assert_eq!(names(&with), ["weft-engine", "weft-device-plugin"]);
+        for (name, strategy, is_on_the_network) in [
+            ("weft-engine", "OnDelete", Value::Bool(true)),
+            ("weft-device-plugin", "RollingUpdate", Value::Null),
+        ] {
+            let set = with.find("DaemonSet", name);
+            assert_eq!(set["spec"]["updateStrategy"]["type"], strategy);
+            let pod = &set["spec"]["template"]["spec"];
+            assert_eq!(pod["hostNetwork"], is_on_the_network);
+            assert_eq!(pod["automountServiceAccountToken"], false);
+            let context = &pod["containers"][0]["securityContext"];
+            assert_eq!(context["capabilities"], json!({"drop": ["ALL"]}));
+            assert_eq!(context["readOnlyRootFilesystem"], true);
+        }
+        let plugin = &with.find("DaemonSet", "weft-device-plugin")["spec"]["template"]["spec"];
+        let arguments = strings(&plugin["containers"][0]["args"]);
+        assert_eq!(hook(&arguments), has_hook, "{arguments:?}");
+        // Where the agent writes the flags of both.
+        let agent = with.agent();
+        let mounts = &agent["spec"]["template"]["spec"]["containers"][0]["volumeMounts"];
+        let mounts = mounts.as_array().unwrap();
+        assert!(mounts.iter().any(|one| one["mountPath"] == "/run/weft"));
+    }
+}

@@ -7,7 +7,11 @@ use std::{
     process::Command,
 };
 
-use weft_tests::{program, stdout_of, verbs::Node};
+use weft_tests::{
+    container::{SECCOMP_PROFILE, in_container},
+    program, stdout_of,
+    verbs::{Node, ended, listening},
+};
 
 /// Prints the devices of the library that it is linked with, or of the one whose path it is given; then what the library
 /// says of a file of sysfs.
@@ -213,4 +217,68 @@ fn doctor_names_what_keeps_a_program_from_its_device() {
         .find(|line| line.starts_with("librdmacm.so.1 "))
         .expect("it is listed");
     assert!(library.ends_with("  yes"), "{told}");
+}
+
+#[test]
+fn programs_of_containers_that_allow_little_use_the_devices() {
+    let node = Node::default();
+    let profile = node.path("default.py");
+    fs::write(&profile, SECCOMP_PROFILE).expect("it is ours");
+    let contained = |line: &str| node.injected(Path::new("/bin"), &in_container(&profile, line));
+    let line = "cat /proc/self/status /proc/self/limits";
+    let status = printed(line, contained(line));
+    // The first process of its PID namespace is that which waits for it.
+    for part in [
+        "\nPid:\t2\n",
+        "\nUid:\t1000\t",
+        "\nCapEff:\t0000000000000000\n",
+        "\nNoNewPrivs:\t1\n",
+        "\nSeccomp:\t2\n",
+        "\nMax locked memory         65536 ",
+    ] {
+        assert!(status.contains(part), "{part}: {status}");
+    }
+    for (line, problem) in [
+        ("touch /tmp/file", "Read-only file system"),
+        ("unshare --user true", "Operation not permitted"),
+    ] {
+        let output = contained(line).output().expect("it starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && said.contains(problem),
+            "{line}: {said}"
+        );
+    }
+    let pair = |port: u16, server: &str, client: &str| {
+        let waiting = listening(contained(server), port);
+        let told = printed(client, contained(client));
+        [stdout_of(server, &ended(waiting)), told]
+    };
+    for (port, line) in (18_950..).zip([
+        "ibv_rc_pingpong -g 0 -n 500",
+        "ibv_rc_pingpong -g 0 -e -n 500",
+        "ibv_ud_pingpong -g 0 -n 500",
+        "ib_write_bw -x 0 -s 65536 -n 200",
+        "ib_atomic_lat -x 0 -n 200",
+    ]) {
+        let line = format!("{line} -p {port}");
+        let [server, client] = ["weft0", "weft1 127.0.0.1"].map(|it| format!("{line} -d {it}"));
+        let [_, told] = pair(port, &server, &client);
+        let results = ["500 iters in ", "#bytes"];
+        assert!(
+            results.iter().any(|result| told.contains(result)),
+            "{line}: {told}"
+        );
+    }
+    // `-V` compares every byte. A program that connects by librdmacm uses the only device that it has.
+    let rping = |device: &str, options: &str| {
+        let devices = node.path(device);
+        let devices = devices.display();
+        format!("env WEFT_DEVICES={devices} rping -v -V -p 18960 {options}")
+    };
+    let server = rping("weft0", "-s");
+    let client = rping("weft1", "-c -C 10 -a 127.0.0.1");
+    for told in pair(18_960, &server, &client) {
+        assert!(told.contains("ping data: rdma-ping-9: "), "{told}");
+    }
 }

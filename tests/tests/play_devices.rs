@@ -2,8 +2,10 @@
 //! verbs programs of Debian, unmodified.
 
 use std::fs::{self, Permissions};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::Ipv6Addr;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,7 +13,12 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
-use weft_tests::{program, stdout_of};
+use weft_cli::device::Record;
+use weft_proto::engine::{self, v1::CreateDeviceRequest};
+use weft_tests::{
+    container::{SECCOMP_PROFILE, in_container},
+    program, stdout_of,
+};
 
 /// A program that hangs is ended after so many seconds. Nothing here takes a tenth of it on an idle machine.
 const PATIENCE: &str = "60";
@@ -32,6 +39,10 @@ const MPI_PORT: u16 = 18_700;
 const MPI_LAUNCH: &str = include_str!("../mpi/launch.py");
 /// What each rank runs.
 const MPI_EXCHANGE: &str = include_str!("../mpi/exchange.py");
+/// Where the program with many devices does.
+const MANY_PORT: u16 = 18_800;
+/// Writes and reads by a hundred devices.
+const MANY: &str = include_str!("../pyverbs/many.py");
 /// UCX over the device, and over nothing else.
 const UCX: &str = "env UCX_TLS=rc_verbs,ud_verbs:aux UCX_NET_DEVICES=weft0:1";
 
@@ -110,7 +121,20 @@ impl Fabric {
     /// The same with programs that listen at another port.
     fn pair_at(&self, port: u16, line: &str, meanwhile: impl FnOnce()) -> String {
         let waiting = self.spawn(&format!("run node0 -- {line}"));
-        // Without connecting: they take one connection.
+        self.await_listener(port, line);
+        let client = self.spawn(&format!("run node1 -- {line} {}", self.address));
+        meanwhile();
+        let client = client.wait_with_output().expect("it ends");
+        let waited = waiting.wait_with_output().expect("it ends");
+        let told = stdout_of(line, &client);
+        let waited = stdout_of(line, &waited);
+        // So a ping-pong says it; it ends as if nothing were wrong.
+        assert!(!waited.contains("invalid data"), "{line}: {waited}");
+        told
+    }
+
+    /// Waits until a program of node 0 listens at this port, without connecting: they take one connection.
+    fn await_listener(&self, port: u16, line: &str) {
         let port = format!(":{port:04X} ");
         let listens = |table: String| {
             table
@@ -120,13 +144,6 @@ impl Fabric {
         until(line, || {
             listens(self.device("run node0 -- cat /proc/net/tcp /proc/net/tcp6"))
         });
-        let client = self.spawn(&format!("run node1 -- {line} {}", self.address));
-        meanwhile();
-        let client = client.wait_with_output().expect("it ends");
-        let waited = waiting.wait_with_output().expect("it ends");
-        let told = stdout_of(line, &client);
-        stdout_of(line, &waited);
-        told
     }
 
     fn spawn(&self, line: &str) -> Child {
@@ -136,6 +153,61 @@ impl Fabric {
             .stderr(Stdio::piped())
             .spawn();
         spawned.expect("weft starts")
+    }
+
+    /// A file of the fabric, as it is seen from outside.
+    fn outside(&self, path: &Path) -> PathBuf {
+        let path = path.strip_prefix("/").expect("it begins at the root");
+        Path::new("/proc")
+            .join(self.pid.to_string())
+            .join("root")
+            .join(path)
+    }
+
+    /// Gives node 0 devices weft1, weft2 and so on beside weft0: another engine, which may have so many open, and another
+    /// agent at node 1, which knows their GIDs.
+    fn add_devices(&self, count: u16) {
+        let file = self.outside(Path::new("/run/weft-play/devices.json"));
+        let written = fs::read(&file).expect("it is there");
+        let mut record: Record = serde_json::from_slice(&written).expect("it is a record");
+        let [node0, node1] = ["node0", "node1"].map(|node| record.nodes[node].socket.clone());
+        let node = record.nodes.get_mut("node0").expect("it has a device");
+        let flag = node.engine.iter().position(|it| it == "--open-devices");
+        node.engine[flag.expect("it has that flag") + 1] = (count + 1).to_string();
+        fs::write(&file, serde_json::to_vec(&record).expect("it is text")).expect("it is ours");
+        killed(process_of(self, "weft-engine", "/run/weft-devices/node0"));
+        self.device("restart node0");
+        self.device("create node0/weft0");
+
+        let gids = || (1..=count).map(|last| Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last));
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.expect("a runtime").block_on(async {
+            let mut engine = engine::client(&self.outside(&node0));
+            for (number, gid) in (1..).zip(gids()) {
+                let request = CreateDeviceRequest {
+                    name: format!("weft{number}"),
+                    gid: gid.octets().to_vec(),
+                    ..CreateDeviceRequest::default()
+                };
+                engine.create_device(request).await.expect("it is made");
+            }
+        });
+
+        // Devices come last in it.
+        let file = self.outside(&node1.with_file_name("agent.yaml"));
+        let mut told = fs::read_to_string(&file).expect("it is there");
+        let of_node0 = told.lines().find(|line| line.contains("node: node0,"));
+        let (_, of_node0) = of_node0
+            .and_then(|line| line.split_once(", "))
+            .expect("it knows the other node");
+        let peers: String = gids()
+            .map(|gid| format!("  - {{gid: \"{gid}\", {of_node0}\n"))
+            .collect();
+        told += &peers;
+        fs::write(&file, told).expect("it is ours");
+        self.device("restart node1 agent");
     }
 
     /// A spine drops what it should pass on; its links stay up.
@@ -197,6 +269,7 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn programs_use_the_devices_of_two_nodes_over_all_spines_and_go_on_without_one() {
+    let profile = directory_of(&[("default.py", SECCOMP_PROFILE)]);
     let fabric = Fabric::start("--nodes 2 --size 1MiB --device 1,0 --keep --quiet");
     let list = fabric.device("list");
     assert!(
@@ -224,7 +297,7 @@ fn programs_use_the_devices_of_two_nodes_over_all_spines_and_go_on_without_one()
     let interface = "/sys/class/infiniband/weft0/ports/1/gid_attrs/ndevs/0";
     let interface = fabric.device(&format!("run node1 -- cat {interface}"));
     assert_eq!(interface, "data0\n");
-    // `-c` checks every byte.
+    // `-c` looks at a byte of each page that has come last.
     let told = fabric.pair("ibv_rc_pingpong -p 18515 -g 0 -c -n 200", || {});
     assert!(told.contains("200 iters in "), "{told}");
     let told = fabric.pair("ibv_ud_pingpong -p 18515 -g 0 -c -n 200", || {});
@@ -249,11 +322,34 @@ fn programs_use_the_devices_of_two_nodes_over_all_spines_and_go_on_without_one()
         let told = fabric.pair(line, || {});
         assert!(told.contains("#bytes"), "{line}: {told}");
     }
+    // `-a`: of each size that is a power of two, up to 8 MiB.
+    let told = fabric.pair("ib_write_bw -x 0 -a -n 20", || {});
+    for size in (1..=23).map(|bits| (1_u32 << bits).to_string()) {
+        let is_row = |line: &str| words(line).next() == Some(&*size);
+        assert!(told.lines().any(is_row), "{size} bytes: {told}");
+    }
     // UCX makes its connections by datagrams, and then uses RC with shared receive queues.
     for test in ["tag_lat", "tag_bw -s 65536", "ucp_get -s 4096", "ucp_add"] {
         let line = format!("{UCX} ucx_perftest -n 500 -t {test}");
         let told = fabric.pair_at(UCX_PORT, &line, || {});
         assert!(told.contains("Final: "), "{line}: {told}");
+    }
+    // In containers, as uid 1000 as well.
+    for (port, line) in [
+        (PORT, "ibv_rc_pingpong -g 0 -c -n 200"),
+        (PORT, "ib_write_bw -R -s 65536 -n 200"),
+        (UCX_PORT, &*format!("{UCX} ucx_perftest -n 500 -t tag_lat")),
+        (FABRIC_PORT, "fi_pingpong -c -I 50 -p verbs -e msg"),
+    ] {
+        let line = in_container(&profile.path().join("default.py"), line);
+        fabric.pair_at(port, &line, || {});
+    }
+    // It lists a transport, and then the device that it is of.
+    let listed = fabric.device("run node0 -- ucx_info -d");
+    let listed = words(&listed).collect::<Vec<&str>>().join(" ");
+    for transport in ["rc_verbs", "ud_verbs"] {
+        let entry = format!("# Transport: {transport} # Device: weft0:1 ");
+        assert!(listed.contains(&entry), "{transport}: {listed}");
     }
     // libfabric connects by librdmacm; `-c` compares every byte.
     for provider in ["verbs -e msg", "verbs;ofi_rxm -e rdm"] {
@@ -344,6 +440,74 @@ fn process_of(fabric: &Fabric, program: &str, word: &str) -> Pid {
     Pid::from_raw(pid.parse().expect("a pid"))
 }
 
+/// Kills a process, and waits until it is gone.
+fn killed(pid: Pid) {
+    kill(pid, Signal::SIGKILL).expect("it is there");
+    let command_line = format!("/proc/{pid}/cmdline");
+    // One that nobody has waited for has none.
+    until("it is gone", || {
+        fs::read(&command_line).is_ok_and(|it| it.is_empty()) || !Path::new(&command_line).exists()
+    });
+}
+
+#[test]
+fn a_hundred_devices_go_on_when_the_agent_of_their_node_is_killed() {
+    const COUNT: u16 = 100;
+
+    let programs = directory_of(&[("many.py", MANY)]);
+    let fabric = Fabric::start("--nodes 2 --size 1MiB --device 0,1 --keep --quiet");
+    fabric.add_devices(COUNT);
+    let line = format!("/usr/bin/python3 -B {}/many.py", programs.path().display());
+    let mut writing = fabric.weft(&format!("run node0 -- {line}"));
+    writing.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut writing = writing.stderr(Stdio::piped()).spawn().expect("it starts");
+    fabric.await_listener(MANY_PORT, &line);
+    let other = fabric.spawn(&format!("run node1 -- {line} {}", fabric.address));
+    let mut asks = writing.stdin.take().expect("it is piped");
+    let mut answers = BufReader::new(writing.stdout.take().expect("it is piped")).lines();
+    let mut errors = writing.stderr.take().expect("it is piped");
+    // All of them once more, from now on.
+    let mut go_on = |when: &str| {
+        let asked = writeln!(asks, "go on");
+        let answer = answers.next().and_then(Result::ok);
+        let wanted = format!("{COUNT} devices have written and read");
+        if asked.is_err() || answer != Some(wanted) {
+            let mut said = String::new();
+            let _ = errors.read_to_string(&mut said);
+            panic!("{when}: {said}");
+        }
+    };
+    go_on("at first");
+    let list = fabric.device("list");
+    let open = list
+        .lines()
+        .filter(|line| line.starts_with("node0/") && words(line).nth(2) == Some("1"));
+    assert_eq!(open.count(), usize::from(COUNT), "{list}");
+
+    let agent = process_of(&fabric, "weft-agent", "/node0/");
+    let agents_line = fs::read_to_string(format!("/proc/{agent}/cmdline")).expect("it runs");
+    killed(agent);
+    for _ in 0..5 {
+        go_on("without the agent");
+    }
+    let mut another = Command::new("nsenter");
+    another.args(words(&fabric.enter)).args(["node0", "setsid"]);
+    another.args(agents_line.trim_end_matches('\0').split('\0'));
+    another.stdin(Stdio::null()).stdout(Stdio::null());
+    let mut another = another.stderr(Stdio::null()).spawn().expect("it starts");
+    let told = fabric.pair("ibv_rc_pingpong -d weft0 -p 18515 -g 0 -c -n 200", || {});
+    assert!(told.contains("200 iters in "), "{told}");
+    go_on("with another agent");
+    drop(asks);
+    let mut said = String::new();
+    errors.read_to_string(&mut said).expect("it is text");
+    let status = writing.wait().expect("it ends");
+    assert!(status.success(), "{status}: {said}");
+    stdout_of("the other", &other.wait_with_output().expect("it ends"));
+    drop(fabric);
+    another.wait().expect("it ends with the fabric");
+}
+
 #[test]
 fn a_node_whose_engine_is_killed_gets_another_one_and_its_device_again() {
     let fabric = Fabric::start("--nodes 2 --size 1MiB --device 0,1 --keep --quiet");
@@ -395,7 +559,7 @@ fn programs_go_on_while_engines_and_agents_are_restarted_ten_times_each() {
         .find(|line| line.trim_start().starts_with("65536"));
     assert!(row.is_some(), "{told}");
     println!("{told}");
-    // `-c` checks every byte.
+    // `-c` looks at a byte of each page that has come last.
     let told = fabric.pair("ibv_rc_pingpong -p 18515 -g 0 -c -n 30000", || {
         until("queue pairs", are_open);
         (0..4).for_each(|round| restart("engine", round));

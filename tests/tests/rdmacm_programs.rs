@@ -69,6 +69,10 @@ fn programs_of_perftest_connect_by_it() {
         "ib_read_bw -q 2 -s 4096",
         "ib_send_lat",
         "ib_send_bw -c UD -s 1024",
+        "ib_write_lat",
+        "ib_read_lat",
+        "ib_send_lat -c UD -s 64",
+        "ib_atomic_lat -A CMP_AND_SWAP",
     ];
     for (port, line) in (17_200..).zip(lines) {
         let server = format!("{line} -R -n 200 -p {port}");

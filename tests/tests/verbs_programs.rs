@@ -1,19 +1,50 @@
 //! Verbs programs of Debian, unmodified, over virtual devices: two devices of one node, each program as an ordinary user.
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use weft_tests::{
     stdout_of,
     verbs::{Node, ended, listening},
 };
 
+/// Writes in batches of 64.
+const WRITES: &str = include_str!("../src/bench/verbs/instructions.c");
+/// Calls what devices do not have, and prints what does not fail as it should.
+const UNSUPPORTED: &str = include_str!("../verbs/unsupported.c");
+/// Posts by several threads, in forked children, and more than a queue takes.
+const POSTING: &str = include_str!("../verbs/posting.c");
+/// What each call does.
+const DOCUMENT: &str = include_str!("../../docs/verbs.md");
+/// What programs are built with.
+const HEADER: &str = "/usr/include/infiniband/verbs.h";
+
 /// A program at both devices: one waits, the other connects to it over 127.0.0.1. What both say.
 fn pair(node: &Node, line: &str, port: u16) -> [String; 2] {
     let server = format!("{line} -d weft0 -p {port}");
     let waiting = listening(node.command(&server), port);
     let client = node.run(&format!("{line} -d weft1 -p {port} 127.0.0.1"));
-    [stdout_of(&server, &ended(waiting)), client]
+    let told = [stdout_of(&server, &ended(waiting)), client];
+    // So a ping-pong says it; it ends as if nothing were wrong.
+    for told in &told {
+        assert!(!told.contains("invalid data"), "{line}: {told}");
+    }
+    told
+}
+
+/// A program in C.
+fn compiled(node: &Node, name: &str, source: &str) -> PathBuf {
+    let [file, program] = [format!("{name}.c"), name.to_owned()].map(|name| node.path(&name));
+    fs::write(&file, source).expect("it is ours");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O2", "-o"]).args([&program, &file]);
+    let built = compiler.args(["-libverbs", "-ldl"]).output();
+    stdout_of(name, &built.expect("a C compiler"));
+    program
 }
 
 /// Programs at once would only wait for each other's turns, and each has a port of its own.
@@ -35,7 +66,7 @@ fn programs_of_rdma_core_and_perftest_run_as_they_are() {
     ] {
         assert!(shown.contains(part), "{part}: {shown}");
     }
-    // `-c` checks every byte.
+    // `-c` looks at a byte of each page that has come last.
     let told = pair(&node, "ibv_rc_pingpong -g 0 -c -n 500", 18_515);
     for told in told {
         assert!(told.contains("500 iters in "), "{told}");
@@ -85,7 +116,7 @@ fn memory_that_programs_have_shared_is_mapped_by_the_engine() {
         let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("it is there");
         file.as_file().set_len(16 << 20).expect("it has room");
         // The programs are an ordinary user's.
-        let everyone = std::fs::Permissions::from_mode(0o666);
+        let everyone = fs::Permissions::from_mode(0o666);
         file.as_file()
             .set_permissions(everyone)
             .expect("it is ours");
@@ -155,4 +186,111 @@ fn every_name_is_there_with_the_version_that_programs_ask_for() {
         ("IBVERBS_1.14", "ibv_query_qp_data_in_order"),
     ];
     Node::default().assert_names("libibverbs.so.1", &NAMES);
+}
+
+/// Calls that the library exports and that are not supported, each with how it says so.
+fn unsupported_calls() -> Vec<[&'static str; 3]> {
+    let mut library = "";
+    let mut calls = Vec::new();
+    for line in DOCUMENT.lines() {
+        library = line.strip_prefix("## ").unwrap_or(library);
+        if !line.contains("fails with `EOPNOTSUPP`") {
+            continue;
+        }
+        let name = line.split('`').nth(1).expect("a row begins with a name");
+        let makes_something = ["ibv_import_", "ibv_reg_"];
+        let how = match library {
+            "librdmacm.so.1" => "minus",
+            _ if makes_something.iter().any(|begin| name.starts_with(begin)) => "null",
+            _ => "number",
+        };
+        calls.push([library, how, name]);
+    }
+    calls
+}
+
+#[test]
+fn every_call_that_is_not_supported_says_so() {
+    let node = Node::default();
+    let calls = unsupported_calls();
+    assert!(calls.len() > 40, "{calls:?}");
+    let program = compiled(&node, "unsupported", UNSUPPORTED);
+    let line = format!("{} {}", program.display(), calls.concat().join(" "));
+    assert_eq!(node.run(&line), "");
+}
+
+/// Those that `verbs.h` itself refuses where a table has no function.
+#[test]
+fn every_inline_call_is_carried_out_or_is_among_those_that_say_so() {
+    let header = fs::read_to_string(HEADER).expect("libibverbs-dev");
+    let (_, carried_out) = DOCUMENT.split_once("\nCarried out: ").expect("a list");
+    // What comes first is the macro that looks for a function.
+    let uses: Vec<&str> = header.split("verbs_get_ctx_op(").skip(2).collect();
+    assert!(uses.len() > 30);
+    for found in uses {
+        let (arguments, _) = found.split_once(')').expect("it ends");
+        let (_, name) = arguments.split_once(',').expect("two arguments");
+        let name = name.trim().trim_start_matches("ibv_");
+        let is_carried_out = carried_out.contains(&format!("`{name}`"));
+        let is_called = UNSUPPORTED.contains(&format!("(ibv_{name}"));
+        assert!(is_carried_out || is_called, "{name}");
+    }
+}
+
+/// System calls of a program that writes so often, by name. Those by which it gives its turn to others are left out.
+fn system_calls(node: &Node, program: &Path, writes: u64) -> BTreeMap<String, u64> {
+    let line = format!(
+        "strace -f --seccomp-bpf -c -U calls,name -e trace=!sched_yield {} {writes} polling",
+        program.display()
+    );
+    let output = node.command_at(0, &line).output().expect("it starts");
+    let told = stdout_of(&line, &output);
+    assert!(told.contains(&format!("{writes} writes")), "{told}");
+    let table = String::from_utf8_lossy(&output.stderr);
+    let rows = table.lines().filter_map(|row| {
+        let (calls, name) = row.trim().split_once(' ')?;
+        Some((name.trim().to_owned(), calls.parse().ok()?))
+    });
+    rows.filter(|(name, _)| name != "total").collect()
+}
+
+#[test]
+fn a_program_that_polls_makes_no_system_call_for_a_write() {
+    const FEW: u64 = 16_384;
+    const BATCH: u64 = 64;
+    let node = Node::default();
+    let program = compiled(&node, "writes", WRITES);
+    let [mut few, mut many] = [FEW, 2 * FEW].map(|writes| system_calls(&node, &program, writes));
+    // By `write` it wakes an engine that sleeps. An engine does so when it has found nothing for 20 µs, which may be while a
+    // batch is taken, and on a busy machine in between.
+    let [in_few, in_many] = [&mut few, &mut many].map(|calls| calls.remove("write").unwrap_or(0));
+    assert!(few.len() > 10, "{few:?}");
+    assert_eq!(few, many);
+    assert!(
+        in_many < in_few + 4 * FEW / BATCH,
+        "{in_few} and {in_many} times an engine was woken"
+    );
+}
+
+/// Runs one part of [`POSTING`].
+fn post(part: &str) {
+    let node = Node::default();
+    let program = compiled(&node, "posting", POSTING);
+    let told = node.run(&format!("{} {part}", program.display()));
+    assert_eq!(told, "done\n");
+}
+
+#[test]
+fn a_thread_that_posts_by_parts_is_alone_until_it_has_ended_that() {
+    post("threads");
+}
+
+#[test]
+fn a_child_that_is_forked_while_other_threads_call_and_poll_waits_for_none_of_them() {
+    post("forks");
+}
+
+#[test]
+fn a_queue_takes_as_many_work_requests_as_it_was_made_for_and_more_when_completions_were_polled() {
+    post("outstanding");
 }

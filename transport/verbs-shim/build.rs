@@ -26,8 +26,13 @@ fn main() {
         );
     }
     let out = std::env::var_os("OUT_DIR").map(PathBuf::from);
-    let path = out.expect("cargo sets OUT_DIR").join("versions");
+    let out = out.expect("cargo sets OUT_DIR");
+    let path = out.join("versions");
     std::fs::write(&path, script).expect("cargo's directory can be written to");
+    // What unwinds is linked in: a container's image may have no libgcc_s.so.1.
+    std::fs::write(out.join("libgcc_s.so"), "INPUT(-lgcc_eh -lgcc)\n")
+        .expect("cargo's directory can be written to");
+    println!("cargo::rustc-link-search=native={}", out.display());
     println!("cargo::rerun-if-changed=build.rs");
     println!(
         "cargo::rustc-cdylib-link-arg=-Wl,--version-script={}",

@@ -128,7 +128,15 @@ spec:
             - {name: state, mountPath: /var/lib/weft/agent}
             - {name: token, mountPath: /var/run/secrets/weft.dev, readOnly: true}
             - {name: ca, mountPath: /etc/weft/ca, readOnly: true}
+            {{- if .Values.devices.enabled }}
+            # The engine's socket, and the flags that the agent writes for the engine and the device plugin.
+            - {name: devices, mountPath: /run/weft}
+            {{- end }}
       volumes:
+        {{- if .Values.devices.enabled }}
+        - name: devices
+          hostPath: {path: /run/weft, type: DirectoryOrCreate}
+        {{- end }}
         # The node's private key and certificate: in memory, and gone with the pod.
         - name: state
           emptyDir: {medium: Memory, sizeLimit: 1Mi}

@@ -12,12 +12,9 @@ use std::{
 
 use nix::unistd::{AccessFlags, access};
 use weft_device::sysfs;
+use weft_device_injection::{CLASSES, Copy, Environment, NAMES, Root, copies, is_weft, library_of};
 use weft_device_socket::{Client, devices_in, directory, gid};
 
-use super::{
-    inject::CLASSES,
-    libraries::{Copy, NAMES, copies, is_weft, library_of},
-};
 use crate::{columns::columns, printable};
 
 /// What gives a program both.
@@ -138,7 +135,9 @@ impl Report {
         Self {
             names: names.map(Resolved::of).collect(),
             preloaded: preload.filter(|file| is_weft(file) == Some(true)).collect(),
-            copies: copies(),
+            copies: Root::open(Path::new("/"))
+                .map(|root| copies(&root, &Environment::own()))
+                .unwrap_or_default(),
             devices: devices
                 .map(|name| DeviceCheck::of(&directory, name))
                 .collect(),
@@ -183,7 +182,7 @@ impl Report {
             }
         }
         for copy in self.copies.iter().filter(|copy| !copy.is_weft) {
-            let file = copy.file.display();
+            let file = copy.path.display();
             add(
                 format!("{file} is not Weft's, for a program that loads it by its path"),
                 RUN,
@@ -234,7 +233,7 @@ impl fmt::Display for Report {
         let rows = self
             .copies
             .iter()
-            .map(|copy| vec![path(&copy.file), yes(copy.is_weft)]);
+            .map(|copy| vec![path(&copy.path), yes(copy.is_weft)]);
         columns(f, &["COPY", "WEFT"], &rows.collect::<Vec<_>>())?;
         writeln!(f)?;
         let preloaded = self.preloaded.iter().map(|file| vec![path(file)]);

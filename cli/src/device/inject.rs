@@ -7,35 +7,27 @@
 use std::{
     env,
     ffi::{OsStr, OsString},
-    fs,
     io::{self, Write as _},
     net::Ipv6Addr,
-    os::{
-        fd::AsRawFd as _,
-        unix::{fs::OpenOptionsExt as _, process::CommandExt as _},
-    },
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::Command,
     slice,
 };
 
 use nix::{
-    fcntl::OFlag,
     ifaddrs::{InterfaceAddress, getifaddrs},
-    mount::{MntFlags, MsFlags, mount, umount2},
+    mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},
     sys::stat::{Mode, umask},
 };
-use weft_device::sysfs;
+use weft_device_injection::{
+    CLASSES, Description, Environment, NAMES, Root, copies, is_weft, mount_over,
+};
 use weft_device_socket::{DIRECTORY_VARIABLE, devices_in, gid};
 
-use super::{
-    DeviceError,
-    libraries::{NAMES, copies, is_weft},
-};
+use super::DeviceError;
 
-/// Where the kernel describes devices of each kind.
-pub(super) const CLASSES: &str = "/sys/class";
 /// Names the network interface of a GID. Newer UCX looks whether it has a route to a peer.
 const INTERFACE: &str = "ports/1/gid_attrs/ndevs/0";
 
@@ -101,26 +93,22 @@ pub(super) fn run(args: &Args) -> DeviceError {
 /// Mounts the libraries over every copy, where only this process and what it starts see it.
 fn mount_libraries(libraries: &[PathBuf; NAMES.len()]) -> Result<(), DeviceError> {
     const NOTHING: Option<&str> = None;
-    let failed = |file: &Path, errno: nix::Error| DeviceError::Mount {
+    let failed = |file: &Path, source: io::Error| DeviceError::Mount {
         path: file.to_owned(),
-        source: errno.into(),
+        source,
     };
-    let root = Path::new("/");
-    unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| failed(root, errno))?;
+    let path = Path::new("/");
+    unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| failed(path, errno.into()))?;
     let flags = MsFlags::MS_SLAVE | MsFlags::MS_REC;
-    mount(NOTHING, root, NOTHING, flags, NOTHING).map_err(|errno| failed(root, errno))?;
-    for copy in copies().into_iter().filter(|copy| !copy.is_weft) {
+    let separated = mount(NOTHING, path, NOTHING, flags, NOTHING);
+    separated.map_err(|errno| failed(path, errno.into()))?;
+    let root = Root::open(path).map_err(|error| failed(path, error))?;
+    let copies = copies(&root, &Environment::own()).into_iter();
+    for copy in copies.filter(|copy| !copy.is_weft) {
         let own = NAMES.iter().zip(libraries);
         let own = own.filter(|(name, _)| **name == copy.library);
         for (_, library) in own {
-            let bound = mount(
-                Some(library),
-                &copy.file,
-                NOTHING,
-                MsFlags::MS_BIND,
-                NOTHING,
-            );
-            bound.map_err(|errno| failed(&copy.file, errno))?;
+            mount_over(library, &copy.file).map_err(|error| failed(&copy.path, error))?;
         }
     }
     Ok(())
@@ -139,53 +127,22 @@ fn interface_of(gid: Ipv6Addr) -> Option<String> {
     found.map(|address| address.interface_name)
 }
 
-/// Lays files of the devices over the kernel's, which stay visible: where the kernel has no InfiniBand, nothing can be mounted
-/// at `/sys/class/infiniband`, for it is not there.
+/// Describes the devices where programs look.
 fn describe(devices: &Path) -> io::Result<()> {
-    let classes = Path::new(CLASSES);
-    let mut how = fs::File::options();
-    let kernels = how
-        .read(true)
-        .custom_flags(OFlag::O_PATH.bits())
-        .open(classes)?;
-    mount(
-        Some("weft"),
-        classes,
-        Some("tmpfs"),
-        MsFlags::empty(),
-        Some("mode=755"),
-    )?;
+    let description = |name: String| {
+        let gid = gid(&devices.join(&name))?;
+        let interface = interface_of(gid).map(|interface| (INTERFACE, interface + "\n"));
+        Ok(Description {
+            name,
+            gid,
+            files: interface.into_iter().collect(),
+        })
+    };
+    let devices = devices_in(devices).into_iter().map(description);
+    let devices = devices.collect::<io::Result<Vec<_>>>()?;
     // Any user reads it.
     let mask = umask(Mode::S_IWGRP | Mode::S_IWOTH);
-    let lay = || {
-        for name in devices_in(devices) {
-            let own = classes.join("infiniband").join(&name);
-            let gid = gid(&devices.join(&name))?;
-            let interface = interface_of(gid).map(|interface| (INTERFACE, interface + "\n"));
-            for (file, line) in sysfs::files(&name, gid).into_iter().chain(interface) {
-                let file = own.join(file);
-                fs::create_dir_all(file.parent().unwrap_or(&own))?;
-                fs::write(file, line)?;
-            }
-            // What the library calls the device's path.
-            let own = classes.join("infiniband_verbs").join(&name);
-            fs::create_dir_all(&own)?;
-            fs::write(own.join("ibdev"), format!("{name}\n"))?;
-        }
-        let layers = format!("lowerdir={CLASSES}:/proc/self/fd/{}", kernels.as_raw_fd());
-        mount(
-            Some("weft"),
-            classes,
-            Some("overlay"),
-            MsFlags::MS_RDONLY,
-            Some(&*layers),
-        )?;
-        Ok(())
-    };
-    let laid = lay();
+    let described = weft_device_injection::describe(&Root::open(Path::new("/"))?, &devices);
     umask(mask);
-    laid.inspect_err(|_| {
-        // The kernel's own is below.
-        let _ = umount2(classes, MntFlags::MNT_DETACH);
-    })
+    described
 }

@@ -202,6 +202,7 @@ pub(super) async fn create(
         gid: gid(address).octets().to_vec(),
         cap_bps: limits.cap_bps.unwrap_or(0),
         ops_per_s: limits.ops_per_s.map_or(0, NonZeroU32::get),
+        ..CreateDeviceRequest::default()
     };
     let created = weft_proto::engine::client(socket)
         .create_device(request)

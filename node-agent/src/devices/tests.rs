@@ -2,7 +2,7 @@ use weft_identity::authority::Authority;
 use weft_proto::agent::v1::QueuePairName;
 
 use super::*;
-use crate::config::TlsFiles;
+use crate::config::{DevicePeer, TlsFiles};
 
 fn devices(home: &Path) -> Devices {
     let authority = Authority::new("lab").unwrap();
@@ -23,7 +23,8 @@ fn devices(home: &Path) -> Devices {
         peer("node0", "::ffff:10.0.0.1"),
         peer("node1", "::ffff:10.0.0.2"),
     ];
-    Devices::new(&home.join("engine.sock"), &peers, watch::channel(tls).1)
+    let peers = Peers::listed(&peers);
+    Devices::new(&home.join("engine.sock"), peers, watch::channel(tls).1)
 }
 
 fn offer(from: &str) -> Option<QueuePairOffer> {

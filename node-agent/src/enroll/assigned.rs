@@ -7,7 +7,8 @@ use weft_proto::operator::v1 as proto;
 
 use crate::config::values::{ByteCount, Duration};
 use crate::config::{
-    self, Config, ConfigError, Data, Listen, Operator, Ports, RootEntry, TlsFiles, Transport,
+    self, Config, ConfigError, Data, DevicePrograms, Listen, Operator, Ports, RootEntry, TlsFiles,
+    Transport,
 };
 use crate::enroll::interface::Nic;
 use crate::enroll::settings::Settings;
@@ -66,8 +67,10 @@ pub(crate) fn config(
             allow_insecure: agent.objects.unwrap_or_default().allow_insecure,
             ..settings.objects.clone()
         },
-        // Not of the operator yet.
-        devices: None,
+        devices: engine
+            .devices
+            .map(|given| devices(settings, given, nic.mbps))
+            .transpose()?,
         config_source: config::ConfigSource::Operator,
     };
     config::check(&config).map_err(|error| {
@@ -77,6 +80,26 @@ pub(crate) fn config(
         wrong(&renamed.unwrap_or(error.field), error.message)
     })?;
     Ok(config)
+}
+
+fn devices(
+    settings: &Settings,
+    given: proto::Devices,
+    link_mbps: u32,
+) -> Result<config::Devices, ConfigError> {
+    Ok(config::Devices {
+        socket: settings.engine_socket.clone(),
+        peers: Vec::new(),
+        programs: Some(DevicePrograms {
+            first_port: small("devices.firstPort", given.first_port)?,
+            open: small("devices.open", given.open)?,
+            link_mbps,
+            per_node: given.per_node,
+            cap_mbps: given.cap_mbps,
+            operations_per_second: given.operations_per_second,
+            cross_namespace: given.cross_namespace,
+        }),
+    })
 }
 
 fn roots(settings: &Settings, given: &[proto::Root]) -> Vec<RootEntry> {
@@ -178,6 +201,7 @@ mod tests {
             control_port: 7400,
             metrics_port: 7401,
             roots_dir: "/weft/roots".into(),
+            engine_socket: "/run/weft/engine.sock".into(),
             pod_configuration: String::new(),
             objects: config::Objects::default(),
             timing: Timing::default(),
@@ -205,6 +229,13 @@ mod tests {
                 count: 16,
             }),
             nics: None,
+            devices: Some(proto::Devices {
+                first_port: 16_000,
+                open: 256,
+                per_node: 1024,
+                cap_mbps: 400,
+                ..proto::Devices::default()
+            }),
         };
         let agent = proto::AgentConfig {
             fabric: "lab".to_owned(),
@@ -248,6 +279,18 @@ mod tests {
         assert_eq!(config.paths(), 64);
         assert_eq!(config.transport.policy, PolicyKind::Oblivious);
         assert_eq!(config.transport.rto_min.nanos(), 250_000);
+        let devices = config.devices.unwrap();
+        assert_eq!(devices.socket.to_str(), Some("/run/weft/engine.sock"));
+        let wanted = DevicePrograms {
+            first_port: 16_000,
+            open: 256,
+            link_mbps: 0,
+            per_node: 1024,
+            cap_mbps: 400,
+            operations_per_second: 0,
+            cross_namespace: false,
+        };
+        assert_eq!(devices.programs, Some(wanted));
         assert_eq!(config.transport.chunk.0, 32 << 10);
         assert_eq!(config.transport.dscp, 46);
         assert_eq!(config.transport.encryption, Encryption::Required);

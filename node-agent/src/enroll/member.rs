@@ -9,7 +9,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, Interval};
 use weft_identity::cause::chain;
 use weft_proto::operator::COPIES_FULL;
@@ -21,6 +21,7 @@ use crate::config::Config;
 use crate::control::fence::Fence;
 use crate::copy_watcher::{CopyReport, CopyWatcher};
 use crate::enroll::error::{EnrollError, OperatorError};
+use crate::enroll::find_node::NodeFinder;
 use crate::enroll::interface::{self, Nic, finding};
 use crate::enroll::keys::{Keys, Validity};
 use crate::enroll::report::{Reporter, replace_if_different};
@@ -61,7 +62,12 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     let directory = settings.state.clone();
     let keys = fail_fast::spawn_blocking("keys", move || Keys::open(&directory)).await?;
     let keys = Arc::new(keys);
-    let environment = Environment::new("--metrics-port", settings.metrics_listen()).await?;
+    let mut environment = Environment::new("--metrics-port", settings.metrics_listen()).await?;
+    environment.operator = Some(Arc::new(NodeFinder {
+        settings: settings.clone(),
+        keys: keys.clone(),
+        client: Mutex::default(),
+    }));
     let (health, fence) = (environment.health.clone(), environment.fence.clone());
     tracing::info!(
         node = %settings.node, fabric = %settings.fabric, operator = settings.operator, "enrolling"

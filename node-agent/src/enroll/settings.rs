@@ -33,6 +33,8 @@ pub struct Settings {
     pub metrics_port: u16,
     /// Where the roots are: root NAME is the directory NAME in it.
     pub roots_dir: PathBuf,
+    /// The socket of the node's `weft-engine`. Beside it the agent writes the flags of that and of the device plugin.
+    pub engine_socket: PathBuf,
     /// The way to stores, and who the agent is there. Whether stores without TLS are read says the operator.
     pub objects: Objects,
     /// Intervals and retries.

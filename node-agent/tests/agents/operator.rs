@@ -68,6 +68,7 @@ impl Operator {
                 count: 2,
             }),
             nics: None,
+            devices: None,
         };
         let agent = AgentConfig {
             fabric: "lab".to_owned(),
@@ -228,6 +229,7 @@ impl Operator {
             control_port: 7400,
             metrics_port: 7401,
             roots_dir,
+            engine_socket: file("engine.sock"),
             pod_configuration: self.0.config.borrow().pod_configuration.clone(),
             objects: Default::default(),
             timing: Timing {
@@ -306,6 +308,13 @@ impl Serve for Operator {
             config: Some(self.0.config.borrow().clone()),
             leader_epoch: *self.0.epoch.borrow(),
         }))
+    }
+
+    async fn find_node(
+        &self,
+        _: Request<FindNodeRequest>,
+    ) -> Result<Response<FindNodeResponse>, Status> {
+        Err(Status::unimplemented("no node here has devices"))
     }
 
     type ReportStream = Pin<Box<dyn Stream<Item = Result<NodeConfigUpdate, Status>> + Send>>;

@@ -11,8 +11,10 @@ fn create(name: &str, last: u8) -> proto::CreateDeviceRequest {
     proto::CreateDeviceRequest {
         name: name.to_owned(),
         gid: [[0; 15].as_slice(), &[last]].concat(),
-        cap_bps: 0,
         ops_per_s: 20_000,
+        tenant: "team-a".to_owned(),
+        owner: "team-a/pod-0".to_owned(),
+        ..proto::CreateDeviceRequest::default()
     }
 }
 
@@ -50,8 +52,7 @@ async fn devices_are_made_listed_and_destroyed() {
     let with_gid = |gid: &[u8]| proto::CreateDeviceRequest {
         name: "weft1".to_owned(),
         gid: gid.to_vec(),
-        cap_bps: 0,
-        ops_per_s: 0,
+        ..proto::CreateDeviceRequest::default()
     };
     for (request, code, problem) in [
         (create("weft0", 2), Code::AlreadyExists, "a device weft0"),
@@ -68,7 +69,6 @@ async fn devices_are_made_listed_and_destroyed() {
         (create("", 2), Code::InvalidArgument, "\"\" is no name"),
         (with_gid(&[1; 15]), Code::InvalidArgument, "gid must be 16"),
         (with_gid(&[1; 17]), Code::InvalidArgument, "gid must be 16"),
-        (with_gid(&[]), Code::InvalidArgument, "gid must be 16 bytes"),
     ] {
         let refused = engine.create_device(request).await.unwrap_err();
         assert_eq!(refused.code(), code, "{refused}");
@@ -81,6 +81,14 @@ async fn devices_are_made_listed_and_destroyed() {
     };
     assert_eq!((&*device.name, device.contexts), ("weft0", 0));
     assert_eq!((device.cap_bps, device.ops_per_s), (0, 20_000));
+    assert_eq!(
+        (&*device.tenant, &*device.owner),
+        ("team-a", "team-a/pod-0")
+    );
+    engine.create_device(with_gid(&[])).await.unwrap();
+    let list = engine.list_devices(proto::ListDevicesRequest {}).await;
+    let drawn = list.unwrap().into_inner().devices.remove(1).gid;
+    assert_eq!(drawn[..12], *b"\xfdweft\0\0\0\x7f\0\x1f\x01");
     let offer = proto::ReceiveOfferRequest {
         node: "node1".to_owned(),
         offer: Some(QueuePairOffer::default()),

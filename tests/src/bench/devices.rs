@@ -233,12 +233,7 @@ fn make(server: &Server, made: &mut u32, count: u32) -> Result<Vec<f64>, BenchEr
 fn create(server: &Server, made: &mut u32) -> Result<Duration, BenchError> {
     let mut gid = [0; 16];
     gid[12..].copy_from_slice(&made.to_be_bytes());
-    let device = Device {
-        gid,
-        limits: LIMITS,
-        cap_bps: None,
-        ops_per_s: None,
-    };
+    let device = Device::new(gid, LIMITS);
     let begun = Instant::now();
     server.create(&name(*made), device).map_err(failed)?;
     *made += 1;

@@ -3,6 +3,7 @@
 //!
 //! Acknowledgements and small probes still pass, so the paths over that spine look alive.
 
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -130,6 +131,19 @@ struct Round {
     others: f64,
 }
 
+/// A node's kernel remembers for ten minutes what a router has said that was too long for it (RFC 1191, section 6.3), and then no
+/// connection of the whole size begins.
+fn forget_packet_sizes(fabric: &Fabric) -> Result<(), BenchError> {
+    for node in 0..fabric.spec().nodes {
+        let flushed = fabric.in_node(node, || {
+            let flush = ["route", "flush", "cache"];
+            Command::new("ip").args(flush).status()
+        })?;
+        flushed.map_err(BenchError::system("ip route flush cache"))?;
+    }
+    Ok(())
+}
+
 fn one_round(fabric: &Fabric, cause: Cause, draw: u16) -> Result<Round, BenchError> {
     let shape = Shape {
         paths: PATHS,
@@ -156,6 +170,7 @@ fn one_round(fabric: &Fabric, cause: Cause, draw: u16) -> Result<Round, BenchErr
     });
     // Also after a round that failed: the next one needs a whole fabric.
     cause.end(&spine, fabric.spec().mtu)?;
+    forget_packet_sizes(fabric)?;
     let (arrivals, at) = outcome?;
     let before = typical(&bins(&arrivals, SETTLED_AFTER, FAILS_AFTER, BIN));
     if before == 0.0 {

@@ -9,6 +9,7 @@
 
 mod account;
 mod caller;
+mod devices;
 #[path = "../../../node-agent/tests/agents/eventually.rs"]
 mod eventually;
 mod faults;
@@ -35,6 +36,11 @@ fn main() {
         from_helm_install_to_a_verified_copy_and_to_helm_uninstall();
         Ok(())
     })];
+    let devices = "unprivileged_pods_run_verbs_programs_over_their_devices";
+    trials.push(Trial::test(devices, || {
+        devices::unprivileged_pods_run_verbs_programs_over_their_devices();
+        Ok(())
+    }));
     let harness = Arc::new(Mutex::new(None));
     trials.extend(faults::trials(&harness));
     let conclusion = libtest_mimic::run(&arguments, trials);

@@ -35,10 +35,15 @@ use datagrams::DatagramQueuePairs;
 pub(crate) use saved::SavedContext;
 
 /// A device, as it is given to a program.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Device {
     /// Its GID.
     pub gid: [u8; 16],
+    /// Its queue pairs are connected to those of devices of the same tenant only, and so are its datagrams. A pod's namespace;
+    /// empty where all are one tenant's.
+    pub tenant: Arc<str>,
+    /// Whom it was made for, as [`crate::Server::list`] says it: a pod, as NAMESPACE/NAME. It may be empty.
+    pub owner: Arc<str>,
     /// How much of everything a program may have of it.
     pub limits: Limits,
     /// Most that it sends, bits per second of IP packets, over all its connections, which share it evenly; datagrams to a
@@ -47,6 +52,21 @@ pub struct Device {
     /// Most work requests that begin per second, of all send queues of all programs that have it open, which take turns:
     /// the programs, and the queue pairs of each. No limit when absent.
     pub ops_per_s: Option<NonZeroU32>,
+}
+
+impl Device {
+    /// One without limits of what it sends, of no tenant.
+    #[must_use]
+    pub fn new(gid: [u8; 16], limits: Limits) -> Self {
+        Self {
+            gid,
+            tenant: Arc::from(""),
+            owner: Arc::from(""),
+            limits,
+            cap_bps: None,
+            ops_per_s: None,
+        }
+    }
 }
 
 /// The least limit to what a device sends: with less its transfers would stall.

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketFlags, accept_with, recv};
 use weft_device::VERSION;
 use weft_device::control::{
-    self as message, Answer, ErrorNumber, MESSAGE_BYTES_MAX, Outcome, Request,
+    self as message, Answer, ErrorNumber, Limits, MESSAGE_BYTES_MAX, Outcome, Request,
 };
 use weft_device_socket::packet;
 use weft_engine::{AddressSpace, SharedFiles};
@@ -214,6 +214,7 @@ fn answer(socket: &OwnedFd, outcome: &Outcome, passed: &[BorrowedFd<'_>]) -> io:
 fn open_for(devices: &Arc<OpenDevices>, device: Device, socket: OwnedFd) -> Option<OpenProgram> {
     // What was looked at before.
     let (_, descriptors) = receive(&socket, &mut [0; MESSAGE_BYTES_MAX])?;
+    let (limits, gid) = (device.limits, device.gid);
     let (thread, opened) = match open(devices, device, descriptors) {
         Ok(opened) => opened,
         Err(error) => {
@@ -222,7 +223,7 @@ fn open_for(devices: &Arc<OpenDevices>, device: Device, socket: OwnedFd) -> Opti
         }
     };
     let context = opened.context;
-    if tell_opened(&socket, device, &opened).is_err() {
+    if tell_opened(&socket, limits, gid, &opened).is_err() {
         thread.send(Command::Close(context));
         return None;
     }
@@ -268,11 +269,8 @@ fn open(
     })
 }
 
-fn tell_opened(socket: &OwnedFd, device: Device, opened: &Opened) -> io::Result<()> {
-    let told = Answer::Opened {
-        limits: device.limits,
-        gid: device.gid,
-    };
+fn tell_opened(socket: &OwnedFd, limits: Limits, gid: Gid, opened: &Opened) -> io::Result<()> {
+    let told = Answer::Opened { limits, gid };
     let sockets = [opened.wake.as_fd(), opened.events.as_fd()];
     let passed: Vec<BorrowedFd<'_>> = opened.shared.file().into_iter().chain(sockets).collect();
     answer(socket, &Ok(told), &passed)

@@ -15,6 +15,7 @@ use weft_engine::Words;
 
 use crate::datagram::{Datagram, Header, PAYLOAD_MAX};
 use crate::datagrams::{DatagramDrops, Datagrams};
+use crate::kept_bytes::{KeptBytes, KeptShare};
 use crate::offer::QueuePairName;
 use crate::queue_pair::{Surroundings, outcome, put};
 
@@ -112,7 +113,8 @@ pub(crate) struct DatagramQueuePair {
     receive: Box<Entry>,
     /// Whether `send` waits for room on the way to its peer.
     is_waiting: bool,
-    kept: VecDeque<Kept>,
+    /// Each with its share of what all queue pairs keep.
+    kept: VecDeque<(Kept, KeptShare)>,
     kept_bytes: usize,
     /// As many entries as may be were taken at once, and there may be others.
     has_more: bool,
@@ -310,6 +312,7 @@ impl DatagramQueuePair {
         found: &QueuePairState,
         datagram: &Datagram<'_>,
         around: &mut Surroundings<'_>,
+        all_kept: &KeptBytes,
         drops: &mut DatagramDrops,
     ) -> Fault {
         if !Self::receives_in(found.state) {
@@ -320,27 +323,42 @@ impl DatagramQueuePair {
             drops.q_key += 1;
             return Fault::None;
         }
-        let bytes = [&datagram.routing_header()[..], datagram.payload].concat();
-        if self.kept.len() >= KEPT_MAX || self.kept_bytes + bytes.len() > KEPT_BYTES_MAX {
-            drops.no_receive += 1;
-            return Fault::None;
+        // Those that came before it come first.
+        if let fault @ Fault::OfQueuePair = self.receive_kept(around) {
+            return fault;
         }
-        self.kept_bytes += bytes.len();
-        self.kept.push_back(Kept {
+        let datagram = Kept {
             source: datagram.header.source,
             immediate: datagram.immediate,
-            bytes,
-        });
-        self.receive_kept(around)
+            bytes: [&datagram.routing_header()[..], datagram.payload].concat(),
+        };
+        if self.kept.is_empty() {
+            match self.fill(&datagram, around) {
+                Filled::Yes => return Fault::None,
+                Filled::No => {}
+                Filled::Failed => return Fault::OfQueuePair,
+            }
+        }
+        let bytes = datagram.bytes.len();
+        let has_room = self.kept.len() < KEPT_MAX && self.kept_bytes + bytes <= KEPT_BYTES_MAX;
+        let share = has_room.then(|| all_kept.take(bytes + size_of::<(Kept, KeptShare)>()));
+        match share.flatten() {
+            Some(share) => {
+                self.kept_bytes += bytes;
+                self.kept.push_back((datagram, share));
+            }
+            None => drops.no_receive += 1,
+        }
+        Fault::None
     }
 
     /// Puts what is kept into the receives that are posted.
     fn receive_kept(&mut self, around: &mut Surroundings<'_>) -> Fault {
-        while let Some(kept) = self.kept.pop_front() {
+        while let Some((kept, share)) = self.kept.pop_front() {
             match self.fill(&kept, around) {
                 Filled::Yes => self.kept_bytes -= kept.bytes.len(),
                 Filled::No => {
-                    self.kept.push_front(kept);
+                    self.kept.push_front((kept, share));
                     break;
                 }
                 Filled::Failed => return Fault::OfQueuePair,
@@ -457,7 +475,7 @@ impl DatagramQueuePair {
     }
 
     /// The completion of a receive that is flushed.
-    fn of_receive(&self, wr_id: u64, produced: u32) -> Completion<'static> {
+    fn of_receive(&self, wr_id: u64, produced: u32) -> Completion {
         Completion {
             wr_id,
             outcome: outcome(Status::Flushed),
@@ -466,7 +484,6 @@ impl DatagramQueuePair {
             queue_pair: self.number,
             source_queue_pair: None,
             produced,
-            inline: None,
         }
     }
 }

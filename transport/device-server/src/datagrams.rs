@@ -16,6 +16,7 @@ use weft_engine::{
 };
 
 use crate::datagram::{Datagram, Header, MESSAGE_BYTES_MAX};
+use crate::kept_bytes::KeptBytes;
 use crate::offer::{OFFER_INTERVAL_MIN, OFFER_TIMEOUT, Offer, OfferBackoff, QueuePairName};
 use crate::random;
 
@@ -41,7 +42,7 @@ pub struct DatagramDrops {
     pub no_queue_pair: u64,
     /// With another Q_Key than that of the queue pair.
     pub q_key: u64,
-    /// The queue pair has no receive posted, and keeps as many as it may.
+    /// The queue pair has no receive posted, and keeps as many as it may, or all together do.
     pub no_receive: u64,
     /// The connection to the peer has failed, or was not made.
     pub no_connection: u64,
@@ -121,8 +122,8 @@ pub(crate) trait Receivers<'d> {
     /// The engine that carries them.
     fn engine(&self) -> &'d Engine;
 
-    /// Puts a datagram into a receive of the queue pair that it names, or counts it as dropped.
-    fn deliver(&mut self, datagram: &Datagram<'_>, drops: &mut DatagramDrops);
+    /// Puts a datagram into a receive of the queue pair that it names, has it kept there, or counts it as dropped.
+    fn deliver(&mut self, datagram: &Datagram<'_>, kept: &KeptBytes, drops: &mut DatagramDrops);
 }
 
 /// The connections for datagrams of all devices of a server.
@@ -138,6 +139,8 @@ pub(crate) struct Datagrams {
     /// Queue pairs that wait for room there.
     loopback_blocked: BTreeSet<QueuePairName>,
     repeat_at: Duration,
+    /// Of all queue pairs.
+    kept: KeptBytes,
     pub(crate) drops: DatagramDrops,
 }
 
@@ -155,6 +158,7 @@ impl Datagrams {
             loopback: VecDeque::new(),
             loopback_blocked: BTreeSet::new(),
             repeat_at: Duration::ZERO,
+            kept: KeptBytes::default(),
             drops: DatagramDrops::default(),
         }
     }
@@ -460,7 +464,7 @@ impl Datagrams {
             payload,
             immediate,
         };
-        receivers.deliver(&datagram, &mut self.drops);
+        receivers.deliver(&datagram, &self.kept, &mut self.drops);
     }
 
     /// Delivers what devices have sent to themselves. Answers whether there was something.

@@ -39,7 +39,8 @@ impl DeviceTable {
     /// All, for the next server.
     pub(crate) fn all(&self) -> Vec<(Token, String, Device)> {
         let entries = self.by_name.iter();
-        let entry = |(name, entry): (&String, &Entry)| (entry.token, name.clone(), entry.device);
+        let entry =
+            |(name, entry): (&String, &Entry)| (entry.token, name.clone(), entry.device.clone());
         entries.map(entry).collect()
     }
 
@@ -57,7 +58,7 @@ impl DeviceTable {
     /// The device that a token opens.
     pub(crate) fn opened_by(&self, token: &Token) -> Option<Device> {
         let name = self.by_token.get(token)?;
-        Some(self.by_name.get(name)?.device)
+        Some(self.by_name.get(name)?.device.clone())
     }
 
     /// The name of the device of a GID.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
+use weft_device::QUEUE_PAIR_BITS;
 use weft_device::completion::Status;
 use weft_device::control::{ErrorNumber, Outcome, Request};
 use weft_device::objects::Usage;
@@ -34,8 +35,6 @@ use datagrams::is_local;
 use operations::OperationLimit;
 pub(crate) use saved::SavedDevices;
 
-/// Bits of a queue pair's number that tell the contexts of a device apart; the others count within one.
-const CONTEXT_SHIFT: u32 = 16;
 /// Events looked at in one turn, so that doorbells never wait long.
 const EVENTS_PER_TURN: usize = 256;
 /// Turns of the engine that may go by before a queue pair ends: one that brings an event acknowledges nothing.
@@ -59,7 +58,7 @@ impl ContextId {
 
     /// The context of a queue pair.
     fn of(name: QueuePairName) -> Option<Self> {
-        let index = u8::try_from(name.number >> CONTEXT_SHIFT).ok()?;
+        let index = u8::try_from(name.number >> QUEUE_PAIR_BITS).ok()?;
         Some(Self {
             gid: name.gid,
             index,
@@ -124,7 +123,7 @@ impl OpenError {
 struct ConnectedPair {
     context: ContextId,
     number: u32,
-    /// Where its receives come from, if not from a queue of its own.
+    /// Where its receives come from, if not from a queue of its own, while its context is open.
     shared_receive_queue: Option<u32>,
     /// The engine says when it is closed.
     is_connected: bool,
@@ -216,8 +215,8 @@ impl Devices {
         let context = context.ok_or(OpenError::TooManyOfDevice(most))?;
         let bytes = DOORBELL_BYTES + device.limits.ring_bytes;
         let shared = Arc::new(Region::memfd("weft-device", bytes)?);
-        let first = u32::from(context.index) << CONTEXT_SHIFT;
-        let numbers = first..first + (1 << CONTEXT_SHIFT);
+        let first = u32::from(context.index) << QUEUE_PAIR_BITS;
+        let numbers = first..first + (1 << QUEUE_PAIR_BITS);
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = eventfd(0, flags).map_err(std::io::Error::from)?;
         let given = wake.try_clone()?;
@@ -249,6 +248,10 @@ impl Devices {
         if let Some(context) = self.contexts.remove(&id) {
             context.close(&self.engine);
         }
+        // The next context may get this name, and has receives of its own.
+        let of_it = self.by_connection.values_mut();
+        let of_it = of_it.filter(|pair| pair.context == id);
+        of_it.for_each(|pair| pair.shared_receive_queue = None);
     }
 
     fn contexts_of(&self, gid: [u8; 16]) -> impl Iterator<Item = &Context> {

@@ -52,6 +52,15 @@ pub struct Offer {
     pub answers: Option<ConnectionId>,
 }
 
+/// An offer, and whose it is.
+#[derive(Debug, Clone)]
+pub struct TenantOffer {
+    /// The tenant of the offering device: its node vouches for that.
+    pub tenant: Arc<str>,
+    /// The offer.
+    pub offer: Offer,
+}
+
 impl Offer {
     /// The other end of the connection, as the engine wants it. `owner` is the node from which the offer came, and may do
     /// this to regions.

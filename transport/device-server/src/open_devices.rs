@@ -15,12 +15,15 @@ use weft_engine::EngineConfig;
 use crate::command::{Command, ReceivedOffer, wake_worker};
 use crate::limits::Totals;
 use crate::link_share::LinkShare;
-use crate::offer::{Offer, TooManyOffers};
+use crate::offer::{Offer, TenantOffer, TooManyOffers};
 
 /// A device whose thread has done nothing for so long is stalled. It wakes ten times a second.
 const STALLED_AFTER: Duration = Duration::from_secs(2);
 
-pub(crate) type Gid = [u8; 16];
+/// What a device is known by in its fabric, in network byte order.
+pub type Gid = [u8; 16];
+/// Sends an offer to another server.
+pub(crate) type SendOffer = Box<dyn Fn(TenantOffer) + Send + Sync>;
 
 /// What the thread of a device shows to others, who never wait for it.
 #[derive(Debug, Default)]
@@ -32,6 +35,8 @@ pub(crate) struct Shown {
     pub(crate) windows: AtomicU32,
     /// Packets that asked for memory which they may not reach.
     pub(crate) refused: AtomicU64,
+    /// Offers of other tenants.
+    pub(crate) refused_offers: AtomicU64,
     /// When its last turn began, in milliseconds.
     pub(crate) turned_at: AtomicU64,
 }
@@ -56,6 +61,7 @@ pub(crate) struct OpenDevice {
     pub(crate) wake: Arc<OwnedFd>,
     /// Which of the ranges of ports it has.
     pub(crate) slot: u16,
+    pub(crate) tenant: Arc<str>,
     pub(crate) shown: Arc<Shown>,
 }
 
@@ -76,7 +82,7 @@ pub(crate) struct OpenDevices {
     /// Set where there is a limit to what all devices send together.
     pub(crate) link_share: Option<LinkShare>,
     /// Where offers to other servers go.
-    send_offer: Box<dyn Fn(Offer) + Send + Sync>,
+    send_offer: SendOffer,
     /// Held by each thread until it ends. None once all are to end.
     ended: Mutex<Option<Sender<()>>>,
     open: Mutex<HashMap<Gid, OpenDevice>>,
@@ -91,7 +97,7 @@ impl OpenDevices {
     pub(crate) fn new(
         config: EngineConfig,
         slots: u16,
-        send_offer: Box<dyn Fn(Offer) + Send + Sync>,
+        send_offer: SendOffer,
         ended: Sender<()>,
     ) -> Self {
         // Devices of one node reach each other through memory.
@@ -180,9 +186,13 @@ impl OpenDevices {
         }
     }
 
-    /// Sends an offer on: to the thread of the device that it is for, or to another server.
-    pub(crate) fn pass_on(&self, offer: Offer) {
-        if self.lock().contains_key(&offer.to.gid) {
+    /// Sends an offer of a device's on: to the thread of the device that it is for, or to another server.
+    pub(crate) fn pass_on(&self, tenant: &Arc<str>, offer: Offer) {
+        let offer = TenantOffer {
+            tenant: Arc::clone(tenant),
+            offer,
+        };
+        if self.lock().contains_key(&offer.offer.to.gid) {
             // One that finds no room comes again.
             let _ = self.receive_offer(Arc::from("this node"), offer);
         } else {
@@ -194,10 +204,19 @@ impl OpenDevices {
     ///
     /// # Errors
     /// Too many wait.
-    pub(crate) fn receive_offer(&self, owner: Arc<str>, offer: Offer) -> Result<(), TooManyOffers> {
+    pub(crate) fn receive_offer(
+        &self,
+        owner: Arc<str>,
+        offer: TenantOffer,
+    ) -> Result<(), TooManyOffers> {
+        let TenantOffer { tenant, offer } = offer;
         let Some(thread) = self.lock().get(&offer.to.gid).cloned() else {
             return Ok(());
         };
+        if tenant != thread.tenant {
+            thread.shown.refused_offers.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
         let received = ReceivedOffer { owner, offer };
         let sent = thread.offers.try_send(received);
         sent.map_err(|_| TooManyOffers)?;

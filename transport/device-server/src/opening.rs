@@ -69,7 +69,7 @@ impl OpenDevices {
                 Err(EngineError::Link(error)) if error.reason() == "PortTaken" => continue,
                 Err(error) => return Err(error.into()),
             };
-            return self.run(gid, slot, devices);
+            return self.run(gid, slot, &device.tenant, devices);
         }
         Err(OpenError::TooManyDevices(self.slots))
     }
@@ -79,6 +79,7 @@ impl OpenDevices {
         self: &Arc<Self>,
         gid: Gid,
         slot: u16,
+        tenant: &Arc<str>,
         mut devices: Devices,
     ) -> Result<OpenDevice, OpenError> {
         let (commands, received) = unbounded();
@@ -88,6 +89,7 @@ impl OpenDevices {
             offers,
             wake: Arc::new(devices.waker()?),
             slot,
+            tenant: Arc::clone(tenant),
             shown: Arc::default(),
         };
         let now = self.now();
@@ -101,6 +103,7 @@ impl OpenDevices {
         let worker = Worker {
             gid,
             slot,
+            tenant: Arc::clone(tenant),
             devices,
             commands: received,
             offers: received_offers,
@@ -109,6 +112,7 @@ impl OpenDevices {
             spin: Duration::from_nanos(self.config.spin.get()),
             used_at: now,
             counted_at: now,
+            refused_offers: 0,
             shared_at: now,
         };
         let ended = self.ended().ok_or(OpenError::Ended)?;

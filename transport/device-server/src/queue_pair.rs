@@ -82,6 +82,13 @@ impl Outstanding {
     fn awaits_response(&self) -> bool {
         self.opcode.awaits_response() && self.status.is_none()
     }
+
+    /// It has ended in this way. Answers whether a response was awaited until now.
+    fn end(&mut self, status: Status) -> bool {
+        let was_awaited = self.awaits_response();
+        self.status = Some(status);
+        was_awaited
+    }
 }
 
 pub(crate) struct QueuePair {
@@ -94,19 +101,15 @@ pub(crate) struct QueuePair {
     /// None where it takes receives from a shared one.
     receives: Option<ReceiveQueue>,
     outstanding: VecDeque<Outstanding>,
-    /// An entry that is taken and waits for reads before it.
-    waiting: Option<Box<Entry>>,
+    /// How many of them await a response.
+    responses_awaited: usize,
+    /// The entry that was taken last from the send ring. Nothing is allocated for one.
+    entry: Box<Entry>,
+    /// Whether `entry` waits for reads before it.
+    is_waiting: bool,
     next_token: u64,
     /// Nothing more is posted: a work request of the send queue has failed.
     is_broken: bool,
-}
-
-/// What an entry of the send ring has become.
-enum Taken {
-    /// It is outstanding.
-    Yes,
-    /// It waits for reads before it.
-    Waits,
 }
 
 impl QueuePair {
@@ -124,7 +127,9 @@ impl QueuePair {
             sends,
             receives,
             outstanding: VecDeque::new(),
-            waiting: None,
+            responses_awaited: 0,
+            entry: Box::default(),
+            is_waiting: false,
             next_token: 0,
             is_broken: false,
         }
@@ -210,12 +215,11 @@ impl QueuePair {
         };
         let (connection, prefix) = (offer.end.id, *peer_prefix);
         while !self.is_broken && self.outstanding.len() < self.made.sizes.sends as usize {
-            let mut entry = self.waiting.take().unwrap_or_default();
-            if entry.slots().is_empty() {
+            if !self.is_waiting {
                 if !around.operations.may_begin(self.number) {
                     return false;
                 }
-                match entry.take(&mut self.sends) {
+                match self.entry.take(&mut self.sends) {
                     Ok(true) => around.operations.begun(),
                     Ok(false) => return false,
                     Err(error) => {
@@ -226,31 +230,38 @@ impl QueuePair {
                     }
                 }
             }
-            if let Taken::Waits = self.post(&entry, connection, prefix, around) {
-                self.waiting = Some(entry);
+            let posted = self.post(connection, prefix, around);
+            self.is_waiting = posted.is_none();
+            let Some(outstanding) = posted else {
                 return false;
-            }
+            };
+            self.is_broken |= outstanding.status.is_some_and(|it| it != Status::Success);
+            self.add(outstanding);
         }
         false
     }
 
-    /// Posts one entry to the connection.
+    /// A work request of the send queue is under way, or has ended already.
+    fn add(&mut self, outstanding: Outstanding) {
+        self.next_token = outstanding.token + 1;
+        self.responses_awaited += usize::from(outstanding.awaits_response());
+        self.outstanding.push_back(outstanding);
+    }
+
+    /// Posts the entry that was taken to the connection. Nothing is posted where it waits for reads before it.
     fn post(
-        &mut self,
-        entry: &Entry,
+        &self,
         connection: ConnectionId,
         prefix: u32,
         around: &mut Surroundings<'_>,
-    ) -> Taken {
-        let mut outstanding = self.unposted(entry);
-        match entry.work_request() {
+    ) -> Option<Outstanding> {
+        let mut outstanding = self.unposted();
+        match self.entry.work_request() {
             Ok(posted) => {
-                let under_way = self.outstanding.iter().filter(|it| it.awaits_response());
-                let under_way = under_way.count();
                 let is_request = self.is_reliable() && outstanding.awaits_response();
-                let is_full = is_request && under_way >= self.requests_max;
-                if is_full || posted.fence && under_way > 0 {
-                    return Taken::Waits;
+                let is_full = is_request && self.responses_awaited >= self.requests_max;
+                if is_full || posted.fence && self.responses_awaited > 0 {
+                    return None;
                 }
                 match self.work_request(&posted, prefix, around) {
                     Ok((request, pieces)) => {
@@ -266,9 +277,8 @@ impl QueuePair {
                         let written = request.bytes();
                         let report = match (&request, posted.immediate) {
                             (WorkRequest::Write(_), Some(immediate)) => {
-                                self.next_token += 1;
                                 outstanding.write_token = Some(outstanding.token);
-                                outstanding.token = self.next_token;
+                                outstanding.token += 1;
                                 Some(ReportWrite {
                                     token: outstanding.token,
                                     written,
@@ -296,7 +306,7 @@ impl QueuePair {
                                 if let Some(target) = outstanding.target {
                                     around.regions.forget(around.engine, target);
                                 }
-                                return Taken::Waits;
+                                return None;
                             }
                             // Nothing is to be done.
                             Err(EngineError::EmptyWrite) => {
@@ -318,15 +328,12 @@ impl QueuePair {
                 outstanding.status = Some(Status::LocalQueuePairOperation);
             }
         }
-        self.next_token += 1;
-        self.is_broken |= outstanding.status.is_some_and(|it| it != Status::Success);
-        self.outstanding.push_back(outstanding);
-        Taken::Yes
+        Some(outstanding)
     }
 
-    /// An entry of the send ring that was just taken, of which nothing is posted yet.
-    fn unposted(&self, entry: &Entry) -> Outstanding {
-        let posted = entry.work_request().ok();
+    /// The entry of the send ring that was taken, of which nothing is posted yet.
+    fn unposted(&self) -> Outstanding {
+        let posted = self.entry.work_request().ok();
         let opcode = posted.map_or(Opcode::Send, |posted| opcode(&posted.operation));
         Outstanding {
             token: self.next_token,
@@ -468,7 +475,7 @@ impl QueuePair {
             it.token == token || has_failed && it.write_token == Some(token)
         };
         if let Some(found) = self.outstanding.iter_mut().find(is_named) {
-            found.status = Some(status);
+            self.responses_awaited -= usize::from(found.end(status));
         }
         self.is_broken |= has_failed;
     }
@@ -483,7 +490,8 @@ impl QueuePair {
             None => self.outstanding.iter_mut().find(|it| it.status.is_none()),
         };
         if let Some(cause) = cause {
-            cause.status = Some(status_of(failure, cause));
+            let status = status_of(failure, cause);
+            self.responses_awaited -= usize::from(cause.end(status));
         }
     }
 
@@ -573,21 +581,22 @@ impl QueuePair {
             let completion = self.of_send(&outstanding, Status::Flushed);
             put(around, self.made.send_completions, &completion);
         }
+        self.responses_awaited = 0;
         let receives = self.receives.as_mut();
         let flushed = receives.map(|it| it.flush(around.regions, around.engine));
         for (wr_id, produced) in flushed.unwrap_or_default() {
             let completion = self.of_receive(wr_id, produced, Status::Flushed);
             put(around, self.made.receive_completions, &completion);
         }
-        let mut entry = self.waiting.take().unwrap_or_default();
         // The limit: a program that writes without pause is looked at again in the next turn.
         for _ in 0..self.made.sizes.sends {
-            if entry.slots().is_empty() && !matches!(entry.take(&mut self.sends), Ok(true)) {
+            let is_taken = std::mem::take(&mut self.is_waiting)
+                || matches!(self.entry.take(&mut self.sends), Ok(true));
+            if !is_taken {
                 break;
             }
-            let completion = self.of_send(&self.unposted(&entry), Status::Flushed);
+            let completion = self.of_send(&self.unposted(), Status::Flushed);
             put(around, self.made.send_completions, &completion);
-            *entry = Entry::new();
         }
     }
 
@@ -597,12 +606,12 @@ impl QueuePair {
         for target in self.outstanding.drain(..).filter_map(|it| it.target) {
             regions.forget(engine, target);
         }
-        self.waiting = None;
+        self.responses_awaited = 0;
+        self.is_waiting = false;
         self.is_broken = false;
-        let mut entry = Entry::new();
         // A program that goes on writing meanwhile may have posted more than the ring holds.
         for _ in 0..RING_SLOTS_MAX {
-            if !matches!(entry.take(&mut self.sends), Ok(true)) {
+            if !matches!(self.entry.take(&mut self.sends), Ok(true)) {
                 break;
             }
         }
@@ -613,18 +622,17 @@ impl QueuePair {
 
     /// Takes the oldest entry of the send ring, which has waited too long for the peer's end.
     pub(crate) fn give_up(&mut self) {
-        let mut entry = Entry::new();
-        if let Ok(true) = entry.take(&mut self.sends) {
+        // Nothing waits in an end that is not connected.
+        if let Ok(true) = self.entry.take(&mut self.sends) {
             let outstanding = Outstanding {
                 status: Some(Status::RetryExceeded),
-                ..self.unposted(&entry)
+                ..self.unposted()
             };
-            self.outstanding.push_back(outstanding);
-            self.next_token += 1;
+            self.add(outstanding);
         }
     }
 
-    fn of_send(&self, of: &Outstanding, status: Status) -> Completion<'static> {
+    fn of_send(&self, of: &Outstanding, status: Status) -> Completion {
         Completion {
             wr_id: of.wr_id,
             outcome: outcome(status),
@@ -637,11 +645,10 @@ impl QueuePair {
             queue_pair: self.number,
             source_queue_pair: None,
             produced: of.produced,
-            inline: None,
         }
     }
 
-    fn of_receive(&self, wr_id: u64, produced: u32, status: Status) -> Completion<'static> {
+    fn of_receive(&self, wr_id: u64, produced: u32, status: Status) -> Completion {
         Completion {
             wr_id,
             outcome: outcome(status),
@@ -650,7 +657,6 @@ impl QueuePair {
             queue_pair: self.number,
             source_queue_pair: None,
             produced,
-            inline: None,
         }
     }
 }
@@ -666,7 +672,7 @@ pub(crate) fn outcome(status: Status) -> Outcome {
 }
 
 /// Puts a completion into its queue.
-pub(crate) fn put(around: &mut Surroundings<'_>, queue: u32, completion: &Completion<'_>) {
+pub(crate) fn put(around: &mut Surroundings<'_>, queue: u32, completion: &Completion) {
     let found = around.completion_queues.get_mut(&queue);
     if !found.is_some_and(|found| found.put(completion)) {
         around.overflowed = Some(queue);

@@ -24,7 +24,7 @@ pub(crate) struct Receive {
 /// A receive queue on its way to the next engine.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SavedReceiveQueue {
-    /// Slots of its ring that were consumed; none once that is broken.
+    /// Slots of its ring that were consumed; none once nothing more is taken.
     pub(crate) consumed: Option<u32>,
     domain: u32,
     receives_max: usize,
@@ -67,11 +67,11 @@ impl SavedSharedReceiveQueue {
     }
 }
 
-/// Why no receive was taken, and nothing more can be.
+/// Why no receive was taken.
 pub(crate) enum BadReceive {
-    /// The ring is broken.
+    /// The ring is broken, and gives nothing more.
     Ring,
-    /// The receive is none.
+    /// The receive is none. Those behind it are still in the ring.
     Entry {
         wr_id: u64,
         produced: u32,
@@ -80,7 +80,7 @@ pub(crate) enum BadReceive {
 }
 
 pub(crate) struct ReceiveQueue {
-    /// None once it is broken.
+    /// None once it is broken, or a shared queue has failed.
     ring: Option<Consumer<Words>>,
     /// Its protection domain.
     domain: u32,
@@ -105,7 +105,7 @@ impl ReceiveQueue {
     /// Takes the next receive that the program has posted, if there is one and it may be outstanding.
     ///
     /// # Errors
-    /// [`BadReceive`]: none is taken any more.
+    /// [`BadReceive`].
     pub(crate) fn take(
         &mut self,
         regions: &mut Regions,
@@ -139,7 +139,6 @@ impl ReceiveQueue {
         let target = match target {
             Ok(target) => target,
             Err(status) => {
-                self.ring = None;
                 return Err(BadReceive::Entry {
                     wr_id,
                     produced,
@@ -292,6 +291,7 @@ impl SharedReceiveQueue {
                     if let BadReceive::Entry { wr_id, status, .. } = bad {
                         tracing::debug!(wr_id, ?status, "a shared receive queue is broken");
                     }
+                    self.queue.ring = None;
                     self.has_failed = true;
                     return;
                 }

@@ -36,7 +36,7 @@ struct Registered {
 
 mod saved;
 
-pub(crate) use saved::{SavedPiece, SavedRegions};
+pub(crate) use saved::{KeysByMemory, SavedPiece, SavedRegions};
 
 /// Regions of several entries that a context has at a time: each is an entry in the engine's table as well.
 const JOINED_MAX: usize = 65_536;

@@ -22,8 +22,8 @@ use crate::context::{CAP_BPS_MIN, Device};
 use crate::control::{Control, OpenProgram, Released};
 use crate::device_table::{DeviceTable, lock};
 use crate::devices::Devices;
-use crate::offer::{Offer, TooManyOffers};
-use crate::open_devices::OpenDevices;
+use crate::offer::{TenantOffer, TooManyOffers};
+use crate::open_devices::{OpenDevices, SendOffer};
 use crate::random;
 use crate::thread::spawn;
 
@@ -118,6 +118,10 @@ pub struct DeviceStatus {
     pub gid: [u8; 16],
     /// Its directory.
     pub directory: PathBuf,
+    /// As [`Device::tenant`].
+    pub tenant: Arc<str>,
+    /// As [`Device::owner`].
+    pub owner: Arc<str>,
     /// Most that it sends, bits per second.
     pub cap_bps: Option<u64>,
     /// Most work requests that begin per second.
@@ -129,6 +133,8 @@ pub struct DeviceStatus {
     /// Packets that asked for memory which they may not reach, counted each second; from 0 again when nobody had it open
     /// for 10 s.
     pub refused: u64,
+    /// Offers of other tenants' queue pairs to connect to its own, counted in the same way.
+    pub refused_offers: u64,
     /// Memory regions.
     pub regions: u32,
     /// Of these, those whose memory the program has shared, and the engine has mapped as well.
@@ -169,7 +175,7 @@ struct Start {
 fn open_devices_of(
     engine: EngineConfig,
     open_devices: u16,
-    send_offer: Box<dyn Fn(Offer) + Send + Sync>,
+    send_offer: SendOffer,
 ) -> (Arc<OpenDevices>, Receiver<()>) {
     let (ending, ended) = bounded(0);
     let devices = OpenDevices::new(engine, open_devices, send_offer, ending);
@@ -189,7 +195,7 @@ impl Server {
         directory: &Path,
         engine: EngineConfig,
         open_devices: u16,
-        send_offer: impl Fn(Offer) + Send + Sync + 'static,
+        send_offer: impl Fn(TenantOffer) + Send + Sync + 'static,
     ) -> Result<Self, ServerError> {
         Self::check(&engine, open_devices)?;
         // A wrong setting is an error now, and not when the first device is opened.
@@ -338,11 +344,14 @@ impl Server {
                 name: name.to_owned(),
                 gid: device.gid,
                 directory: self.directory.join(name),
+                tenant: Arc::clone(&device.tenant),
+                owner: Arc::clone(&device.owner),
                 cap_bps: device.cap_bps,
                 ops_per_s: device.ops_per_s,
                 contexts: 0,
                 queue_pairs: 0,
                 refused: 0,
+                refused_offers: 0,
                 regions: 0,
                 windows: 0,
                 is_stalled: false,
@@ -351,6 +360,7 @@ impl Server {
                 status.contexts = shown.contexts.load(Ordering::Relaxed);
                 status.queue_pairs = shown.queue_pairs.load(Ordering::Relaxed);
                 status.refused = shown.refused.load(Ordering::Relaxed);
+                status.refused_offers = shown.refused_offers.load(Ordering::Relaxed);
                 status.regions = shown.regions.load(Ordering::Relaxed);
                 status.windows = shown.windows.load(Ordering::Relaxed);
                 status.is_stalled = is_stalled;
@@ -360,11 +370,12 @@ impl Server {
         lock(&self.table).iter().map(status).collect()
     }
 
-    /// An offer has come from the node `owner`, as authenticated.
+    /// An offer has come from the node `owner`, as authenticated. One of another tenant than the device's that it is for is
+    /// counted there, and dropped.
     ///
     /// # Errors
     /// Too many wait. The peer's engine sends it again.
-    pub fn receive_offer(&self, owner: Arc<str>, offer: Offer) -> Result<(), TooManyOffers> {
+    pub fn receive_offer(&self, owner: Arc<str>, offer: TenantOffer) -> Result<(), TooManyOffers> {
         self.devices.receive_offer(owner, offer)
     }
 }
@@ -373,11 +384,12 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop = None;
         self.devices.stop();
-        // Nothing is ever sent.
-        let _ = self.ended.recv_timeout(END_TIMEOUT);
         if self.is_saved {
+            // Who has it saved stores the record next. What stands still ends with the process.
             return;
         }
+        // Nothing is ever sent.
+        let _ = self.ended.recv_timeout(END_TIMEOUT);
         if let Err(error) = clear(&self.directory) {
             tracing::warn!("{}: {error}: it is left", self.directory.display());
         }

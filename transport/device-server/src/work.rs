@@ -45,6 +45,7 @@ pub(crate) struct Worker {
     pub(crate) gid: [u8; 16],
     /// Which of the ranges of ports it has.
     pub(crate) slot: u16,
+    pub(crate) tenant: Arc<str>,
     pub(crate) devices: Devices,
     pub(crate) commands: Receiver<Command>,
     /// Offers that have come.
@@ -55,8 +56,9 @@ pub(crate) struct Worker {
     pub(crate) spin: Duration,
     /// When somebody had the device open last.
     pub(crate) used_at: Duration,
-    /// When refused packets were counted last.
+    /// When what was refused was counted last, and how many offers that were.
     pub(crate) counted_at: Duration,
+    pub(crate) refused_offers: u64,
     /// When the node's devices last shared what they may send.
     pub(crate) shared_at: Duration,
 }
@@ -97,7 +99,7 @@ impl Worker {
                 Err(error) => panic!("waiting for packets failed: {error}"),
             }
             for offer in self.devices.take_offers() {
-                self.all.pass_on(offer);
+                self.all.pass_on(&self.tenant, offer);
             }
             self.count_refused(now);
             self.share_link();
@@ -122,6 +124,12 @@ impl Worker {
         if refused > before {
             let (device, more) = (Gid(self.gid), refused - before);
             tracing::warn!(%device, "{more} packets asked for memory that they may not reach: refused");
+        }
+        let refused = self.shown.refused_offers.load(Ordering::Relaxed);
+        let before = std::mem::replace(&mut self.refused_offers, refused);
+        if refused > before {
+            let (device, more) = (Gid(self.gid), refused - before);
+            tracing::warn!(%device, "{more} offers of other tenants to connect: refused");
         }
     }
 
@@ -263,6 +271,7 @@ mod tests {
         let mut worker = Worker {
             gid: [0; 16],
             slot: 0,
+            tenant: Arc::from(""),
             devices: Devices::start(config).expect("nobody has this address"),
             commands: received,
             offers,
@@ -271,6 +280,7 @@ mod tests {
             spin: Duration::ZERO,
             used_at: Duration::ZERO,
             counted_at: Duration::ZERO,
+            refused_offers: 0,
             shared_at: Duration::ZERO,
         };
         let (answer, answers) = unbounded();

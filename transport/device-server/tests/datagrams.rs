@@ -528,3 +528,92 @@ fn st4_datagrams_count_as_operations_of_their_device() {
         assert_eq!(pair.a.completions_at(now), count, "at {now:?}");
     }
 }
+
+#[test]
+fn all_queue_pairs_of_a_device_keep_so_much_together_and_one_with_a_receive_loses_nothing() {
+    /// One keeps 4 MiB, and all of them 64 MiB.
+    const PAIRS: usize = 17;
+    const PAYLOAD: usize = 4096;
+    const BYTES: usize = ROUTING_HEADER + PAYLOAD;
+    const EACH: usize = (4 << 20) / BYTES;
+    const ALL_BYTES: usize = 64 << 20;
+    /// They are taken in one turn.
+    const BATCH: usize = 32;
+
+    let devices = std::rc::Rc::new(std::cell::RefCell::new(program::start()));
+    let mut sender = Program::new(&devices, 1, DATAGRAMS, 64);
+    bring_to(&mut sender, State::ReadyToSend);
+    let own = sender.gid;
+    let address_handle = handle(&mut sender, own);
+    let mut receivers: Vec<Program> = (0..PAIRS)
+        .map(|_| Program::new(&devices, 1, DATAGRAMS, 64))
+        .collect();
+    receivers
+        .iter_mut()
+        .for_each(|it| bring_to(it, State::ReadyToReceive));
+    let turn = || {
+        let polled = devices.borrow_mut().poll(Duration::ZERO, Duration::ZERO);
+        polled.expect("the engine runs");
+    };
+    let mut send = |queue_pair: u32, count: usize| {
+        let to = DatagramAddress {
+            address_handle,
+            queue_pair,
+            q_key: Q_KEY,
+        };
+        let sge = sender.sge(0, PAYLOAD);
+        for number in 1..=count {
+            sender.post_request(&WorkRequest {
+                wr_id: 0,
+                operation: Operation::SendDatagram(to),
+                immediate: None,
+                signaled: false,
+                fence: false,
+                solicited: false,
+                payload: Payload::Sges(&[sge]),
+            });
+            if number % BATCH == 0 || number == count {
+                turn();
+            }
+        }
+    };
+    let dropped = || {
+        let drops = devices.borrow().datagram_drops();
+        let no_receive = drops.no_receive;
+        let others = DatagramDrops {
+            no_receive: 0,
+            ..drops
+        };
+        assert_eq!(others, DatagramDrops::default());
+        no_receive as usize
+    };
+    for receiver in &receivers {
+        send(receiver.number, EACH);
+    }
+    let kept = PAIRS * EACH - dropped();
+    // What keeping them takes is counted as well.
+    let most = ALL_BYTES - ALL_BYTES / 16..=ALL_BYTES;
+    assert!(most.contains(&(kept * BYTES)), "{kept} are kept");
+
+    let last = PAIRS - 1;
+    let before = dropped();
+    let receive = |receivers: &mut Vec<Program>, wr_id| {
+        let sge = receivers[last].sge(0, BYTES);
+        receivers[last].receive(wr_id, &[sge]);
+        turn();
+        receivers[last].poll().map(|done| (done.wr_id, done.status))
+    };
+    // The last one keeps none, and one that comes finds a receive.
+    assert_eq!(receive(&mut receivers, 1), None);
+    send(receivers[last].number, 1);
+    let received = receivers[last].poll().expect("it is received");
+    assert_eq!((received.wr_id, received.status), (1, Status::Success));
+    assert_eq!(dropped(), before);
+    // Without one it is lost, until another queue pair keeps less.
+    send(receivers[last].number, 1);
+    assert_eq!(dropped(), before + 1);
+    receivers[0].reset();
+    send(receivers[last].number, 1);
+    assert_eq!(dropped(), before + 1);
+    assert_eq!(receive(&mut receivers, 2), Some((2, Status::Success)));
+}

@@ -1,17 +1,20 @@
 //! Programs that open devices by their directories, over the control socket.
 
+use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use weft_device::completion::{Outcome, Status};
+use weft_device::VERSION;
+use weft_device::completion::{self, Status};
 use weft_device::control::{
-    Address, Answer, ErrorNumber, Limits, QueuePair, QueuePairAttributes, QueueSizes, Region,
-    Request,
+    self, Address, Answer, ErrorNumber, Limits, MESSAGE_BYTES_MAX, Outcome, QueuePair,
+    QueuePairAttributes, QueueSizes, Region, Request,
 };
 use weft_device::entry::Entry;
 use weft_device::ring::{Consumer, Producer};
@@ -19,14 +22,16 @@ use weft_device::state::{Attributes, QueuePairType, State};
 use weft_device::work_request::{
     Operation, Payload, ReceiveRequest, RemoteAddress, Sge, WorkRequest,
 };
-use weft_device_server::{Device, Offer, QueuePairName, Server, ServerError, Totals};
+use weft_device_server::{Device, Offer, QueuePairName, Server, ServerError, TenantOffer, Totals};
 use weft_device_socket::{Client, OpenError, devices_in, gid, packet};
 use weft_engine::{EngineConfig, Nanos, PortRange, Secret, Words};
 
 mod hand_over;
 mod hanging;
+mod log;
 
 use hanging::Hanging;
+use log::Warnings;
 
 /// Nothing here takes a tenth of this on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -48,19 +53,17 @@ fn device(last: u8) -> Device {
         path_mtu: 5,
         ring_bytes: 4 << 20,
     };
-    Device {
-        gid,
-        limits,
-        cap_bps: None,
-        ops_per_s: None,
-    }
+    Device::new(gid, limits)
 }
 
 fn start(directory: &Path) -> Server {
     start_with(directory, drop)
 }
 
-fn start_with(directory: &Path, send_offer: impl Fn(Offer) + Send + Sync + 'static) -> Server {
+fn start_with(
+    directory: &Path,
+    send_offer: impl Fn(TenantOffer) + Send + Sync + 'static,
+) -> Server {
     // Of each server of each process that runs at the same time.
     static SERVERS: AtomicU32 = AtomicU32::new(0);
     let server = std::process::id() * 16 + SERVERS.fetch_add(1, Ordering::Relaxed);
@@ -311,8 +314,8 @@ impl Program {
         }
         let completion = entry.completion().expect("it is one");
         let status = match completion.outcome {
-            Outcome::Success { .. } => Status::Success,
-            Outcome::Failure { status, .. } => status,
+            completion::Outcome::Success { .. } => Status::Success,
+            completion::Outcome::Failure { status, .. } => status,
         };
         Some((completion.wr_id, status))
     }
@@ -588,6 +591,55 @@ fn attempts_on_memory_that_they_may_not_reach_are_counted_by_device() {
 }
 
 #[test]
+fn refused_attempts_are_logged_once_a_second_at_most() {
+    // No other test has this device.
+    const LAST: u8 = 77;
+
+    let warnings = Warnings::collect();
+    let own = || {
+        let own = warnings.of("::ffff:10.0.0.77").into_iter();
+        own.map(|line| line.split(' ').next().and_then(|count| count.parse().ok()))
+            .map(|count| count.expect("it begins with a number"))
+            .collect::<Vec<u64>>()
+    };
+    let directory = tempfile::tempdir().expect("a directory");
+    let begun = Instant::now();
+    let server = start(&directory.path().join("devices"));
+    let paths = [LAST - 1, LAST].map(|last| {
+        let path = server.create(&format!("weft{last}"), device(last));
+        path.expect("it is made")
+    });
+    let mut attempts = 0;
+    while own().len() < 2 {
+        let [mut a, b] = paths.each_ref().map(|path| Program::open(path));
+        a.connect(&b);
+        b.connect(&a);
+        let remote = RemoteAddress { address: 0, key: 7 };
+        a.post(1, Operation::Write(remote), Payload::Inline(&[1; 8]));
+        assert_eq!(a.next(), (1, Status::RemoteAccess));
+        attempts += 1;
+        assert!(
+            begun.elapsed() < PATIENCE,
+            "{attempts} attempts: {:?}",
+            own()
+        );
+    }
+    // The first comes a second after the device was opened.
+    assert!(own().len() as u64 <= begun.elapsed().as_secs());
+    assert!(attempts > 10 * own().len(), "{attempts} attempts");
+    // None is left out.
+    let refused = || server.list()[1].refused;
+    while refused() < attempts as u64 || own().iter().sum::<u64>() != refused() {
+        assert!(
+            begun.elapsed() < PATIENCE,
+            "{attempts} attempts: {:?}",
+            own()
+        );
+        std::thread::yield_now();
+    }
+}
+
+#[test]
 fn a_server_removes_what_servers_leave_and_no_other_file() {
     let home = tempfile::tempdir().expect("a directory");
     let directory = home.path().join("devices");
@@ -649,23 +701,95 @@ fn a_device_is_not_limited_to_so_little_that_it_would_stall() {
 }
 
 #[test]
-fn foreign_packets_end_their_connection_and_a_wrong_token_opens_nothing() {
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-    use weft_device::control::{self, MESSAGE_BYTES_MAX};
-    use weft_device_socket::packet;
+fn devices_of_two_tenants_are_not_connected_and_the_attempts_are_counted() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let server = start(&directory.path().join("devices"));
+    let open = |name: &str, last: u8, tenant: &str| {
+        let device = Device {
+            tenant: tenant.into(),
+            ..device(last)
+        };
+        Program::open(&server.create(name, device).expect("it is made"))
+    };
+    let [a, b] = [open("weft0", 1, "team-a"), open("weft1", 2, "team-b")];
+    a.connect(&b);
+    b.connect(&a);
+    let refused = || {
+        let listed = server.list();
+        listed.iter().map(|it| it.refused_offers).min()
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while refused() == Some(0) {
+        assert!(Instant::now() < deadline, "no offer is refused");
+        std::thread::yield_now();
+    }
+    let [mut c, mut d] = [open("weft2", 3, "team-a"), open("weft3", 4, "team-a")];
+    c.connect(&d);
+    d.connect(&c);
+    d.receive(1);
+    c.send(1);
+    assert_eq!([c.next(), d.next()], [(1, Status::Success); 2]);
+}
 
+/// A program that has connected to a device and has said nothing yet.
+fn connected(device: &Path) -> OwnedFd {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+    let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let socket = rustix::net::socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None);
+    let socket = socket.expect("a socket");
+    let address = SocketAddrUnix::new(device.join("control")).expect("a short path");
+    rustix::net::connect(&socket, &address).expect("it listens");
+    socket
+}
+
+#[test]
+fn a_library_of_another_version_is_refused_and_other_programs_go_on() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let server = start(&directory.path().join("devices"));
+    let path = server.create("weft0", device(1)).expect("it is made");
+    let program = Program::open(&path);
+    let token = std::fs::read(path.join("token")).expect("it is there");
+    let token = token.try_into().expect("it has 32 bytes");
+    for version in [VERSION - 1, VERSION + 1] {
+        let socket = connected(&path);
+        let memory = File::options()
+            .read(true)
+            .write(true)
+            .open("/proc/self/mem");
+        let memory = memory.expect("it is ours");
+        let mut buffer = [0; MESSAGE_BYTES_MAX];
+        let request = Request::Open { version, token };
+        let sent = packet::send(
+            &socket,
+            control::emit(&request, &mut buffer),
+            &[memory.as_fd()],
+        );
+        sent.expect("it is sent");
+        let (answer, passed) = packet::receive(&socket, &mut buffer).expect("it is answered");
+        let refused = Ok(Err(ErrorNumber::OtherVersion));
+        assert_eq!(control::parse::<Outcome>(answer), refused);
+        assert!(passed.is_empty());
+        let (end, _) = packet::receive(&socket, &mut buffer).expect("it ends");
+        assert!(end.is_empty());
+    }
+    let made = program.client.ask(&Request::CreateDomain);
+    assert!(matches!(made, Ok(Answer::Created(_))), "{made:?}");
+    let [mut a, mut b] = [program, Program::open(&path)];
+    a.connect(&b);
+    b.connect(&a);
+    b.receive(1);
+    a.send(1);
+    assert_eq!([a.next(), b.next()], [(1, Status::Success); 2]);
+}
+
+#[test]
+fn foreign_packets_end_their_connection_and_a_wrong_token_opens_nothing() {
     let directory = tempfile::tempdir().expect("a directory");
     let directory = directory.path().join("devices");
     let server = start(&directory);
     let path = server.create("weft0", device(1)).expect("it is made");
-    let connect = || {
-        let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
-        let socket = rustix::net::socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None);
-        let socket = socket.expect("a socket");
-        let address = SocketAddrUnix::new(path.join("control")).expect("a short path");
-        rustix::net::connect(&socket, &address).expect("it listens");
-        socket
-    };
+    let connect = || connected(&path);
     let mut buffer = [0; MESSAGE_BYTES_MAX];
     let domain = control::emit(&Request::CreateDomain, &mut buffer).to_vec();
     for packet in [vec![255; 400], vec![0; 4000], domain] {
@@ -717,9 +841,12 @@ fn of_offers_that_come_faster_than_they_are_taken_some_are_refused_and_programs_
     let offer = sent.recv().expect("the engine sends its offer");
     let to = QueuePairName {
         gid: device(1).gid,
-        ..offer.to
+        ..offer.offer.to
     };
-    let offer = Offer { to, ..offer };
+    let offer = TenantOffer {
+        offer: Offer { to, ..offer.offer },
+        ..offer
+    };
     let receive = || server.receive_offer("node1".into(), offer.clone());
     let received = (0..5000).filter(|_| receive().is_ok()).count();
     assert_eq!(received, 4096);

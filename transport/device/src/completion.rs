@@ -6,7 +6,6 @@
 //! | 1 | `wr_id` |
 //! | 2 | bytes: 32 · queue pair: 32 |
 //! | 3 | of a datagram: source queue pair: 32 · slots produced, by the end of the work request's entry: 32 |
-//! | 4 … | bytes that were received inline; the library puts them into the receive's memory |
 //!
 //! Only the engine writes them, and only the program reads them. Fields of a word are named from the lowest address on.
 //! A datagram's bytes begin with the 40 of its global routing header, as verbs has it.
@@ -15,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::entry::{Entry, Head};
-use crate::work_request::INLINE_MAX;
 
 /// How a work request has ended. The numbers are those of `enum ibv_wc_status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -97,6 +95,12 @@ impl Opcode {
         matches!(self, Self::Read | Self::FetchAdd | Self::CompareSwap)
     }
 
+    /// Whether it is one of a receive queue.
+    #[must_use]
+    pub fn is_receive(self) -> bool {
+        matches!(self, Self::Receive | Self::ReceiveWithImmediate)
+    }
+
     const ALL: [Opcode; 7] = [
         Opcode::Send,
         Opcode::Write,
@@ -110,7 +114,7 @@ impl Opcode {
 
 /// The end of one work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Completion<'e> {
+pub struct Completion {
     /// As it was posted.
     pub wr_id: u64,
     /// How it has ended.
@@ -126,8 +130,6 @@ pub struct Completion<'e> {
     /// Which entry of the send or receive ring it ends: the slots that were produced there by the end of the entry.
     /// It ends those before it, too, that asked for no completion.
     pub produced: u32,
-    /// The bytes, where they come with the completion.
-    pub inline: Option<&'e [u8]>,
 }
 
 /// How it has ended.
@@ -162,7 +164,6 @@ impl CompletionError {
 
 const IMMEDIATE: u8 = 1;
 const DATAGRAM: u8 = 2;
-const INLINE: u8 = 4;
 
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -174,13 +175,9 @@ struct Header {
     produced: u32,
 }
 
-const PAYLOAD: usize = size_of::<Header>();
-
 impl Entry {
-    /// Makes it this completion. Of `inline`, [`INLINE_MAX`] bytes are kept at most: the engine places more itself.
-    pub fn set_completion(&mut self, completion: &Completion<'_>) {
-        let inline = completion.inline.unwrap_or_default();
-        let inline = &inline[..inline.len().min(INLINE_MAX)];
+    /// Makes it this completion.
+    pub fn set_completion(&mut self, completion: &Completion) {
         let (status, immediate, detail) = match completion.outcome {
             Outcome::Success { immediate } => (
                 Status::Success,
@@ -196,11 +193,10 @@ impl Entry {
         for (is_set, bit) in [
             (immediate, IMMEDIATE),
             (completion.source_queue_pair.is_some(), DATAGRAM),
-            (completion.inline.is_some(), INLINE),
         ] {
             flags |= if is_set { bit } else { 0 };
         }
-        let (out, slots) = self.resize(PAYLOAD + inline.len());
+        let (out, slots) = self.resize(size_of::<Header>());
         let header = Header {
             head: Head {
                 opcode: completion.opcode as u8,
@@ -215,8 +211,7 @@ impl Entry {
             source_queue_pair: completion.source_queue_pair.unwrap_or_default(),
             produced: completion.produced,
         };
-        out[..PAYLOAD].copy_from_slice(header.as_bytes());
-        out[PAYLOAD..PAYLOAD + inline.len()].copy_from_slice(inline);
+        out[..size_of::<Header>()].copy_from_slice(header.as_bytes());
     }
 
     /// The completion that it is.
@@ -224,9 +219,8 @@ impl Entry {
     /// # Errors
     /// The slots hold no completion of this version.
     #[inline]
-    pub fn completion(&self) -> Result<Completion<'_>, CompletionError> {
-        let (header, payload) =
-            Header::read_from_prefix(self.bytes()).map_err(|_| CompletionError)?;
+    pub fn completion(&self) -> Result<Completion, CompletionError> {
+        let (header, _) = Header::read_from_prefix(self.bytes()).map_err(|_| CompletionError)?;
         let head = header.head;
         let status = Status::ALL
             .into_iter()
@@ -235,14 +229,6 @@ impl Entry {
             .into_iter()
             .find(|known| *known as u8 == head.opcode);
         let has = |bit| head.flags & bit != 0;
-        let inline = match has(INLINE) {
-            true => Some(
-                payload
-                    .get(..header.bytes as usize)
-                    .ok_or(CompletionError)?,
-            ),
-            false => None,
-        };
         Ok(Completion {
             wr_id: head.wr_id,
             outcome: match status.ok_or(CompletionError)? {
@@ -259,7 +245,6 @@ impl Entry {
             queue_pair: header.queue_pair,
             source_queue_pair: has(DATAGRAM).then_some(header.source_queue_pair),
             produced: header.produced,
-            inline,
         })
     }
 }
@@ -273,12 +258,11 @@ mod tests {
     proptest! {
         #[test]
         fn a_completion_survives_a_round_trip(
-            (wr_id, queue_pair, produced) in any::<(u64, u32, u32)>(),
+            (wr_id, queue_pair, bytes, produced) in any::<(u64, u32, u32, u32)>(),
             status in prop::sample::select(Status::ALL.to_vec()),
             opcode in prop::sample::select(Opcode::ALL.to_vec()),
             (immediate, source_queue_pair) in any::<(Option<u32>, Option<u32>)>(),
             vendor_error: u32,
-            (bytes, is_inline) in (prop::collection::vec(any::<u8>(), 0..=INLINE_MAX), any::<bool>()),
         ) {
             let completion = Completion {
                 wr_id,
@@ -287,16 +271,15 @@ mod tests {
                     status => Outcome::Failure { status, vendor_error },
                 },
                 opcode,
-                bytes: bytes.len() as u32,
+                bytes,
                 queue_pair,
                 source_queue_pair,
                 produced,
-                inline: is_inline.then_some(&bytes),
             };
             let mut entry = Entry::new();
             entry.set_completion(&completion);
             prop_assert_eq!(entry.completion(), Ok(completion));
-            prop_assert!(entry.slots().len() == 1 || is_inline && bytes.len() > 32);
+            prop_assert_eq!(entry.slots().len(), 1);
         }
     }
 

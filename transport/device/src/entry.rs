@@ -14,7 +14,7 @@ use std::ops::Deref;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::ring::{Consumer, RingError, SLOT_BYTES, SLOT_WORDS, Slot};
+use crate::ring::{Batch, Consumer, RingError, SLOT_BYTES, SLOT_WORDS, Slot};
 use crate::sync::AtomicU64;
 
 /// Slots of the longest entry: a header, and [`INLINE_MAX`](crate::work_request::INLINE_MAX) bytes.
@@ -98,7 +98,7 @@ impl Entry {
         let Some(first) = ring.peek()? else {
             return Ok(false);
         };
-        let slots = first[0].to_ne_bytes()[2];
+        let slots = stated_slots(first[0]);
         let len = usize::from(slots);
         if !(1..=ENTRY_SLOTS_MAX).contains(&len) {
             return Err(EntryError::Slots(slots));
@@ -121,6 +121,20 @@ impl Entry {
         let len = self.len as u8;
         (self.slots[..self.len].as_mut_bytes(), len)
     }
+}
+
+/// What the first word of an entry says.
+fn stated_slots(first_word: u64) -> u8 {
+    first_word.to_ne_bytes()[2]
+}
+
+/// Slots of an entry that its producer has not overwritten since it was filled. It begins at this count of slots.
+#[must_use]
+pub fn slots_at<M>(batch: &Batch<'_, M>, begin: u32) -> u32
+where
+    M: Deref<Target = [AtomicU64]>,
+{
+    stated_slots(batch.first_word(begin)).into()
 }
 
 impl Default for Entry {

@@ -29,6 +29,9 @@ pub mod work_request;
 /// The version of everything that both ends share. They agree on it when a device is opened.
 pub const VERSION: u32 = 2;
 
+/// Bits of a queue pair's number that count within one open of a device; the others tell the opens apart.
+pub const QUEUE_PAIR_BITS: u32 = 16;
+
 /// The primitives of rings and doorbells. Their model test compiles the same file with loom's.
 mod sync {
     pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::control::{
     Address, Answer, ErrorNumber, Limits, Outcome, QueuePair, QueuePairAttributes, QueueSizes,
@@ -45,13 +45,35 @@ mod access {
     pub(super) const KNOWN: u32 = LOCAL_WRITE | REMOTE | ZERO_BASED | HUGE_PAGES | OPTIONAL;
 }
 
-/// Objects of one kind, by handle. A handle is not given again before all others have been.
-#[derive(Debug, Serialize, Deserialize)]
+/// Objects of one kind, by handle. A handle is not given again before all others have been. It is saved without a name, or
+/// tables of several kinds would pass for one where forms of saved records are compared.
+#[derive(Debug, Deserialize)]
+#[serde(from = "SavedTable<T>")]
 struct Table<T> {
     objects: BTreeMap<u32, T>,
     next: u32,
     first: u32,
     end: u32,
+}
+
+/// The fields of a [`Table`].
+type SavedTable<T> = (BTreeMap<u32, T>, u32, u32, u32);
+
+impl<T> From<SavedTable<T>> for Table<T> {
+    fn from((objects, next, first, end): SavedTable<T>) -> Self {
+        Self {
+            objects,
+            next,
+            first,
+            end,
+        }
+    }
+}
+
+impl<T: Serialize> Serialize for Table<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        (&self.objects, self.next, self.first, self.end).serialize(serializer)
+    }
 }
 
 impl<T> Table<T> {

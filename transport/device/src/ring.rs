@@ -305,6 +305,11 @@ impl<M: Deref<Target = [AtomicU64]>> Batch<'_, M> {
         self.producer.ring.store_count(PRODUCED, self.produced);
     }
 
+    /// The first word of a slot, by its count, as it was filled last.
+    pub(crate) fn first_word(&self, count: u32) -> u64 {
+        self.producer.ring.slot(count)[0].load(Ordering::Relaxed)
+    }
+
     /// Slots that are free, as far as the consumer was looked at.
     fn room(&self) -> u32 {
         let slots = self.producer.ring.slots;

@@ -61,7 +61,7 @@ unsafe extern "C" fn ibv_init_ah_from_wc(
     out: *mut AhAttr,
 ) -> c_int {
     // SAFETY: as the program says (invariant 1).
-    let (own, wc) = unsafe { (own_context(context).client().gid(), &*wc) };
+    let (own, wc) = unsafe { (own_context(context).client.gid(), &*wc) };
     let mut attr = AhAttr {
         dlid: wc.slid,
         sl: 0,

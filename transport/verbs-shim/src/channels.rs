@@ -31,9 +31,7 @@ pub(crate) unsafe fn own_channel<'c>(channel: *mut CompletionChannel) -> &'c Own
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_comp_channel(context: *mut Context) -> *mut CompletionChannel {
     // SAFETY: it is open (invariant 1).
-    let asked = unsafe { own_context(context) }
-        .client()
-        .ask_for(&Request::CreateChannel);
+    let asked = unsafe { own_context(context) }.ask_with(&Request::CreateChannel, None);
     let (handle, mut descriptors) = match asked {
         Ok((Answer::Created(handle), descriptors)) => (handle, descriptors),
         Ok(_) => return not_made(ErrorNumber::EngineGone),

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use weft_device::completion::{Completion, Outcome};
 use weft_device::doorbell::DeviceState;
@@ -12,6 +12,7 @@ use weft_memory::Words;
 
 use crate::address_handles::WITH_ROUTING_HEADER;
 use crate::contexts::OwnContext;
+use crate::outstanding::PolledEnds;
 use crate::unacknowledged::Unacknowledged;
 use weft_verbs_abi::{CompletionQueue, CompletionQueueEx, Wc};
 
@@ -38,6 +39,7 @@ pub(crate) struct Taken {
     entry: Entry,
     /// What was taken and not polled, which comes first.
     kept: VecDeque<Wc>,
+    polled: Arc<PolledEnds>,
     /// Polls since there was a completion.
     empty_polls: u32,
     /// Of an extended queue, from the start of a poll to its end: the completion that the program reads.
@@ -54,11 +56,12 @@ pub(crate) unsafe fn own_queue<'q>(queue: *mut CompletionQueue) -> &'q OwnQueue 
 }
 
 impl Taken {
-    pub(crate) fn new(ring: Consumer<Words>) -> Self {
+    pub(crate) fn new(ring: Consumer<Words>, polled: &Arc<PolledEnds>) -> Self {
         Self {
             ring,
             entry: Entry::new(),
             kept: VecDeque::new(),
+            polled: Arc::clone(polled),
             empty_polls: 0,
             current: None,
         }
@@ -96,6 +99,7 @@ impl Taken {
         }
         self.empty_polls = 0;
         let completion = self.entry.completion().map_err(|_| Broken)?;
+        self.polled.polled(&completion);
         Ok(Some(wc(&completion)))
     }
 
@@ -119,7 +123,7 @@ impl Taken {
 /// The ring gives nothing more.
 pub(crate) struct Broken;
 
-fn wc(completion: &Completion<'_>) -> Wc {
+fn wc(completion: &Completion) -> Wc {
     /// RoCE has no service levels. NICs of Mellanox say here what kind of packet it was, and UCX 1.13 looks for the
     /// addresses by it: 8 for UDP, and 2 for IPv4.
     const ROCE_V2_OF_IPV4: u8 = 8 | 2;

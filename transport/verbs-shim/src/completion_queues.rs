@@ -65,7 +65,7 @@ unsafe fn create(context: *mut Context, wanted: Wanted) -> *mut CompletionQueueE
             wr_id: 0,
             ops: wanted.ops,
         },
-        taken: Mutex::new(Taken::new(Consumer::new(ring, 0))),
+        taken: Mutex::new(Taken::new(Consumer::new(ring, 0), &own.polled)),
         completion_events: Unacknowledged::default(),
         events: Unacknowledged::default(),
     };
@@ -135,6 +135,9 @@ unsafe extern "C" fn ibv_resize_cq(queue: *mut CompletionQueue, entries: c_int) 
         let of = &*queue;
         (own_queue(queue), own_context(of.context), of.handle)
     };
+    if context.is_of_parent() {
+        return set_errno(libc::EIO);
+    }
     // Nobody polls meanwhile.
     let mut taken = lock(&own.taken);
     let request = Request::ResizeCompletionQueue {
@@ -146,7 +149,7 @@ unsafe extern "C" fn ibv_resize_cq(queue: *mut CompletionQueue, entries: c_int) 
         Ok(_) => return set_errno(libc::EIO),
         Err(error) => return set_errno(error.number()),
     };
-    let Some(ring) = context.client().ring(place) else {
+    let Ok(ring) = context.ring_at(place) else {
         return set_errno(libc::EIO);
     };
     *taken.ring_mut() = Consumer::new(ring, 0);

@@ -2,18 +2,20 @@
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use weft_device::control::{Answer, ErrorNumber, Outcome, Request};
+use weft_device::control::{Answer, ErrorNumber, Limits, Outcome, Request};
 use weft_device::doorbell::{DeviceState, Doorbells};
 use weft_device::ring::Ring;
+use weft_device::space::RingPlace;
 use weft_device_socket::Client;
 use weft_memory::Words;
 
 use crate::devices::{ibv_get_device_guid, put_text};
 use crate::events::Events;
+use crate::outstanding::PolledEnds;
 use weft_verbs_abi::{Context, DeviceAttr, DeviceAttrEx, GidEntry, PortAttr, VerbsContext};
 
 /// `enum ibv_mtu`: 4,096 bytes.
@@ -27,8 +29,12 @@ pub(crate) struct OwnContext {
     pub(crate) verbs: VerbsContext,
     /// The process that has opened it.
     pub(crate) process: u32,
-    pub(crate) client: Mutex<Client>,
+    pub(crate) client: Client,
+    /// Held while a thread makes a call, and for nothing else.
+    pub(crate) calling: Mutex<()>,
     pub(crate) doorbells: Doorbells<Words>,
+    /// Completion queues write into it.
+    pub(crate) polled: Arc<PolledEnds>,
     /// Shared with threads that wait for an event, and may do so when this is gone.
     pub(crate) events: Arc<Events>,
 }
@@ -75,15 +81,35 @@ pub(crate) fn not_made<T>(error: ErrorNumber) -> *mut T {
 impl OwnContext {
     /// Makes a call of the engine.
     pub(crate) fn ask(&self, request: &Request) -> Outcome {
+        self.ask_with(request, None).map(|(answer, _)| answer)
+    }
+
+    /// The same, with a descriptor. Answers also the descriptors that come with the answer.
+    pub(crate) fn ask_with(
+        &self,
+        request: &Request,
+        file: Option<BorrowedFd<'_>>,
+    ) -> Result<(Answer, Vec<OwnedFd>), ErrorNumber> {
         if self.is_of_parent() {
             return Err(ErrorNumber::EngineGone);
         }
-        lock(&self.client).ask(request)
+        let _calling = lock(&self.calling);
+        self.client.ask_with(request, file)
     }
 
-    /// Whether a parent of this process has opened it. Asked before the lock: a thread that held it is not in the child.
-    fn is_of_parent(&self) -> bool {
+    /// Whether a parent of this process has opened it. Asked before any lock: a thread that held it is not in the child.
+    pub(crate) fn is_of_parent(&self) -> bool {
         self.process != std::process::id()
+    }
+
+    /// What the device can do.
+    pub(crate) fn limits(&self) -> &Limits {
+        self.client.limits()
+    }
+
+    /// A ring that the engine has made.
+    pub(crate) fn ring_at(&self, place: RingPlace) -> Result<Ring<Words>, ErrorNumber> {
+        self.client.ring(place).ok_or(ErrorNumber::EngineGone)
     }
 
     /// Has the engine make a queue: its number, how many entries it has room for, and its ring.
@@ -91,43 +117,31 @@ impl OwnContext {
         &self,
         request: &Request,
     ) -> Result<(u32, u32, Ring<Words>), ErrorNumber> {
-        if self.is_of_parent() {
-            return Err(ErrorNumber::EngineGone);
-        }
-        let client = lock(&self.client);
-        match client.ask(request)? {
+        match self.ask(request)? {
             Answer::CreatedQueue {
                 queue,
                 entries,
                 ring,
-            } => {
-                let ring = client.ring(ring).ok_or(ErrorNumber::EngineGone)?;
-                Ok((queue, entries, ring))
-            }
+            } => Ok((queue, entries, self.ring_at(ring)?)),
             _ => Err(ErrorNumber::EngineGone),
         }
-    }
-
-    pub(crate) fn client(&self) -> MutexGuard<'_, Client> {
-        lock(&self.client)
     }
 
     /// Says that a queue has new entries.
     pub(crate) fn ring(&self, queue: u32) {
         if self.doorbells.ring(queue) {
-            lock(&self.client).wake();
+            self.client.wake();
         }
     }
 
     /// Looks whether the engine is still there.
     pub(crate) fn look_for_engine(&self) {
-        let client = lock(&self.client);
         let mut byte = 0u8;
         let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
         // SAFETY: one byte of room.
         let read = unsafe {
             let room = (&raw mut byte).cast();
-            libc::recv(client.socket().as_raw_fd(), room, 1, flags)
+            libc::recv(self.client.socket().as_raw_fd(), room, 1, flags)
         };
         if read == 0 {
             self.doorbells.set_state(DeviceState::EngineGone);
@@ -154,7 +168,7 @@ unsafe extern "C" fn ibv_query_device(context: *mut Context, out: *mut DeviceAtt
     // SAFETY: it is open (invariant 1).
     let (limits, guid) = unsafe {
         (
-            *own_context(context).client().limits(),
+            *own_context(context).limits(),
             ibv_get_device_guid((*context).device),
         )
     };
@@ -298,7 +312,7 @@ unsafe extern "C" fn ibv_query_gid(
         return -1;
     }
     // SAFETY: the context is open, and there is room for a GID (invariant 1).
-    unsafe { *out = own_context(context).client().gid() };
+    unsafe { *out = own_context(context).client.gid() };
     0
 }
 
@@ -318,7 +332,7 @@ unsafe extern "C" fn _ibv_query_gid_ex(
     // SAFETY: the context is open, and there is room for an entry (invariant 1).
     unsafe {
         *out = GidEntry {
-            gid: own_context(context).client().gid(),
+            gid: own_context(context).client.gid(),
             gid_index: 0,
             port_num: 1,
             gid_type: ROCE_V2,

@@ -12,6 +12,7 @@ use weft_device::work_request::{
 use crate::address_handles;
 use crate::completion_queue::own_queue;
 use crate::contexts::{lock, own_context};
+use crate::outstanding::PolledEnd;
 use crate::pair::{Receives, flag, own_pair};
 use weft_verbs_abi::{CompletionQueue, QueuePair, RecvWr, SendWr, Sge, Wc};
 
@@ -95,12 +96,18 @@ pub(crate) unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: it is one of ours, and its context is open (invariant 1).
     let (own, context) = unsafe { (own_pair(pair), own_context((*pair).context)) };
+    // SAFETY: as before.
+    let polled = context.polled.of_sends(unsafe { (*pair).qp_num });
     let mut error = if own.takes_sends() { 0 } else { libc::EINVAL };
     let mut sends = own.lock_sends();
     let sends = &mut *sends;
     let mut batch = sends.ring.begin();
     let before = batch.produced();
     while error == 0 && !wr.is_null() {
+        if !sends.outstanding.has_room(polled, &batch) {
+            error = libc::ENOMEM;
+            break;
+        }
         // SAFETY: a list of work requests (invariant 1).
         let (request, next) = unsafe { (&*wr, (*wr).next) };
         // SAFETY: as before.
@@ -146,7 +153,10 @@ pub(crate) unsafe extern "C" fn post_send(
             Err(_) => Err(libc::EINVAL),
         };
         match appended {
-            Ok(()) => wr = next,
+            Ok(()) => {
+                sends.outstanding.add();
+                wr = next;
+            }
             Err(number) => error = number,
         }
     }
@@ -178,8 +188,11 @@ pub(crate) unsafe extern "C" fn post_recv(
         }
         return libc::EINVAL;
     };
-    // SAFETY: as the program says (invariant 1).
-    let (error, is_new) = unsafe { post_receives(receives, own.sizes.receive_sges, wr, bad) };
+    // SAFETY: it is one of ours, and what it posts is as the program says (invariant 1).
+    let (error, is_new) = unsafe {
+        let polled = context.polled.of_receives((*pair).qp_num);
+        post_receives(receives, own.sizes.receive_sges, polled, wr, bad)
+    };
     if is_new {
         // SAFETY: it is one of ours.
         context.ring(unsafe { (*pair).qp_num });
@@ -194,6 +207,7 @@ pub(crate) unsafe extern "C" fn post_recv(
 pub(crate) unsafe fn post_receives(
     receives: &Mutex<Receives>,
     sges_max: u32,
+    polled: &PolledEnd,
     mut wr: *mut RecvWr,
     bad: *mut *mut RecvWr,
 ) -> (c_int, bool) {
@@ -203,6 +217,11 @@ pub(crate) unsafe fn post_receives(
     let mut batch = receives.ring.begin();
     let before = batch.produced();
     while error == 0 && !wr.is_null() {
+        let outstanding = receives.outstanding.as_mut();
+        if outstanding.is_some_and(|it| !it.has_room(polled, &batch)) {
+            error = libc::ENOMEM;
+            break;
+        }
         // SAFETY: as the caller says.
         let (request, next) = unsafe { (&*wr, (*wr).next) };
         // SAFETY: as before.
@@ -217,7 +236,12 @@ pub(crate) unsafe fn post_receives(
             _ => Err(libc::EINVAL),
         };
         match appended {
-            Ok(()) => wr = next,
+            Ok(()) => {
+                if let Some(outstanding) = &mut receives.outstanding {
+                    outstanding.add();
+                }
+                wr = next;
+            }
             Err(number) => error = number,
         }
     }

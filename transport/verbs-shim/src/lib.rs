@@ -30,6 +30,7 @@ mod events;
 mod extended_poll;
 mod objects;
 mod open;
+mod outstanding;
 mod pair;
 mod private;
 mod queue_pairs;

@@ -46,8 +46,8 @@ unsafe fn ask_about(
     let request = request(shared.as_ref().map(|shared| shared.offset));
     let file = shared.as_ref().map(|shared| shared.file.as_fd());
     // SAFETY: as the caller promises.
-    let client = unsafe { own_context(context) }.client();
-    client.ask_with(&request, file).map(|(answer, _)| answer)
+    let context = unsafe { own_context(context) };
+    context.ask_with(&request, file).map(|(answer, _)| answer)
 }
 
 unsafe fn register(

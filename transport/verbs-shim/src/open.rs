@@ -10,6 +10,7 @@ use weft_device_socket::Client;
 use crate::contexts::{OwnContext, query_device_ex, query_port, set_errno};
 use crate::devices::own;
 use crate::events::Events;
+use crate::outstanding::PolledEnds;
 use crate::{completion_queues, data, queue_pairs, shared_receives};
 use weft_verbs_abi::{Context, ContextOps, Device, VerbsContext};
 
@@ -65,8 +66,10 @@ unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut Context {
     let own = Box::into_raw(Box::new(OwnContext {
         verbs,
         process: std::process::id(),
-        client: Mutex::new(client),
+        client,
+        calling: Mutex::default(),
         doorbells,
+        polled: Arc::new(PolledEnds::new()),
         events,
     }));
     // SAFETY: it was just made.

@@ -11,6 +11,7 @@ use weft_device::work_request::{Operation, Payload, WorkRequest};
 use weft_memory::Words;
 
 use crate::contexts::lock;
+use crate::outstanding::Outstanding;
 use crate::unacknowledged::Unacknowledged;
 use weft_verbs_abi::{QpEx, QueuePair, Sge};
 
@@ -43,6 +44,7 @@ pub(crate) struct OwnPair {
 pub(crate) struct Sends {
     pub(crate) ring: Producer<Words>,
     pub(crate) entry: Entry,
+    pub(crate) outstanding: Outstanding,
     /// Of `ibv_wr_start` to `ibv_wr_complete`.
     pub(crate) builder: Builder,
 }
@@ -50,6 +52,8 @@ pub(crate) struct Sends {
 pub(crate) struct Receives {
     pub(crate) ring: Producer<Words>,
     pub(crate) entry: Entry,
+    /// None where queue pairs share them: their completions do not come in the order of posting.
+    pub(crate) outstanding: Option<Outstanding>,
 }
 
 /// The block of a queue pair.
@@ -135,6 +139,19 @@ impl OwnPair {
     fn state(&self) -> u32 {
         // SAFETY: it is part of the block. `ibv_modify_qp` may write it at the same time, whole.
         unsafe { (&raw const self.pair.base.state).read_volatile() as u32 }
+    }
+
+    /// It is reset: nothing is outstanding.
+    pub(crate) fn forget_posted(&self) {
+        let mut sends = self.lock_sends();
+        let produced = sends.ring.produced();
+        sends.outstanding.clear(produced);
+        if let Some(receives) = &self.receives {
+            let mut receives = lock(receives);
+            let produced = receives.ring.produced();
+            let outstanding = receives.outstanding.as_mut();
+            outstanding.into_iter().for_each(|it| it.clear(produced));
+        }
     }
 
     pub(crate) fn lock_sends(&self) -> MutexGuard<'_, Sends> {

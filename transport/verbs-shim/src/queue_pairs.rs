@@ -14,6 +14,7 @@ use weft_device::state::{Attributes, QueuePairType, State};
 use crate::address_handles::{address, words};
 use crate::completion_queue::own_queue;
 use crate::contexts::{done, lock, not_made, own_context, set_errno};
+use crate::outstanding::Outstanding;
 use crate::pair::{Builder, OwnPair, Receives, Sends, UD, own_pair};
 use crate::unacknowledged::Unacknowledged;
 use crate::work_requests;
@@ -47,7 +48,7 @@ unsafe fn create(
     // SAFETY: all of them are ours (invariant 1).
     let (own, wanted) = unsafe {
         let own = own_context(context);
-        let inline_bytes = INLINE_BYTES_MIN.min(own.client().limits().inline_bytes);
+        let inline_bytes = INLINE_BYTES_MIN.min(own.limits().inline_bytes);
         let wanted = Wanted {
             domain: (*pd).handle,
             kind,
@@ -75,18 +76,13 @@ unsafe fn create(
             Ok(_) => return not_made(ErrorNumber::EngineGone),
             Err(error) => return not_made(error),
         };
-    let rings = {
-        let client = own.client();
-        let receives = match receive_place {
-            Some(place) => client.ring(place).map(Some),
-            None => Some(None),
-        };
-        client.ring(send_place).zip(receives)
-    };
-    let Some((sends, receives)) = rings else {
-        return not_made(ErrorNumber::EngineGone);
+    let receives = receive_place.map(|place| own.ring_at(place)).transpose();
+    let (sends, receives) = match (own.ring_at(send_place), receives) {
+        (Ok(sends), Ok(receives)) => (sends, receives),
+        (Err(error), _) | (_, Err(error)) => return not_made(error),
     };
     attr.cap = cap(&sizes);
+    own.polled.begin(number);
     let made = OwnPair {
         pair: QpEx {
             base: QueuePair {
@@ -112,12 +108,14 @@ unsafe fn create(
         comp_mask: 0,
         xrcd: 0,
         sends: Mutex::new(Sends {
+            outstanding: Outstanding::new(sizes.sends, sends.slots()),
             ring: Producer::new(sends, 0),
             entry: Entry::new(),
             builder: Builder::default(),
         }),
         receives: receives.map(|ring| {
             Mutex::new(Receives {
+                outstanding: Some(Outstanding::new(sizes.receives, ring.slots())),
                 ring: Producer::new(ring, 0),
                 entry: Entry::new(),
             })
@@ -241,6 +239,8 @@ unsafe extern "C" fn ibv_modify_qp(pair: *mut QueuePair, attr: *mut QpAttr, mask
         // SAFETY: it is one of ours. Programs read the state without a lock, as of any library.
         unsafe { (&raw mut (*pair).state).write_volatile(attr.qp_state) };
         if attr.qp_state == State::Reset as c_int {
+            // SAFETY: it is one of ours (invariant 1).
+            unsafe { own_pair(pair) }.forget_posted();
             // SAFETY: it is one of ours, and its completion queues are not destroyed before it.
             for queue in unsafe { [(*pair).send_cq, (*pair).recv_cq].map(|queue| own_queue(queue)) }
             {

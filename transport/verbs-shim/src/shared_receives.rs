@@ -63,6 +63,7 @@ unsafe extern "C" fn ibv_create_srq(
         receives: Mutex::new(Receives {
             ring: Producer::new(ring, 0),
             entry: Entry::new(),
+            outstanding: None,
         }),
         attr: SrqAttr {
             srq_limit: 0,
@@ -149,7 +150,10 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
         (own_shared(shared), context, (*shared).handle)
     };
     // SAFETY: as the program says (invariant 1).
-    let (error, is_new) = unsafe { data::post_receives(&own.receives, own.attr.max_sge, wr, bad) };
+    let (error, is_new) = unsafe {
+        let polled = context.polled.of_receives(handle);
+        data::post_receives(&own.receives, own.attr.max_sge, polled, wr, bad)
+    };
     if is_new {
         context.ring(handle);
     }

@@ -68,6 +68,12 @@ unsafe extern "C" fn start(pair: *mut QpEx) {
     // SAFETY: one of ours (invariant 1).
     let own = unsafe { own(pair) };
     let mut sends = own.lock_sends();
+    // Another thread posts: until it has ended that, this one waits (ibv_wr_post(3)).
+    while sends.builder.is_started {
+        drop(sends);
+        std::thread::yield_now();
+        sends = own.lock_sends();
+    }
     sends.builder.clear();
     sends.builder.is_started = true;
     if !own.takes_sends() {
@@ -95,16 +101,25 @@ unsafe extern "C" fn complete(pair: *mut QpEx) -> c_int {
         error = libc::EINVAL;
     }
     let mut batch = sends.ring.begin();
+    let (polled, mut appended) = (context.polled.of_sends(number), 0);
     for entry in &builder.finished {
-        if error == 0
-            && let Err(full) = batch.append(entry.slots())
-        {
-            error = error_of(full);
+        if error == 0 && !sends.outstanding.has_room(polled, &batch) {
+            error = libc::ENOMEM;
+        }
+        if error == 0 {
+            match batch.append(entry.slots()) {
+                Ok(()) => {
+                    sends.outstanding.add();
+                    appended += 1;
+                }
+                Err(full) => error = error_of(full),
+            }
         }
     }
-    let is_new = error == 0 && !builder.finished.is_empty();
-    if is_new {
-        batch.commit();
+    let is_new = error == 0 && appended > 0;
+    match is_new {
+        true => batch.commit(),
+        false => sends.outstanding.take_back(appended),
     }
     builder.clear();
     if is_new {

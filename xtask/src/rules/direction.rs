@@ -29,6 +29,7 @@ pub(super) const PURITY: Rule = Rule {
 const MAY_USE: &[(&str, &[&str])] = &[
     ("weft-crds", &["weft-planner"]),
     ("weft-planner", &[]),
+    ("weft-argument-file", &[]),
     ("weft-proto", &[]),
     ("weft-identity", &["weft-proto"]),
     (
@@ -69,6 +70,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "weft-node-engine",
         &[
+            "weft-argument-file",
             "weft-connection-end",
             "weft-core",
             "weft-device",
@@ -78,9 +80,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "weft-proto",
         ],
     ),
+    ("weft-device-injection", &["weft-device"]),
+    ("weft-device-plugin", &["weft-argument-file", "weft-proto"]),
     (
         "weft-agent",
         &[
+            "weft-argument-file",
             "weft-connection-end",
             "weft-core",
             "weft-device-socket",
@@ -104,6 +109,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "weft-cli",
         &[
             "weft-device",
+            "weft-device-injection",
             "weft-device-socket",
             "weft-fabric",
             "weft-identity",

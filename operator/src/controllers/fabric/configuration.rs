@@ -5,8 +5,8 @@ use weft_crds::{CongestionControl, Encryption, Link, PathPolicy, RdmaFabric, Roo
 use weft_proto::{
     Message as _,
     operator::v1::{
-        AgentConfig, Egress, EngineConfig, Nics, NodeConfig, Objects, Ports, Root, Transport,
-        root::MinFree,
+        AgentConfig, Devices, Egress, EngineConfig, Nics, NodeConfig, Objects, Ports, Root,
+        Transport, root::MinFree,
     },
 };
 
@@ -74,6 +74,14 @@ fn engine(fabric: &RdmaFabric) -> EngineConfig {
         nics: Some(Nics {
             include: spec.nics.include.clone(),
             exclude: spec.nics.exclude.clone(),
+        }),
+        devices: spec.devices.as_ref().map(|devices| Devices {
+            first_port: u32::from(devices.first_port),
+            open: u32::from(devices.open),
+            per_node: devices.per_node,
+            cap_mbps: devices.cap_mbps.unwrap_or(0),
+            operations_per_second: devices.operations_per_second.unwrap_or(0),
+            cross_namespace: devices.cross_namespace,
         }),
     }
 }

@@ -84,6 +84,7 @@ pub(crate) fn fabric(name: &str, second: i64) -> RdmaFabric {
         transport: Default::default(),
         objects: Default::default(),
         ports: Default::default(),
+        devices: None,
     };
     let mut fabric = RdmaFabric::new(name, spec);
     fabric.metadata = meta(name, &format!("fabric-{name}"));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::NamedTempFile;
 use weft_device::control::Limits;
-use weft_device_server::{Device, Offer, Server};
+use weft_device_server::{Device, Server, TenantOffer};
 use weft_engine::{Egress, EngineConfig, PortRange, Secret};
 use weft_fabric::Fabric;
 
@@ -120,7 +120,7 @@ impl<'f> Devices<'f> {
             let mut config = EngineConfig::new(address, PORTS, Secret([9; 32]));
             config.mtu = u16::try_from(fabric.spec().mtu).unwrap_or(u16::MAX);
             config.egress = egress;
-            let send = move |offer: Offer| {
+            let send = move |offer: TenantOffer| {
                 let peer = others[1 - node].get().and_then(Weak::upgrade);
                 if let Some(peer) = peer {
                     // One that is dropped is sent again.
@@ -137,10 +137,8 @@ impl<'f> Devices<'f> {
             let last = (2 * node + index + 1) as u8;
             let gid = Ipv4Addr::new(10, 0, 0, last).to_ipv6_mapped().octets();
             let device = Device {
-                gid,
-                limits: LIMITS,
                 cap_bps,
-                ops_per_s: None,
+                ..Device::new(gid, LIMITS)
             };
             servers[node].create(NAMES[index], device).map_err(failed)
         };

@@ -11,6 +11,7 @@ use super::Context;
 use crate::datagram::Datagram;
 use crate::datagram_queue_pair::{DatagramQueuePair, Fault, Outbound};
 use crate::datagrams::{DatagramDrops, Datagrams};
+use crate::kept_bytes::KeptBytes;
 use crate::offer::QueuePairName;
 use crate::queue_pair::Surroundings;
 
@@ -109,10 +110,11 @@ impl Context {
         !due.is_empty()
     }
 
-    /// Puts a datagram into a receive of the queue pair that it names, or counts it as dropped.
+    /// Puts a datagram into a receive of the queue pair that it names, has it kept there, or counts it as dropped.
     pub(crate) fn deliver(
         &mut self,
         datagram: &Datagram<'_>,
+        kept: &KeptBytes,
         drops: &mut DatagramDrops,
         engine: &Engine,
     ) {
@@ -122,7 +124,7 @@ impl Context {
             return;
         }
         self.with_datagrams(number, engine, |pair, found, _, around| {
-            pair.deliver(found, datagram, around, drops)
+            pair.deliver(found, datagram, around, kept, drops)
         });
     }
 

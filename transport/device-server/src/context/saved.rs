@@ -10,9 +10,7 @@ use weft_device::doorbell::{DOORBELL_WORDS, Doorbells};
 use weft_device::objects::Objects;
 use weft_device::ring::{Consumer, Ring};
 use weft_device::space::RingPlace;
-use weft_engine::{
-    AddressSpace, Engine, Failure, Piece, Region, SavedConnection, SharedFiles, Words,
-};
+use weft_engine::{AddressSpace, Engine, Failure, Region, SavedConnection, SharedFiles, Words};
 
 use super::datagrams::DatagramQueuePairs;
 use super::{Context, Domain, Queue};
@@ -21,7 +19,7 @@ use crate::datagram_queue_pair::{DatagramQueuePair, SavedDatagramQueuePair};
 use crate::operation_rate::Operations;
 use crate::queue_pair::{QueuePair, SavedEnd, SavedQueuePair};
 use crate::receive_queue::SavedSharedReceiveQueue;
-use crate::regions::{SavedPiece, SavedRegions};
+use crate::regions::{KeysByMemory, SavedPiece, SavedRegions};
 use crate::saved::{Descriptors, HandOverError};
 
 /// A context. With it go descriptors: the memory that both ends share, the program's address space, the eventfd, the
@@ -83,12 +81,9 @@ impl Context {
         })
     }
 
-    /// A connection whose queue pair is here, with pieces as another process finds them; nothing where one cannot be.
-    pub(crate) fn save_pieces(
-        &self,
-        connection: SavedConnection,
-    ) -> Option<SavedConnection<SavedPiece>> {
-        connection.map_pieces(|piece: Piece| self.regions.save_piece(&piece))
+    /// What pieces of its connections are saved by.
+    pub(crate) fn keys_by_memory(&self) -> KeysByMemory {
+        self.regions.keys_by_memory()
     }
 
     /// The connection that was saved.

@@ -10,6 +10,7 @@ use super::{ContextId, Devices};
 use crate::context::Context;
 use crate::datagram::Datagram;
 use crate::datagrams::{DATAGRAMS, DatagramDrops, Receivers};
+use crate::kept_bytes::KeptBytes;
 use crate::offer::{Offer, QueuePairName};
 
 /// The contexts of a device.
@@ -43,14 +44,14 @@ impl<'d> Receivers<'d> for Contexts<'d> {
         self.engine
     }
 
-    fn deliver(&mut self, datagram: &Datagram<'_>, drops: &mut DatagramDrops) {
+    fn deliver(&mut self, datagram: &Datagram<'_>, kept: &KeptBytes, drops: &mut DatagramDrops) {
         let name = QueuePairName {
             gid: datagram.to,
             number: datagram.header.destination,
         };
         let id = ContextId::of(name);
         match id.and_then(|id| self.contexts.get_mut(&id)) {
-            Some(context) => context.deliver(datagram, drops, self.engine),
+            Some(context) => context.deliver(datagram, kept, drops, self.engine),
             None => drops.no_queue_pair += 1,
         }
     }

@@ -1,18 +1,18 @@
 //! The open contexts of a device on their way to the next engine.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use weft_engine::{ConnectionId, Engine, EngineConfig, Progress, SavedConnection};
+use weft_engine::{ConnectionId, Engine, EngineConfig, Piece, Progress, SavedConnection};
 
 use super::operations::OperationLimit;
 use super::{ConnectedPair, ContextId, Devices};
 use crate::context::SavedContext;
 use crate::queue_pair::SavedEnd;
-use crate::regions::SavedPiece;
+use crate::regions::{KeysByMemory, SavedPiece};
 use crate::saved::{Descriptors, HandOverError};
 
 /// What [`Devices`] have open, and the connections of their queue pairs. Connections for datagrams are made again.
@@ -61,12 +61,16 @@ impl Devices {
         let mut limits = self.operation_limits.values();
         let ops_per_s = limits.next().map(OperationLimit::per_second);
         let saved = self.engine.save()?;
+        let contexts = self.contexts.iter();
+        let keys = contexts.map(|(id, context)| (*id, context.keys_by_memory()));
+        let keys: BTreeMap<ContextId, KeysByMemory> = keys.collect();
         let mut connections = Vec::new();
         for connection in saved.connections {
             let of = self.by_connection.get(&connection.id);
+            // Nothing of one with a piece that another process cannot find.
             if let Some(&ConnectedPair { context: id, .. }) = of
-                && let Some(context) = self.contexts.get(&id)
-                && let Some(connection) = context.save_pieces(connection)
+                && let Some(keys) = keys.get(&id)
+                && let Some(connection) = connection.map_pieces(|it: Piece| keys.save_piece(&it))
             {
                 connections.push((id, connection));
             }

@@ -90,7 +90,7 @@ impl QueuePair {
             consumed: self.sends.consumed(),
             receives: self.receives.map(ReceiveQueue::save),
             outstanding: self.outstanding,
-            waiting: self.waiting.map(|entry| entry.slots().to_vec()),
+            waiting: self.is_waiting.then(|| self.entry.slots().to_vec()),
             next_token: self.next_token,
             is_broken: self.is_broken,
         }
@@ -116,7 +116,9 @@ impl SavedQueuePair {
         receives: Option<Consumer<Words>>,
     ) -> QueuePair {
         let waiting = self.waiting.as_deref().and_then(Entry::of_slots);
+        let awaited = self.outstanding.iter().filter(|it| it.awaits_response());
         QueuePair {
+            responses_awaited: awaited.count(),
             number,
             made: self.made,
             joining: Joining::No,
@@ -124,7 +126,8 @@ impl SavedQueuePair {
             sends,
             receives: self.receives.map(|queue| queue.restore(receives)),
             outstanding: self.outstanding,
-            waiting: waiting.map(Box::new),
+            is_waiting: waiting.is_some(),
+            entry: Box::new(waiting.unwrap_or_default()),
             next_token: self.next_token,
             is_broken: self.is_broken,
         }

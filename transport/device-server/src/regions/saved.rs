@@ -1,6 +1,6 @@
 //! The regions of a context on their way to the next engine, and the pieces of messages that lie in them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -42,7 +42,10 @@ pub(crate) enum SavedPiece {
     InMemory { address: u64, bytes: u64 },
 }
 
-impl Regions {
+/// The keys of a context's regions, by their memory.
+pub(crate) struct KeysByMemory(HashMap<*const Region, u32>);
+
+impl KeysByMemory {
     /// Where a piece lies, for the next engine.
     pub(crate) fn save_piece(&self, piece: &Piece) -> Option<SavedPiece> {
         let Piece { offset, bytes, .. } = *piece;
@@ -52,18 +55,25 @@ impl Regions {
                 let to = from.checked_add(usize::try_from(bytes).ok()?)?;
                 Some(SavedPiece::Bytes(source.get(from..to)?.to_vec()))
             }
-            Source::Region(memory) => {
-                let mut all = self.registered.iter();
-                let found = all.find(|(_, region)| Arc::ptr_eq(&region.memory, memory));
-                Some(match found {
-                    Some((&key, _)) => SavedPiece::InRegion { key, offset, bytes },
-                    None => SavedPiece::InMemory {
-                        address: memory.address(offset, bytes)?,
-                        bytes,
-                    },
-                })
-            }
+            Source::Region(memory) => Some(match self.0.get(&Arc::as_ptr(memory)) {
+                Some(&key) => SavedPiece::InRegion { key, offset, bytes },
+                None => SavedPiece::InMemory {
+                    address: memory.address(offset, bytes)?,
+                    bytes,
+                },
+            }),
         }
+    }
+}
+
+impl Regions {
+    /// What pieces of messages are found by.
+    pub(crate) fn keys_by_memory(&self) -> KeysByMemory {
+        let all = self.registered.iter();
+        KeysByMemory(
+            all.map(|(key, region)| (Arc::as_ptr(&region.memory), *key))
+                .collect(),
+        )
     }
 
     /// The piece that was saved.

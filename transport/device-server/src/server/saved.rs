@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use crossbeam_channel::bounded;
 use serde::{Deserialize, Serialize};
+use weft_device::VERSION;
 use weft_device_socket::descriptor_store::Stored;
 use weft_engine::{EngineConfig, Secret};
 
@@ -15,17 +16,17 @@ use crate::context::Device;
 use crate::control::{OpenProgram, Released};
 use crate::device_table::{DeviceTable, Token, lock};
 use crate::devices::{ContextId, Devices, SavedDevices};
-use crate::offer::Offer;
+use crate::offer::TenantOffer;
 use crate::open_devices::{Gid, OpenDevice, OpenDevices};
 use crate::saved::{Descriptors, HandOverError};
 
 /// Changed with [`Head`].
-const HEAD_VERSION: u32 = 1;
+const HEAD_VERSION: u32 = 2;
 /// Changed with everything else that is saved: an engine goes on with the open devices of its own version only.
-const SAVED_VERSION: u32 = 1;
+const SAVED_VERSION: u32 = 2;
 
-/// The beginning of the record, which engines of several versions can read. Behind it come [`SAVED_VERSION`] and the devices
-/// that are open. The descriptors: the listening socket, those of programs that have opened nothing, and those of the
+/// The beginning of the record, which engines of several versions can read. Behind it come [`SAVED_VERSION`], the [`VERSION`]
+/// that the programs' libraries have, and the devices that are open. The descriptors: the listening socket, those of programs that have opened nothing, and those of the
 /// devices.
 #[derive(Serialize, Deserialize)]
 struct Head {
@@ -40,6 +41,7 @@ struct Head {
 struct SavedDevice {
     gid: Gid,
     slot: u16,
+    tenant: Arc<str>,
     programs: Vec<ContextId>,
     devices: SavedDevices,
     descriptors: usize,
@@ -49,21 +51,16 @@ fn damaged(error: &postcard::Error) -> ServerError {
     ServerError::NotRestored(format!("it cannot be read: {error}"))
 }
 
-/// The devices that are open, behind the head of a record. Without them the others go on.
-fn open_of(record: &[u8]) -> Vec<SavedDevice> {
-    let read = postcard::take_from_bytes::<u32>(record).and_then(|(version, open)| {
-        Ok(match version == SAVED_VERSION {
-            true => Ok(postcard::from_bytes(open)?),
-            false => Err(version),
-        })
-    });
-    let problem = match read {
-        Ok(Ok(open)) => return open,
-        Ok(Err(version)) => format!("they are of version {version}, this is {SAVED_VERSION}"),
-        Err(error) => error.to_string(),
-    };
-    tracing::error!("no open device goes on, and programs open theirs again: {problem}");
-    Vec::new()
+/// The devices that are open, behind the head of a record; otherwise the problem.
+fn open_of(record: &[u8]) -> Result<Vec<SavedDevice>, String> {
+    let versions = postcard::take_from_bytes::<(u32, u32)>(record);
+    let ((saved, shared), open) = versions.map_err(|error| error.to_string())?;
+    if (saved, shared) != (SAVED_VERSION, VERSION) {
+        return Err(format!(
+            "they are of version {saved}, with libraries of version {shared}; this is {SAVED_VERSION}, with {VERSION}"
+        ));
+    }
+    postcard::from_bytes(open).map_err(|error| error.to_string())
 }
 
 impl Server {
@@ -74,10 +71,10 @@ impl Server {
     /// Nothing is left to the next one. The devices are gone.
     pub fn save(mut self) -> Result<Stored, ServerError> {
         self.stop = None;
-        let deadline = Instant::now() + END_TIMEOUT;
+        let begun = Instant::now();
         let (mut unopened, mut programs) = (Vec::new(), Vec::new());
-        // A thread that is held up gives nothing back.
-        while let Ok(released) = self.released.recv_deadline(deadline) {
+        // A thread that is held up gives nothing back. Half of the time is left for the devices.
+        while let Ok(released) = self.released.recv_deadline(begun + END_TIMEOUT / 2) {
             match released {
                 Released::Unopened(sockets) => unopened = sockets,
                 Released::Program(program) => programs.push(program),
@@ -88,15 +85,15 @@ impl Server {
         let asked = threads.into_iter().map(|(gid, thread)| {
             let (answer, answered) = bounded(1);
             thread.send(Command::Save(answer));
-            (gid, thread.slot, answered)
+            (gid, thread.slot, thread.tenant, answered)
         });
         let asked: Vec<_> = asked.collect();
-        let deadline = Instant::now() + END_TIMEOUT;
+        let deadline = begun + END_TIMEOUT;
         let mut descriptors = vec![listening];
         let unopened_count = unopened.len();
         descriptors.extend(unopened);
         let mut open = Vec::new();
-        for (gid, slot, answered) in asked {
+        for (gid, slot, tenant, answered) in asked {
             let saved = match answered.recv_deadline(deadline) {
                 Ok(Ok(saved)) => saved,
                 Ok(Err(error)) => {
@@ -121,6 +118,7 @@ impl Server {
             open.push(SavedDevice {
                 gid,
                 slot,
+                tenant,
                 programs: contexts,
                 devices,
                 descriptors: descriptors.len() - before,
@@ -132,7 +130,7 @@ impl Server {
             table: lock(&self.table).all(),
             unopened: unopened_count,
         };
-        let record = postcard::to_allocvec(&(HEAD_VERSION, head, SAVED_VERSION, open));
+        let record = postcard::to_allocvec(&(HEAD_VERSION, head, SAVED_VERSION, VERSION, open));
         let record = record.map_err(|error| damaged(&error))?;
         self.is_saved = true;
         Ok(Stored {
@@ -151,7 +149,7 @@ impl Server {
         engine: &EngineConfig,
         open_devices: u16,
         saved: Stored,
-        send_offer: impl Fn(Offer) + Send + Sync + 'static,
+        send_offer: impl Fn(TenantOffer) + Send + Sync + 'static,
     ) -> Result<Self, ServerError> {
         let version = postcard::take_from_bytes::<u32>(&saved.record);
         let (version, record) = version.map_err(|error| damaged(&error))?;
@@ -178,8 +176,13 @@ impl Server {
         let listening = descriptors.next().map_err(failed)?;
         let unopened = (0..record.unopened).map(|_| descriptors.next());
         let unopened = unopened.collect::<Result<_, _>>().map_err(failed)?;
+        // Without them the others go on.
+        let open = open_of(open).unwrap_or_else(|problem| {
+            tracing::error!("no open device goes on, and programs open theirs again: {problem}");
+            Vec::new()
+        });
         let mut programs = Vec::new();
-        for device in open_of(open) {
+        for device in open {
             let (gid, of_it) = (device.gid, descriptors.split_off(device.descriptors));
             match devices.resume(device, of_it) {
                 Ok(resumed) => programs.extend(resumed.into_iter().map(|program| (gid, program))),
@@ -215,7 +218,7 @@ impl OpenDevices {
         let config = self.config_of(saved.slot, saved.devices.cap_bps());
         let devices = Devices::restore(config, saved.devices, &mut descriptors, self.now())?;
         let contexts = devices.ids();
-        let thread = self.run(saved.gid, saved.slot, devices);
+        let thread = self.run(saved.gid, saved.slot, &saved.tenant, devices);
         let thread: OpenDevice = thread.map_err(HandOverError::Open)?;
         self.lock().insert(saved.gid, thread.clone());
         // The thread of a program that stood still has given no socket back.
@@ -241,7 +244,6 @@ mod tests {
     use serde_reflection::{Samples, Tracer, TracerConfig};
     use weft_device::completion::{Opcode, Status};
     use weft_device::event::EventType;
-    use weft_device::objects::{AddressHandle, QueuePairState};
     use weft_device::state::{QueuePairType, State};
     use weft_engine::LinkAddress;
 
@@ -262,8 +264,7 @@ mod tests {
             };
         }
         trace!(Head, SavedDevice);
-        // Of the tables of objects only one is traced.
-        trace!(AddressHandle, QueuePairState);
+        // Of an enum only one variant is traced with what holds it.
         trace!(
             EventType,
             IpAddr, LinkAddress, Opcode, QueuePairType, SavedPiece, State, Status
@@ -273,5 +274,19 @@ mod tests {
             write!(forms, "\n{name}: {form:?}").expect("it is text");
         }
         insta::assert_snapshot!(forms);
+    }
+
+    #[test]
+    fn open_devices_of_another_version_or_with_other_libraries_do_not_go_on() {
+        for (saved, shared, goes_on) in [
+            (SAVED_VERSION, VERSION, true),
+            (SAVED_VERSION - 1, VERSION, false),
+            (SAVED_VERSION, VERSION + 1, false),
+        ] {
+            let record = (saved, shared, Vec::<SavedDevice>::new());
+            let record = postcard::to_allocvec(&record).expect("it is small");
+            let open = open_of(&record);
+            assert_eq!(open.is_ok(), goes_on, "{saved}, {shared}: {:?}", open.err());
+        }
     }
 }

@@ -19,8 +19,8 @@ struct Node {
     directory: std::path::PathBuf,
     config: EngineConfig,
     server: Server,
-    sender: Sender<Offer>,
-    offers: Receiver<Offer>,
+    sender: Sender<TenantOffer>,
+    offers: Receiver<TenantOffer>,
 }
 
 impl Node {
@@ -67,7 +67,7 @@ impl Node {
     }
 }
 
-fn send_to(sender: &Sender<Offer>) -> impl Fn(Offer) + Send + Sync + 'static {
+fn send_to(sender: &Sender<TenantOffer>) -> impl Fn(TenantOffer) + Send + Sync + 'static {
     let sender = sender.clone();
     move |offer| {
         let _ = sender.send(offer);
@@ -244,7 +244,7 @@ fn what_cannot_be_taken_over_says_why_and_its_programs_find_that_the_engine_is_g
     let program = Program::open(&path);
     let failed = node.with(|saved| saved.record[0] += 1).err();
     let said = failed.expect("it is of another version").to_string();
-    assert!(said.contains("it is of version 2, this is 1"), "{said}");
+    assert!(said.contains("it is of version 3, this is 2"), "{said}");
     let gone = program.client.ask(&Request::CreateDomain);
     assert_eq!(gone, Err(ErrorNumber::EngineGone));
 }
@@ -438,7 +438,11 @@ fn a_device_that_stands_still_is_left_out_and_the_others_go_on() {
         assert!(begun.elapsed() < PATIENCE, "it does not stand still");
         std::thread::yield_now();
     }
+    let begun = Instant::now();
     let node = node.replace();
+    // It is waited for once, for a second.
+    let paused = begun.elapsed();
+    assert!(paused < Duration::from_secs(2), "{paused:?}");
     let open: Vec<u32> = node.server.list().iter().map(|it| it.contexts).collect();
     assert_eq!(open, [0, 3]);
     d.receive(2);

@@ -139,12 +139,7 @@ pub(crate) fn own_memory() -> AddressSpace {
 pub(crate) fn device(last: u8) -> Device {
     let mut gid = [0; 16];
     gid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, last]);
-    Device {
-        gid,
-        limits: LIMITS,
-        cap_bps: None,
-        ops_per_s: None,
-    }
+    Device::new(gid, LIMITS)
 }
 
 impl Program {
@@ -433,7 +428,7 @@ impl Program {
     }
 }
 
-fn done(completion: &Completion<'_>, number: u32) -> Done {
+fn done(completion: &Completion, number: u32) -> Done {
     assert_eq!(completion.queue_pair, number);
     let (status, immediate) = match completion.outcome {
         Outcome::Success { immediate } => (Status::Success, immediate),

@@ -119,4 +119,17 @@ fn two_programs_of_one_device_reach_nothing_of_each_other_s() {
     let (sge, to) = (pair.b.sge(0, 8), pair.a.remote(0));
     pair.b.post(2, Operation::Write(to), Payload::Sges(&[sge]));
     assert_eq!(pair.next_b(), success(2, 8));
+    // Its keys open nothing in a work request of another program, neither as local keys nor as those of the peer.
+    for is_local in [true, false] {
+        let mut others = Pair::of(&pair.a.devices, &pair.b.devices).connect();
+        let (own, own_peer) = (others.a.sge(0, 8), others.b.remote(0));
+        let (sge, to, status) = match is_local {
+            true => (pair.a.sge(0, 8), own_peer, Status::LocalProtection),
+            false => (own, pair.b.remote(0), Status::RemoteAccess),
+        };
+        others
+            .a
+            .post(3, Operation::Write(to), Payload::Sges(&[sge]));
+        assert_eq!(others.next_a(), failed(3, status));
+    }
 }

@@ -1,0 +1,33 @@
+{{/*
+Where the programs of virtual devices run: at every node of a fabric. They wait where the fabric has no devices.
+*/}}
+{{- define "weft.devices.scheduling" -}}
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        - matchExpressions: [{key: weft.dev/fabric, operator: Exists}]
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{ toJson . }}
+{{- end }}
+{{- with .Values.agent.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .Values.agent.tolerations }}
+tolerations: {{ toJson . }}
+{{- end }}
+securityContext:
+  seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{/*
+Root, because the kubelet's directories belong to root, and no capability.
+*/}}
+{{- define "weft.devices.securityContext" -}}
+securityContext:
+  runAsUser: 0
+  runAsGroup: 0
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end }}

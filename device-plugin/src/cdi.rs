@@ -1,0 +1,255 @@
+//! What a container gets with a device: a file of the Container Device Interface for each, which the container runtime reads
+//! when it makes the container.
+//!
+//! <https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md>, version 0.6.0.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+/// The version of the format: the first that containerd 1.7 and CRI-O 1.27 know.
+const VERSION: &str = "0.6.0";
+/// Where programs look for devices (`weft_device_socket::directory`).
+const DEVICES: &str = "/dev/weft";
+/// Where a container finds the libraries.
+pub(crate) const LIBRARIES: &str = "/opt/weft/lib";
+/// The libraries that are preloaded.
+const PRELOADED: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
+/// How directories are mounted.
+const READ_ONLY: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Spec<'a> {
+    cdi_version: &'a str,
+    kind: &'a str,
+    devices: [Device<'a>; 1],
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Device<'a> {
+    name: &'a str,
+    container_edits: Edits<'a>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Edits<'a> {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    env: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    hooks: Vec<Hook<'a>>,
+    mounts: [Mount<'a>; 3],
+}
+
+/// Of the OCI runtime.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Hook<'a> {
+    hook_name: &'static str,
+    path: &'a Path,
+    args: [String; 3],
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Mount<'a> {
+    host_path: &'a Path,
+    container_path: &'a str,
+    options: &'a [&'a str],
+}
+
+/// The directory with these files, for devices of one resource.
+#[derive(Debug)]
+pub(crate) struct Cdi {
+    directory: PathBuf,
+    /// `weft.dev/vdev`.
+    kind: String,
+    libraries: PathBuf,
+    /// None where there may be no hooks: then the libraries are preloaded by a variable.
+    hook: Option<PathBuf>,
+}
+
+impl Cdi {
+    pub(crate) fn new(directory: &Path, kind: &str, libraries: &Path, hook: Option<&Path>) -> Self {
+        Self {
+            directory: directory.to_owned(),
+            kind: kind.to_owned(),
+            libraries: libraries.to_owned(),
+            hook: hook.map(Path::to_owned),
+        }
+    }
+
+    /// How the container runtime is told the device.
+    pub(crate) fn name(&self, id: &str) -> String {
+        format!("{}={id}", self.kind)
+    }
+
+    fn prefix(&self) -> String {
+        format!("{}_", self.kind.replace('/', "-"))
+    }
+
+    fn path(&self, id: &str) -> PathBuf {
+        self.directory.join(format!("{}{id}.json", self.prefix()))
+    }
+
+    /// Writes what the container of a device gets whose directory that is. It is the container's device number `index`, from 0.
+    pub(crate) fn write(&self, id: &str, index: usize, device: &Path) -> io::Result<()> {
+        let name = format!("weft{index}");
+        let preloaded = PRELOADED.map(|library| format!("{LIBRARIES}/{library}"));
+        let preloaded = format!("LD_PRELOAD={}", preloaded.join(":"));
+        let hook = |path| Hook {
+            hook_name: "createContainer",
+            path,
+            args: [
+                "weft-container-hook".to_owned(),
+                format!("--libraries={}", self.libraries.display()),
+                format!("--device={name}={}", device.display()),
+            ],
+        };
+        let spec = Spec {
+            cdi_version: VERSION,
+            kind: &self.kind,
+            devices: [Device {
+                name: id,
+                container_edits: Edits {
+                    env: match self.hook {
+                        None => vec![preloaded],
+                        Some(_) => Vec::new(),
+                    },
+                    hooks: self.hook.as_deref().map(hook).into_iter().collect(),
+                    mounts: [
+                        Mount {
+                            host_path: device,
+                            container_path: &format!("{DEVICES}/{name}"),
+                            options: &READ_ONLY,
+                        },
+                        Mount {
+                            host_path: &self.libraries,
+                            container_path: LIBRARIES,
+                            options: &READ_ONLY,
+                        },
+                        // UCX looks whether it is there and a character device, and does not open it. A mount, because a
+                        // pod in a user namespace can have no device node.
+                        Mount {
+                            host_path: Path::new("/dev/null"),
+                            container_path: &format!("/dev/infiniband/{name}"),
+                            options: &["nosuid", "noexec", "bind"],
+                        },
+                    ],
+                },
+            }],
+        };
+        let text = serde_json::to_vec_pretty(&spec).map_err(io::Error::other)?;
+        let path = self.path(id);
+        if fs::read(&path).is_ok_and(|found| found == text) {
+            return Ok(());
+        }
+        fs::create_dir_all(&self.directory)?;
+        // Renamed in the same directory, which is what runtimes watch for: they never read half a file.
+        let temporary = path.with_extension("tmp");
+        fs::write(&temporary, text)?;
+        fs::rename(&temporary, &path).inspect_err(|_| {
+            let _ = fs::remove_file(&temporary);
+        })
+    }
+
+    /// The ids that have a file.
+    pub(crate) fn ids(&self) -> io::Result<BTreeSet<String>> {
+        let entries = match fs::read_dir(&self.directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+            other => other?,
+        };
+        let prefix = self.prefix();
+        let mut ids = BTreeSet::new();
+        for entry in entries {
+            let name = entry?.file_name();
+            let id = name.to_str().and_then(|name| name.strip_prefix(&prefix));
+            ids.extend(
+                id.and_then(|id| id.strip_suffix(".json"))
+                    .map(str::to_owned),
+            );
+        }
+        Ok(ids)
+    }
+
+    /// Removes a device's file, if it is there.
+    pub(crate) fn remove(&self, id: &str) -> io::Result<()> {
+        match fs::remove_file(self.path(id)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_container_gets_its_device_the_libraries_and_a_null_device() {
+        let directory = tempfile::tempdir().unwrap();
+        let own = directory.path().join("cdi");
+        let libraries = Path::new("/opt/weft/lib");
+        let cdi = Cdi::new(&own, "weft.dev/vdev", libraries, None);
+        assert!(cdi.ids().unwrap().is_empty());
+        let device = Path::new("/run/weft/devices/vdev-00007");
+        cdi.write("vdev-00007", 1, device).unwrap();
+        assert_eq!(cdi.name("vdev-00007"), "weft.dev/vdev=vdev-00007");
+        assert_eq!(cdi.ids().unwrap(), ["vdev-00007".to_owned()].into());
+        let text = fs::read(own.join("weft.dev-vdev_vdev-00007.json")).unwrap();
+        let spec: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        let wanted = serde_json::json!({
+            "cdiVersion": "0.6.0",
+            "kind": "weft.dev/vdev",
+            "devices": [{
+                "name": "vdev-00007",
+                "containerEdits": {
+                    "env": ["LD_PRELOAD=/opt/weft/lib/libibverbs.so.1:/opt/weft/lib/librdmacm.so.1"],
+                    "mounts": [
+                        {
+                            "hostPath": "/run/weft/devices/vdev-00007",
+                            "containerPath": "/dev/weft/weft1",
+                            "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"],
+                        },
+                        {
+                            "hostPath": "/opt/weft/lib",
+                            "containerPath": "/opt/weft/lib",
+                            "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"],
+                        },
+                        {
+                            "hostPath": "/dev/null",
+                            "containerPath": "/dev/infiniband/weft1",
+                            "options": ["nosuid", "noexec", "bind"],
+                        },
+                    ],
+                },
+            }],
+        });
+        assert_eq!(spec, wanted);
+        let hook = Path::new("/opt/weft/bin/weft-container-hook");
+        let cdi = Cdi::new(&own, "weft.dev/vdev", libraries, Some(hook));
+        cdi.write("vdev-00007", 1, device).unwrap();
+        let text = fs::read(own.join("weft.dev-vdev_vdev-00007.json")).unwrap();
+        let mut spec: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        let edits = &mut spec["devices"][0]["containerEdits"];
+        assert_eq!(edits["env"], serde_json::Value::Null);
+        let wanted = serde_json::json!([{
+            "hookName": "createContainer",
+            "path": "/opt/weft/bin/weft-container-hook",
+            "args": [
+                "weft-container-hook",
+                "--libraries=/opt/weft/lib",
+                "--device=weft1=/run/weft/devices/vdev-00007",
+            ],
+        }]);
+        assert_eq!(edits["hooks"], wanted);
+        cdi.remove("vdev-00007").unwrap();
+        cdi.remove("vdev-00007").unwrap();
+        assert!(cdi.ids().unwrap().is_empty());
+    }
+}

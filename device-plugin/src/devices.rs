@@ -1,0 +1,220 @@
+//! Makes the devices of containers, and destroys those that no pod has any more.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use tokio::sync::Mutex;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+use weft_proto::engine::v1::engine_client::EngineClient;
+use weft_proto::engine::v1::{CreateDeviceRequest, DestroyDeviceRequest, ListDevicesRequest};
+
+use crate::Config;
+use crate::cdi::Cdi;
+use crate::pods::{Allocation, Pod, PodResources};
+use crate::reconcile::{EngineDevice, Found, Health, Reconciler};
+
+/// What the ids of devices begin with; the engine may have others, which are nobody's here.
+pub(crate) const ID_PREFIX: &str = "vdev-";
+
+/// Why a container cannot have its devices. The kubelet shows it as an event of the pod, and tries again.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DeviceError {
+    #[error("{id}: the node's engine does not make the device: {}", .status.message())]
+    Engine { id: String, status: Status },
+    #[error(
+        "{id}: its file of the Container Device Interface cannot be written: {source}: the container runtime reads it there"
+    )]
+    Cdi { id: String, source: io::Error },
+    #[error("the kubelet does not say which pod has the device: {0}")]
+    Kubelet(String),
+    #[error(
+        "{id}: the kubelet lists no container that has it; one that only an init container asks for cannot be used: \
+         have a container of the pod ask for it as well"
+    )]
+    NoPod { id: String },
+}
+
+/// The devices of this node's pods.
+#[derive(Debug)]
+pub(crate) struct Devices {
+    engine: EngineClient<Channel>,
+    pods: PodResources,
+    /// The plugin's own pod: a kubelet that does not list it knows no pods yet.
+    own_pod: Option<Pod>,
+    cdi: Cdi,
+    directory: PathBuf,
+    cap_bps: u64,
+    ops_per_s: u32,
+    cross_namespace: bool,
+    started: Instant,
+    /// Held while devices are made and destroyed.
+    reconciler: Mutex<Reconciler>,
+}
+
+impl Devices {
+    pub(crate) fn new(config: &Config) -> Self {
+        let own_pod = config.own_pod.as_ref();
+        let own_pod = own_pod.map(|(namespace, name)| Pod {
+            namespace: namespace.clone(),
+            name: name.clone(),
+        });
+        Self {
+            engine: weft_proto::engine::client(&config.engine),
+            pods: PodResources::new(&config.pod_resources, &config.resource),
+            own_pod,
+            cdi: Cdi::new(
+                &config.cdi,
+                &config.resource,
+                &config.libraries,
+                config.hook.as_deref(),
+            ),
+            directory: config.directory.clone(),
+            cap_bps: config.cap_bps,
+            ops_per_s: config.ops_per_s,
+            cross_namespace: config.cross_namespace,
+            started: Instant::now(),
+            reconciler: Mutex::default(),
+        }
+    }
+
+    /// A container will have these devices. Their names, for the container runtime.
+    pub(crate) fn allocate(&self, ids: &[String]) -> Vec<String> {
+        let in_order: BTreeSet<&String> = ids.iter().collect();
+        for (index, id) in in_order.iter().enumerate() {
+            // Early, for the container runtime notices a new file after a while. What fails here ends the pod, so it is
+            // left to the start of the container, which is tried again.
+            if let Err(error) = self.describe(id, index) {
+                tracing::warn!("{error}");
+            }
+        }
+        in_order.iter().map(|id| self.cdi.name(id)).collect()
+    }
+
+    fn describe(&self, id: &str, index: usize) -> Result<(), DeviceError> {
+        let written = self.cdi.write(id, index, &self.directory.join(id));
+        written.map_err(|source| DeviceError::Cdi {
+            id: id.to_owned(),
+            source,
+        })
+    }
+
+    /// Makes the devices of a container that is about to start. What an earlier container had under these ids is destroyed.
+    pub(crate) async fn prepare(&self, ids: &[String]) -> Result<(), DeviceError> {
+        // Not while devices without a pod are looked for.
+        let _held = self.reconciler.lock().await;
+        let allocations = self.allocations().await.map_err(DeviceError::Kubelet)?;
+        let in_order: BTreeSet<&String> = ids.iter().collect();
+        for (index, id) in in_order.into_iter().enumerate() {
+            let allocation = allocations.get(id);
+            let allocation = allocation.ok_or_else(|| DeviceError::NoPod { id: id.clone() })?;
+            self.describe(id, index)?;
+            let made = self.make_anew(id, &allocation.pod).await;
+            made.map_err(|status| DeviceError::Engine {
+                id: id.clone(),
+                status,
+            })?;
+            let Pod { namespace, name } = &allocation.pod;
+            tracing::info!(id, namespace, pod = name, "device made");
+        }
+        Ok(())
+    }
+
+    async fn make_anew(&self, id: &str, pod: &Pod) -> Result<(), Status> {
+        self.destroy(id).await?;
+        let tenant = match self.cross_namespace {
+            true => "",
+            false => &pod.namespace,
+        };
+        let request = CreateDeviceRequest {
+            name: id.to_owned(),
+            gid: Vec::new(),
+            cap_bps: self.cap_bps,
+            ops_per_s: self.ops_per_s,
+            tenant: tenant.to_owned(),
+            owner: format!("{}/{}", pod.namespace, pod.name),
+        };
+        self.engine.clone().create_device(request).await?;
+        Ok(())
+    }
+
+    async fn destroy(&self, id: &str) -> Result<(), Status> {
+        let request = DestroyDeviceRequest {
+            name: id.to_owned(),
+        };
+        match self.engine.clone().destroy_device(request).await {
+            Err(status) if status.code() != Code::NotFound => Err(status),
+            _ => Ok(()),
+        }
+    }
+
+    /// Looks at engine and kubelet, destroys the devices that no pod has, and says how devices are.
+    pub(crate) async fn reconcile(&self) -> Health {
+        let mut reconciler = self.reconciler.lock().await;
+        let described = self.cdi.ids().unwrap_or_else(|error| {
+            tracing::warn!("files of the Container Device Interface: {error}");
+            BTreeSet::new()
+        });
+        let found = Found {
+            engine: self.of_engine().await,
+            allocations: self.allocations().await,
+            described,
+        };
+        if let Err(problem) = &found.allocations {
+            tracing::warn!("the kubelet does not say which pods have devices: {problem}");
+        }
+        let decision = reconciler.decide(&found, self.started.elapsed());
+        for (id, index) in &decision.describe {
+            if let Err(error) = self.describe(id, *index) {
+                tracing::warn!("{error}");
+            }
+        }
+        for id in &decision.destroy {
+            if let Err(error) = self.reclaim(id).await {
+                // It is tried again.
+                tracing::warn!("{error}");
+            }
+        }
+        decision.health
+    }
+
+    async fn reclaim(&self, id: &str) -> Result<(), DeviceError> {
+        let id = || id.to_owned();
+        let destroyed = self.destroy(&id()).await;
+        destroyed.map_err(|status| DeviceError::Engine { id: id(), status })?;
+        let removed = self.cdi.remove(&id());
+        removed.map_err(|source| DeviceError::Cdi { id: id(), source })?;
+        tracing::info!(id = id(), "no pod has the device any more: destroyed");
+        Ok(())
+    }
+
+    async fn of_engine(&self) -> Result<BTreeMap<String, EngineDevice>, String> {
+        let mut engine = self.engine.clone();
+        let listed = engine.list_devices(ListDevicesRequest {}).await;
+        let listed = listed
+            .map_err(|status| format!("the node's engine does not answer: {}", status.message()))?;
+        let devices = listed.into_inner().devices.into_iter();
+        let ours = devices.filter(|device| device.name.starts_with(ID_PREFIX));
+        let by_id = ours.map(|device| {
+            let found = EngineDevice {
+                is_open: device.contexts > 0,
+                is_stalled: device.stalled,
+            };
+            (device.name, found)
+        });
+        Ok(by_id.collect())
+    }
+
+    async fn allocations(&self) -> Result<BTreeMap<String, Allocation>, String> {
+        let pods = self.pods.list().await;
+        let pods = pods.map_err(|status| status.message().to_owned())?;
+        match &self.own_pod {
+            Some(own) if !pods.names.contains(own) => {
+                Err("it has not heard of this node's pods yet".to_owned())
+            }
+            _ => Ok(pods.allocations),
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! The kubelet's protocols: generated code, and how its sockets are called. Tests play a kubelet by it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+
+/// A kubelet that has not answered by then is called again later.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A channel to a socket of the kubelet; each call connects where there is no connection.
+#[must_use]
+pub fn channel(socket: &Path) -> Channel {
+    let socket = socket.to_owned();
+    let connect = tower::service_fn(move |_| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    // Of a Unix socket the name means nothing.
+    let endpoint = Endpoint::from_static("http://kubelet").timeout(ANSWER_TIMEOUT);
+    endpoint.connect_with_connector_lazy(connect)
+}
+
+/// The device plugin API, v1beta1.
+pub mod device_plugin {
+    #![allow(
+        missing_docs,
+        unreachable_pub,
+        clippy::all,
+        clippy::pedantic,
+        rustdoc::all,
+        dead_code
+    )]
+
+    tonic::include_proto!("v1beta1");
+
+    /// The version that a plugin registers with.
+    pub const VERSION: &str = "v1beta1";
+    /// [`Device::health`] of a device that pods can have.
+    pub const HEALTHY: &str = "Healthy";
+    /// And of one that they cannot.
+    pub const UNHEALTHY: &str = "Unhealthy";
+}
+
+/// The Pod Resources API, v1.
+pub mod pod_resources {
+    #![allow(
+        missing_docs,
+        unreachable_pub,
+        clippy::all,
+        clippy::pedantic,
+        rustdoc::all,
+        dead_code
+    )]
+
+    tonic::include_proto!("v1");
+}

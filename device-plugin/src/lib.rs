@@ -1,0 +1,153 @@
+//! Gives a node's virtual RDMA devices to pods.
+//!
+//! The kubelet is shown ids (device plugin API v1beta1). A device is made when a container that has the id is about to start
+//! (`PreStartContainer`), for the pod that the Pod Resources API names; so every container gets a device that nobody had
+//! before it, also after a restart of the container, the kubelet or the node. What a container is given is a file of the
+//! Container Device Interface, which the container runtime reads. Decision 0042 has the design.
+//!
+//! The program keeps nothing: the kubelet knows which pod has which id, the node's engine knows which devices there are.
+
+mod cdi;
+mod devices;
+mod install;
+pub mod kubelet;
+mod pods;
+mod reconcile;
+mod registration;
+mod service;
+
+pub use install::install;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+
+use crate::devices::Devices;
+use crate::reconcile::Health;
+use crate::registration::Registration;
+use crate::service::Service;
+
+/// How often engine and kubelet are asked what there is.
+const RECONCILE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// What a plugin works with.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The socket of the node's engine.
+    pub engine: PathBuf,
+    /// Where the engine makes devices, on the node: each is a directory there, named by its id.
+    pub directory: PathBuf,
+    /// The kubelet's directory for device plugins.
+    pub device_plugins: PathBuf,
+    /// The kubelet's directory with the socket of the Pod Resources API.
+    pub pod_resources: PathBuf,
+    /// The namespace and the name of the plugin's own pod, where it runs in one.
+    pub own_pod: Option<(String, String)>,
+    /// Where the container runtime looks for files of the Container Device Interface.
+    pub cdi: PathBuf,
+    /// Where Weft's libraries are, on the node.
+    pub libraries: PathBuf,
+    /// The program that the container runtime calls as a hook, on the node. None where it may not: then the libraries are preloaded
+    /// by a variable, which serves fewer programs.
+    pub hook: Option<PathBuf>,
+    /// What pods ask for.
+    pub resource: String,
+    /// How many devices the kubelet is shown.
+    pub count: u32,
+    /// Most that each device sends, bits per second; 0 is no limit.
+    pub cap_bps: u64,
+    /// Most work requests that each device begins per second; 0 is no limit.
+    pub ops_per_s: u32,
+    /// Pods of different namespaces may reach each other.
+    pub cross_namespace: bool,
+}
+
+/// Why the plugin ends.
+#[derive(Debug, thiserror::Error)]
+pub enum PluginError {
+    /// The directory for registrations.
+    #[error("{path}: {source}: give the kubelet's directory for device plugins")]
+    Kubelet {
+        /// The directory.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A socket of its own.
+    #[error("{path}: {source}: the plugin must be able to make a socket there")]
+    Socket {
+        /// Where it should be.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// Its server.
+    #[error("the kubelet cannot be served: {0}")]
+    Serve(#[from] tonic::transport::Error),
+}
+
+/// Serves the kubelet until `stopped` returns.
+///
+/// # Errors
+/// [`PluginError`].
+pub async fn run(config: Config, stopped: impl Future<Output = ()>) -> Result<(), PluginError> {
+    let (shown, health) = watch::channel(Health::default());
+    let devices = Arc::new(Devices::new(&config));
+    let service = Service::new(config.count, Arc::clone(&devices), health);
+    let registration = Registration::new(&config.device_plugins, &config.resource, service)?;
+    tokio::select! {
+        ended = serve(&devices, &shown, registration) => ended,
+        () = stopped => Ok(()),
+    }
+}
+
+async fn serve(
+    devices: &Devices,
+    shown: &watch::Sender<Health>,
+    registration: Registration,
+) -> Result<(), PluginError> {
+    // Containers may start as soon as it is registered, also those of pods that had their devices before a restart.
+    reconcile(devices, shown).await;
+    let reconciling = async {
+        let mut ticks = tokio::time::interval(RECONCILE_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            reconcile(devices, shown).await;
+        }
+    };
+    tokio::select! {
+        ended = registration.run() => ended,
+        () = reconciling => Ok(()),
+    }
+}
+
+/// Looks at engine and kubelet, and shows the kubelet what has changed.
+async fn reconcile(devices: &Devices, shown: &watch::Sender<Health>) {
+    let found = devices.reconcile().await;
+    shown.send_if_modified(|health| {
+        if *health == found {
+            return false;
+        }
+        log(&found, health);
+        *health = found;
+        true
+    });
+}
+
+/// Says what has changed.
+fn log(now: &Health, before: &Health) {
+    match (&now.problem, &before.problem) {
+        (Some(problem), _) => tracing::warn!("no pod can have a device: {problem}"),
+        (None, Some(_)) => tracing::info!("pods can have devices again"),
+        (None, None) => {}
+    }
+    for (id, reason) in &now.unhealthy {
+        if before.unhealthy.get(id) != Some(reason) {
+            tracing::warn!(id, "the device is unhealthy: {reason}");
+        }
+    }
+}

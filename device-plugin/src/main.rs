@@ -1,0 +1,176 @@
+//! `weft-device-plugin`: gives a node's virtual RDMA devices to pods until SIGTERM.
+
+use std::ffi::OsString;
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+use weft_device_plugin::{Config, install, run};
+
+/// How often the flags are read again.
+const FLAGS_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Gives a node's virtual RDMA devices to pods.
+///
+/// In place of flags it takes @FILE: a file with a flag on each line, as --count=256. The node's agent writes it, and the plugin
+/// waits until it is there.
+#[derive(Debug, Parser)]
+#[command(name = "weft-device-plugin", version)]
+struct Arguments {
+    /// The socket of the node's weft-engine.
+    #[arg(long, value_name = "PATH", default_value = "/run/weft/engine.sock")]
+    engine: PathBuf,
+    /// Where weft-engine makes devices (its --devices), as the container runtime sees it.
+    #[arg(long, value_name = "DIR", default_value = "/run/weft/devices")]
+    directory: PathBuf,
+    /// The kubelet's directory for device plugins: it is this one whatever the kubelet's own directory is.
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/var/lib/kubelet/device-plugins"
+    )]
+    device_plugins: PathBuf,
+    /// The directory with the socket of the Pod Resources API.
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/var/lib/kubelet/pod-resources"
+    )]
+    pod_resources: PathBuf,
+    /// The namespace of this program's pod: until the kubelet lists the pod, its list of pods is not believed.
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "POD_NAMESPACE",
+        requires = "pod_name"
+    )]
+    pod_namespace: Option<String>,
+    /// The name of this program's pod.
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "POD_NAME",
+        requires = "pod_namespace"
+    )]
+    pod_name: Option<String>,
+    /// Where the container runtime looks for files of the Container Device Interface.
+    #[arg(long, value_name = "DIR", default_value = "/var/run/cdi")]
+    cdi: PathBuf,
+    /// Where Weft's libraries are, as the container runtime sees it.
+    #[arg(long, value_name = "DIR", default_value = "/opt/weft/lib")]
+    libraries: PathBuf,
+    /// The program that the container runtime calls as a createContainer hook, as the runtime sees it. Without it the libraries are
+    /// preloaded by a variable, which serves fewer programs.
+    #[arg(long, value_name = "PATH")]
+    hook: Option<PathBuf>,
+    /// From where libraries and hook are put there, when the program starts.
+    #[arg(long, value_name = "DIR")]
+    install_from: Option<PathBuf>,
+    /// What pods ask for.
+    #[arg(long, value_name = "NAME", default_value = "weft.dev/vdev")]
+    resource: String,
+    /// How many devices pods of this node can have.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    count: u32,
+    /// Most that each device sends, in bits per second, at least 1,000,000 [default: no limit].
+    #[arg(long, value_name = "BPS", value_parser = clap::value_parser!(u64).range(1_000_000..))]
+    cap_bps: Option<u64>,
+    /// Most work requests that each device begins per second [default: no limit].
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    ops: Option<u32>,
+    /// Pods of different namespaces may reach each other.
+    #[arg(long)]
+    cross_namespace: bool,
+    /// What to log, for example `info` or `weft_device_plugin=debug`.
+    #[arg(long, value_name = "FILTER", default_value = "info")]
+    log: String,
+}
+
+impl Arguments {
+    fn config(&self) -> Config {
+        Config {
+            engine: self.engine.clone(),
+            directory: self.directory.clone(),
+            device_plugins: self.device_plugins.clone(),
+            pod_resources: self.pod_resources.clone(),
+            own_pod: self.pod_namespace.clone().zip(self.pod_name.clone()),
+            cdi: self.cdi.clone(),
+            libraries: self.libraries.clone(),
+            hook: self.hook.clone(),
+            resource: self.resource.clone(),
+            count: self.count,
+            cap_bps: self.cap_bps.unwrap_or(0),
+            ops_per_s: self.ops.unwrap_or(0),
+            cross_namespace: self.cross_namespace,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let words = match weft_argument_file::wait_and_expand() {
+        Ok(words) => words,
+        Err(problem) => {
+            let mut command = clap::Command::new("weft-device-plugin");
+            command.error(clap::error::ErrorKind::Io, problem).exit();
+        }
+    };
+    let arguments = Arguments::parse_from(words.clone());
+    let filter = match EnvFilter::try_new(&arguments.log) {
+        Ok(filter) => filter,
+        Err(error) => {
+            let message = format!("--log: `{}`: {error}", arguments.log);
+            clap::Command::new("weft-device-plugin")
+                .error(clap::error::ErrorKind::ValueValidation, message)
+                .exit();
+        }
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .init();
+    match serve(&arguments, &words) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(arguments: &Arguments, words: &[OsString]) -> Result<(), String> {
+    if let Some(from) = &arguments.install_from {
+        install(from, &arguments.libraries, arguments.hook.as_deref())
+            .map_err(|error| error.to_string())?;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| format!("the runtime cannot start: {error}"))?;
+    runtime.block_on(async {
+        let terminate = signal(SignalKind::terminate());
+        let mut terminate =
+            terminate.map_err(|error| format!("signals cannot be awaited: {error}"))?;
+        let stopped = async {
+            terminate.recv().await;
+        };
+        tokio::select! {
+            ended = run(arguments.config(), stopped) => ended.map_err(|error| error.to_string()),
+            () = changed(words) => Err("its flags have changed: start it again".to_owned()),
+        }
+    })
+}
+
+/// Returns when the flags are others than these words.
+async fn changed(words: &[OsString]) {
+    loop {
+        tokio::time::sleep(FLAGS_INTERVAL).await;
+        if weft_argument_file::expand(std::env::args_os()).is_ok_and(|found| found != words) {
+            return;
+        }
+    }
+}

@@ -28,22 +28,29 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A process of a node that is to be restarted.
 struct Running {
-    pid: i32,
+    pid: u32,
     line: Vec<OsString>,
 }
 
 impl Running {
-    /// The program whose command line names a file beside the socket of the node's engine.
-    fn find(which: NodeProgram, home: &Path) -> Option<Self> {
+    /// The program whose command line names a file beside the socket of the node's engine. Every fabric has one at the same
+    /// path, but a PID namespace of its own.
+    fn find(which: NodeProgram, home: &Path, namespace: &Path) -> Option<Self> {
         let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
         let mut all = processes.filter_map(|entry| {
             let pid = entry.file_name().to_str()?.parse().ok()?;
             let line = fs::read(entry.path().join("cmdline")).ok()?;
             let line: Vec<OsString> = words(&line);
-            matches(which, home, &line).then_some(Self { pid, line })
+            let is_it = matches(which, home, &line) && pid_namespace(pid).ok()? == namespace;
+            is_it.then_some(Self { pid, line })
         });
         all.next()
     }
+}
+
+/// The PID namespace of a process, as a name that no other one has.
+fn pid_namespace(pid: u32) -> io::Result<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/ns/pid"))
 }
 
 /// Of `/proc/PID/cmdline`.
@@ -74,7 +81,8 @@ pub(super) fn restart(
     };
     let outside = record.socket(node)?;
     let home = record.home(node)?;
-    let running = Running::find(which, &home);
+    let namespace = pid_namespace(record.pid).map_err(failed)?;
+    let running = Running::find(which, &home, &namespace);
     let engine: Vec<OsString> = record
         .node(node)?
         .engine
@@ -124,7 +132,7 @@ fn append(path: &Path) -> io::Result<fs::File> {
 /// SIGTERM; another one may begin when this returns. An engine of which a thread stands still has given its lock back then,
 /// and goes on to be there.
 fn end(running: &Running, lock: Option<&Path>) -> io::Result<()> {
-    let pid = Pid::from_raw(running.pid).ok_or(ErrorKind::NotFound)?;
+    let pid = Pid::from_raw(running.pid.cast_signed()).ok_or(ErrorKind::NotFound)?;
     let process = pidfd_open(pid, PidfdFlags::empty())?;
     pidfd_send_signal(&process, Signal::TERM)?;
     let interval = Timespec::try_from(POLL_INTERVAL).map_err(io::Error::other)?;
@@ -154,7 +162,29 @@ fn serves(which: NodeProgram, engine: &Path, store: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt as _;
+
     use super::*;
+
+    #[test]
+    fn a_program_of_another_fabric_is_not_found() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("engine.sock");
+        fs::write(&file, "").unwrap();
+        // As the engines of two fabrics it has the same command line in each.
+        let mut engine = std::process::Command::new("tail");
+        engine.arg0("weft-engine").arg("-f").arg(&file);
+        let mut engine = engine.stdout(Stdio::null()).spawn().unwrap();
+        let here = pid_namespace(std::process::id()).unwrap();
+        let found = |namespace: &Path| {
+            let found = Running::find(NodeProgram::Engine, home.path(), namespace);
+            found.map(|running| running.pid)
+        };
+        assert_eq!(found(&here), Some(engine.id()));
+        assert_eq!(found(Path::new("pid:[1]")), None);
+        engine.kill().unwrap();
+        engine.wait().unwrap();
+    }
 
     #[test]
     fn a_node_s_programs_are_known_by_their_files() {

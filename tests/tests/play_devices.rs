@@ -2,8 +2,10 @@
 //! verbs programs of Debian, unmodified.
 
 use std::fs::{self, Permissions};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::Ipv6Addr;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,6 +13,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
+use weft_cli::device::Record;
+use weft_proto::engine::{self, v1::CreateDeviceRequest};
 use weft_tests::{
     container::{SECCOMP_PROFILE, in_container},
     program, stdout_of,
@@ -35,6 +39,10 @@ const MPI_PORT: u16 = 18_700;
 const MPI_LAUNCH: &str = include_str!("../mpi/launch.py");
 /// What each rank runs.
 const MPI_EXCHANGE: &str = include_str!("../mpi/exchange.py");
+/// Where the program with many devices does.
+const MANY_PORT: u16 = 18_800;
+/// Writes and reads by a hundred devices.
+const MANY: &str = include_str!("../pyverbs/many.py");
 /// UCX over the device, and over nothing else.
 const UCX: &str = "env UCX_TLS=rc_verbs,ud_verbs:aux UCX_NET_DEVICES=weft0:1";
 
@@ -145,6 +153,61 @@ impl Fabric {
             .stderr(Stdio::piped())
             .spawn();
         spawned.expect("weft starts")
+    }
+
+    /// A file of the fabric, as it is seen from outside.
+    fn outside(&self, path: &Path) -> PathBuf {
+        let path = path.strip_prefix("/").expect("it begins at the root");
+        Path::new("/proc")
+            .join(self.pid.to_string())
+            .join("root")
+            .join(path)
+    }
+
+    /// Gives node 0 devices weft1, weft2 and so on beside weft0: another engine, which may have so many open, and another
+    /// agent at node 1, which knows their GIDs.
+    fn add_devices(&self, count: u16) {
+        let file = self.outside(Path::new("/run/weft-play/devices.json"));
+        let written = fs::read(&file).expect("it is there");
+        let mut record: Record = serde_json::from_slice(&written).expect("it is a record");
+        let [node0, node1] = ["node0", "node1"].map(|node| record.nodes[node].socket.clone());
+        let node = record.nodes.get_mut("node0").expect("it has a device");
+        let flag = node.engine.iter().position(|it| it == "--open-devices");
+        node.engine[flag.expect("it has that flag") + 1] = (count + 1).to_string();
+        fs::write(&file, serde_json::to_vec(&record).expect("it is text")).expect("it is ours");
+        killed(process_of(self, "weft-engine", "/run/weft-devices/node0"));
+        self.device("restart node0");
+        self.device("create node0/weft0");
+
+        let gids = || (1..=count).map(|last| Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last));
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.expect("a runtime").block_on(async {
+            let mut engine = engine::client(&self.outside(&node0));
+            for (number, gid) in (1..).zip(gids()) {
+                let request = CreateDeviceRequest {
+                    name: format!("weft{number}"),
+                    gid: gid.octets().to_vec(),
+                    ..CreateDeviceRequest::default()
+                };
+                engine.create_device(request).await.expect("it is made");
+            }
+        });
+
+        // Devices come last in it.
+        let file = self.outside(&node1.with_file_name("agent.yaml"));
+        let mut told = fs::read_to_string(&file).expect("it is there");
+        let of_node0 = told.lines().find(|line| line.contains("node: node0,"));
+        let (_, of_node0) = of_node0
+            .and_then(|line| line.split_once(", "))
+            .expect("it knows the other node");
+        let peers: String = gids()
+            .map(|gid| format!("  - {{gid: \"{gid}\", {of_node0}\n"))
+            .collect();
+        told += &peers;
+        fs::write(&file, told).expect("it is ours");
+        self.device("restart node1 agent");
     }
 
     /// A spine drops what it should pass on; its links stay up.
@@ -375,6 +438,75 @@ fn process_of(fabric: &Fabric, program: &str, word: &str) -> Pid {
     let mut pids = processes.filter_map(|entry| entry.file_name().into_string().ok());
     let pid = pids.find(is_it).expect("it runs");
     Pid::from_raw(pid.parse().expect("a pid"))
+}
+
+/// Kills a process, and waits until it is gone.
+fn killed(pid: Pid) {
+    kill(pid, Signal::SIGKILL).expect("it is there");
+    let command_line = format!("/proc/{pid}/cmdline");
+    // One that nobody has waited for has none.
+    until("it is gone", || {
+        fs::read(&command_line).is_ok_and(|it| it.is_empty()) || !Path::new(&command_line).exists()
+    });
+}
+
+#[test]
+fn a_hundred_devices_go_on_when_the_agent_of_their_node_is_killed() {
+    const COUNT: u16 = 100;
+
+    let programs = directory_of(&[("many.py", MANY)]);
+    // A hundred connections with 128 paths each would, when a busy machine is late once, probe 12,800 paths.
+    let fabric = Fabric::start("--nodes 2 --paths 4 --size 1MiB --device 0,1 --keep --quiet");
+    fabric.add_devices(COUNT);
+    let line = format!("/usr/bin/python3 -B {}/many.py", programs.path().display());
+    let mut writing = fabric.weft(&format!("run node0 -- {line}"));
+    writing.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut writing = writing.stderr(Stdio::piped()).spawn().expect("it starts");
+    fabric.await_listener(MANY_PORT, &line);
+    let other = fabric.spawn(&format!("run node1 -- {line} {}", fabric.address));
+    let mut asks = writing.stdin.take().expect("it is piped");
+    let mut answers = BufReader::new(writing.stdout.take().expect("it is piped")).lines();
+    let mut errors = writing.stderr.take().expect("it is piped");
+    // All of them once more, from now on.
+    let mut go_on = |when: &str| {
+        let asked = writeln!(asks, "go on");
+        let answer = answers.next().and_then(Result::ok);
+        let wanted = format!("{COUNT} devices have written and read");
+        if asked.is_err() || answer != Some(wanted) {
+            let mut said = String::new();
+            let _ = errors.read_to_string(&mut said);
+            panic!("{when}: {said}");
+        }
+    };
+    go_on("at first");
+    let list = fabric.device("list");
+    let open = list
+        .lines()
+        .filter(|line| line.starts_with("node0/") && words(line).nth(2) == Some("1"));
+    assert_eq!(open.count(), usize::from(COUNT), "{list}");
+
+    let agent = process_of(&fabric, "weft-agent", "/node0/");
+    let agents_line = fs::read_to_string(format!("/proc/{agent}/cmdline")).expect("it runs");
+    killed(agent);
+    for _ in 0..5 {
+        go_on("without the agent");
+    }
+    let mut another = Command::new("nsenter");
+    another.args(words(&fabric.enter)).args(["node0", "setsid"]);
+    another.args(agents_line.trim_end_matches('\0').split('\0'));
+    another.stdin(Stdio::null()).stdout(Stdio::null());
+    let mut another = another.stderr(Stdio::null()).spawn().expect("it starts");
+    let told = fabric.pair("ibv_rc_pingpong -d weft0 -p 18515 -g 0 -c -n 200", || {});
+    assert!(told.contains("200 iters in "), "{told}");
+    go_on("with another agent");
+    drop(asks);
+    let mut said = String::new();
+    errors.read_to_string(&mut said).expect("it is text");
+    let status = writing.wait().expect("it ends");
+    assert!(status.success(), "{status}: {said}");
+    stdout_of("the other", &other.wait_with_output().expect("it ends"));
+    drop(fabric);
+    another.wait().expect("it ends with the fabric");
 }
 
 #[test]

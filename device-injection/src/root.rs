@@ -50,7 +50,7 @@ impl Root {
         Ok(opened?)
     }
 
-    /// As [`Root::find`], and makes an empty file where there is nothing.
+    /// As [`Root::find`], and makes an empty file where there is nothing: in the container's own file system, and in no volume.
     ///
     /// # Errors
     /// There is neither, and no file can be made.
@@ -59,6 +59,7 @@ impl Root {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDONLY | OFlags::CLOEXEC;
                 let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+                let resolve = resolve | ResolveFlags::NO_XDEV;
                 openat2(&self.0, path, flags, Mode::from_raw_mode(0o644), resolve)?;
                 self.find(path)
             }
@@ -174,6 +175,20 @@ mod tests {
         assert_eq!(text("/etc/absolute"), "");
         assert!(!root.is_directory(Path::new("/etc/magic")));
         assert_eq!(root.text(Path::new("/secret"), 5), "");
+    }
+
+    #[test]
+    fn a_file_is_made_in_the_container_and_in_nothing_that_is_mounted_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = Root::open(directory.path()).unwrap();
+        let made = root.find_or_make(Path::new("/list")).unwrap();
+        assert_eq!(made.read().unwrap().metadata().unwrap().len(), 0);
+        // To this process /dev is another file system than /.
+        let root = Root::open(Path::new("/")).unwrap();
+        let name = format!("/dev/shm/weft-{}", std::process::id());
+        let refused = root.find_or_make(Path::new(&name)).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::CrossesDevices);
+        assert!(!Path::new(&name).exists());
     }
 
     #[test]

@@ -3,9 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 /// A kubelet that has not answered by then is called again later.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -13,14 +11,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A channel to a socket of the kubelet; each call connects where there is no connection.
 #[must_use]
 pub fn channel(socket: &Path) -> Channel {
-    let socket = socket.to_owned();
-    let connect = tower::service_fn(move |_| {
-        let socket = socket.clone();
-        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-    });
-    // Of a Unix socket the name means nothing.
-    let endpoint = Endpoint::from_static("http://kubelet").timeout(ANSWER_TIMEOUT);
-    endpoint.connect_with_connector_lazy(connect)
+    weft_proto::unix_channel(socket, ANSWER_TIMEOUT)
 }
 
 /// The device plugin API, v1beta1.

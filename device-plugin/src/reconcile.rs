@@ -84,12 +84,10 @@ impl Reconciler {
                 decision.describe.push((id.clone(), allocation.index));
             }
         }
-        let of_engine = found.engine.iter().flatten();
-        let made = of_engine.clone().map(|(id, _)| id).chain(&found.described);
-        let is_open = |id: &String| {
-            let mut of_engine = of_engine.clone();
-            of_engine.any(|(other, device)| other == id && device.is_open)
-        };
+        let none = BTreeMap::new();
+        let of_engine = found.engine.as_ref().unwrap_or(&none);
+        let made = of_engine.keys().chain(&found.described);
+        let is_open = |id: &String| of_engine.get(id).is_some_and(|device| device.is_open);
         let unused = made.filter(|id| !allocations.contains_key(*id) && !is_open(id));
         let unused: BTreeSet<String> = unused.cloned().collect();
         self.unused_since.retain(|id, _| unused.contains(id));

@@ -5,7 +5,6 @@
 //! no certificate: the agent says truly from which node an offer comes. So an agent may be restarted or replaced while
 //! programs use their devices.
 
-mod gid;
 mod offer;
 mod service;
 

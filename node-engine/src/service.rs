@@ -18,6 +18,7 @@ use tokio::sync::broadcast;
 use tokio_stream::wrappers::{BroadcastStream, UnixListenerStream};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status};
+use weft_device::node_gid;
 use weft_device_server::{Device, Gid, OPEN_LIMITS, Server, ServerError};
 use weft_device_socket::descriptor_store::{self, Stored};
 use weft_engine::{EngineConfig, LinkAddress};
@@ -25,7 +26,7 @@ use weft_proto::agent::v1::QueuePairOffer;
 use weft_proto::engine::v1 as proto;
 use weft_proto::engine::v1::engine_server::{Engine, EngineServer};
 
-use crate::{gid, offer};
+use crate::offer;
 
 /// Offers that wait until the agent takes them. Of more, the oldest are dropped; the engine makes them again.
 const OFFERS_BEHIND_MAX: usize = 4096;
@@ -238,7 +239,7 @@ impl Service {
         let mut number = [0; 4];
         let drawn = SystemRandom::new().fill(&mut number);
         drawn.map_err(|_| Status::internal("the system gives no random numbers"))?;
-        Ok(gid::of_node(address, number))
+        Ok(node_gid::of_node(address, number))
     }
 }
 

@@ -298,7 +298,9 @@ impl Operator for Control {
         let refuse = |refused| self.refuse("FindNode", &refused);
         let caller = self.admit_node(&request).map_err(refuse)?;
         let address = request.into_inner().data_address;
-        let found = self.reports.at_address(&caller.fabric, &address);
+        let found = self
+            .reports
+            .at_address(&caller.fabric, &address, Instant::now());
         match found.as_slice() {
             [(node, control_address)] => Ok(Response::new(FindNodeResponse {
                 node: node.clone(),

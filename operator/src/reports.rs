@@ -93,10 +93,17 @@ impl Reports {
     }
 
     /// The nodes of a fabric that have this address on the data network, each with the address of its agent's control API.
-    pub(crate) fn at_address(&self, fabric: &str, data_address: &str) -> Vec<(String, String)> {
+    /// One that is silent may have left its address to another.
+    pub(crate) fn at_address(
+        &self,
+        fabric: &str,
+        data_address: &str,
+        now: Instant,
+    ) -> Vec<(String, String)> {
         let nodes = self.nodes.borrow();
         let is_there = |state: &NodeState| {
             state.fabric == fabric
+                && !state.is_silent(now)
                 && !state.report.control_address.is_empty()
                 && state.report.data_address == data_address
         };
@@ -175,10 +182,12 @@ mod tests {
     fn a_node_is_found_by_its_data_address_in_its_own_fabric() {
         let reports = Reports::default();
         let stream = reports.open();
-        for (node, fabric, address) in [
-            ("n1", "lab", "10.0.0.1"),
-            ("n2", "lab", "10.0.0.2"),
-            ("n3", "other", "10.0.0.1"),
+        let now = Instant::now() + SILENCE;
+        for (node, fabric, address, received_at) in [
+            ("n0", "lab", "10.0.0.1", now - SILENCE),
+            ("n1", "lab", "10.0.0.1", now),
+            ("n2", "lab", "10.0.0.2", now),
+            ("n3", "other", "10.0.0.1", now),
         ] {
             let report = NodeReport {
                 data_address: address.to_owned(),
@@ -187,14 +196,14 @@ mod tests {
             };
             let state = NodeState {
                 stream,
-                ..NodeState::new(fabric, report, Instant::now())
+                ..NodeState::new(fabric, report, received_at)
             };
             assert!(reports.put(node, state));
         }
         let n1 = ("n1".to_owned(), "10.0.0.1:7400".to_owned());
-        assert_eq!(reports.at_address("lab", "10.0.0.1"), [n1]);
-        assert!(reports.at_address("lab", "10.0.0.3").is_empty());
-        assert!(reports.at_address("lab", "").is_empty());
+        assert_eq!(reports.at_address("lab", "10.0.0.1", now), [n1]);
+        assert!(reports.at_address("lab", "10.0.0.3", now).is_empty());
+        assert!(reports.at_address("lab", "", now).is_empty());
     }
 
     #[test]

@@ -57,14 +57,33 @@ pub mod agent {
     }
 }
 
+/// A channel to a Unix socket; each call connects where there is no connection, and has so long to be answered. To be called
+/// within a runtime of tokio.
+pub fn unix_channel(
+    socket: &std::path::Path,
+    answer_timeout: std::time::Duration,
+) -> tonic::transport::Channel {
+    let socket = socket.to_owned();
+    let connect = tower::service_fn(move |_| {
+        let socket = socket.clone();
+        async move {
+            let connected = tokio::net::UnixStream::connect(socket).await;
+            connected.map(hyper_util::rt::TokioIo::new)
+        }
+    });
+    // Of a Unix socket the name means nothing.
+    let endpoint = tonic::transport::Endpoint::from_static("http://socket");
+    endpoint
+        .timeout(answer_timeout)
+        .connect_with_connector_lazy(connect)
+}
+
 /// How a node's engine of virtual devices is managed, version 1.
 pub mod engine {
     use std::path::Path;
     use std::time::Duration;
 
-    use hyper_util::rt::TokioIo;
-    use tokio::net::UnixStream;
-    use tonic::transport::{Channel, Endpoint};
+    use tonic::transport::Channel;
 
     /// An engine that has not answered by then hangs: it answers in microseconds.
     const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -72,14 +91,7 @@ pub mod engine {
     /// A client of the engine at this socket; each call connects where there is no connection. To be called within a
     /// runtime of tokio.
     pub fn client(socket: &Path) -> v1::engine_client::EngineClient<Channel> {
-        let socket = socket.to_owned();
-        let connect = tower::service_fn(move |_| {
-            let socket = socket.clone();
-            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-        });
-        // Of a Unix socket the name means nothing.
-        let endpoint = Endpoint::from_static("http://engine").timeout(ANSWER_TIMEOUT);
-        let channel = endpoint.connect_with_connector_lazy(connect);
+        let channel = crate::unix_channel(socket, ANSWER_TIMEOUT);
         v1::engine_client::EngineClient::new(channel)
     }
 

@@ -3,25 +3,28 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
+use weft_device::node_gid;
 
 use crate::config::DevicePeer;
 use crate::config::values::NodeName;
+use crate::fail_fast;
 use crate::fault::Fault;
 
 type Gid = [u8; 16];
 
-/// What GIDs begin with that an engine draws (`node-engine/src/gid.rs`). The node's data address follows.
-const PREFIX: [u8; 8] = [0xfd, b'w', b'e', b'f', b't', 0, 0, 0];
 /// The operator is asked again after this, for a node may get another's address. If it does not answer, the earlier answer
 /// holds.
 const ANSWER_AGE_MAX: Duration = Duration::from_secs(60);
 /// And after this where it knew no node: a queue pair whose peer does not exist makes offers again and again.
 const REFUSAL_AGE_MAX: Duration = Duration::from_secs(2);
+/// An operator that has not answered by then is away. An offer that waits longer is dropped in any case.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// An operator that is away is not asked again for this time: each question would hold up offers to other nodes.
+const AWAY_INTERVAL: Duration = Duration::from_secs(10);
 /// Addresses that are kept: more than a fabric has nodes. Programs may name any.
 const ADDRESSES_MAX: usize = 16_384;
 
@@ -57,21 +60,12 @@ impl Peers {
         match self {
             Self::Listed(peers) => peers.get(&gid).cloned().ok_or_else(unknown),
             Self::OfOperator(peers) => {
-                let address = address_of(&gid).ok_or_else(unknown)?;
+                let address = node_gid::address(&gid).ok_or_else(unknown)?;
                 let found = peers.find(address).await;
                 found.map_err(|problem| Fault::bad(field, format!("names {address}: {problem}")))
             }
         }
     }
-}
-
-/// The data address of a device's node.
-fn address_of(gid: &Gid) -> Option<Ipv4Addr> {
-    let rest = gid.strip_prefix(&PREFIX)?;
-    let [a, b, c, d, ..] = *rest else {
-        return None;
-    };
-    Some(Ipv4Addr::new(a, b, c, d))
 }
 
 /// Asks which node has an address on the data network.
@@ -95,8 +89,15 @@ pub(crate) enum FindNodeError {
 #[derive(Debug)]
 pub(crate) struct OperatorPeers {
     operator: Arc<dyn FindNode>,
-    /// Held while the operator is asked: one question at a time, however many devices wait.
-    answers: Mutex<BTreeMap<Ipv4Addr, Answer>>,
+    /// Never held while the operator is asked.
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    answers: BTreeMap<Ipv4Addr, Answer>,
+    /// The operator is not asked before.
+    away_until: Option<Instant>,
 }
 
 #[derive(Debug, Clone)]
@@ -115,43 +116,59 @@ impl Answer {
     }
 }
 
+impl Known {
+    /// The node that was found last. An operator that is away does not part pods whose nodes are known.
+    fn last(&self, address: Ipv4Addr) -> Result<Peer, FindNodeError> {
+        let last = self.answers.get(&address);
+        let last = last.and_then(|answer| answer.found.clone().ok());
+        last.ok_or_else(|| FindNodeError::NotAsked("the operator does not answer".to_owned()))
+    }
+}
+
 impl OperatorPeers {
     pub(crate) fn new(operator: Arc<dyn FindNode>) -> Self {
         Self {
             operator,
-            answers: Mutex::default(),
+            known: Mutex::default(),
         }
     }
 
     async fn find(&self, address: Ipv4Addr) -> Result<Peer, FindNodeError> {
-        let mut answers = self.answers.lock().await;
-        let before = answers.get(&address);
-        if let Some(before) = before.filter(|answer| answer.holds(Instant::now())) {
-            return before.found.clone();
+        {
+            let known = fail_fast::lock(&self.known);
+            let now = Instant::now();
+            if let Some(answer) = known.answers.get(&address).filter(|it| it.holds(now)) {
+                return answer.found.clone();
+            }
+            if known.away_until.is_some_and(|until| now < until) {
+                return known.last(address);
+            }
         }
-        let found = match self.operator.find_node(address).await {
-            // An operator that is away does not part pods whose nodes are known.
-            Err(FindNodeError::NotAsked(problem)) => before
-                .and_then(|answer| answer.found.clone().ok())
-                .ok_or(FindNodeError::NotAsked(problem)),
-            found => found,
-        };
-        if answers.len() >= ADDRESSES_MAX {
-            answers.clear();
+        let late = |_| Err(FindNodeError::NotAsked("it has not answered".to_owned()));
+        let asked = timeout(ANSWER_TIMEOUT, self.operator.find_node(address)).await;
+        let asked = asked.unwrap_or_else(late);
+        let mut known = fail_fast::lock(&self.known);
+        let now = Instant::now();
+        if let Err(FindNodeError::NotAsked(problem)) = &asked {
+            tracing::debug!("the operator is away: {problem}");
+            known.away_until = Some(now + AWAY_INTERVAL);
+            return known.last(address);
+        }
+        known.away_until = None;
+        if known.answers.len() >= ADDRESSES_MAX {
+            known.answers.clear();
         }
         let answer = Answer {
-            found: found.clone(),
-            at: Instant::now(),
+            found: asked.clone(),
+            at: now,
         };
-        answers.insert(address, answer);
-        found
+        known.answers.insert(address, answer);
+        asked
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv6Addr;
-
     use super::*;
 
     /// An operator that answers with what the test has put there.
@@ -177,30 +194,49 @@ mod tests {
         let address = Ipv4Addr::new(10, 0, 0, 1);
         let answer = |answer| *operator.answer.lock().unwrap() = Some(answer);
         let asked = || operator.asked.load(std::sync::atomic::Ordering::Relaxed);
+        let away = || Err(FindNodeError::NotAsked("it is away".to_owned()));
         let n1 = Peer {
             node: "n1".parse().unwrap(),
             control: "10.0.0.1:7400".parse().unwrap(),
         };
-        answer(Err(FindNodeError::NotAsked("it is away".to_owned())));
+        answer(away());
         assert!(peers.find(address).await.is_err());
         answer(Ok(n1.clone()));
         assert!(peers.find(address).await.is_err());
-        tokio::time::advance(REFUSAL_AGE_MAX).await;
+        assert_eq!(asked(), 1);
+        tokio::time::advance(AWAY_INTERVAL).await;
         assert_eq!(peers.find(address).await.unwrap(), n1);
-        answer(Err(FindNodeError::NotAsked("it is away".to_owned())));
+        answer(away());
         tokio::time::advance(ANSWER_AGE_MAX).await;
-        assert_eq!(peers.find(address).await.unwrap(), n1);
+        for _ in 0..3 {
+            assert_eq!(peers.find(address).await.unwrap(), n1);
+        }
         assert_eq!(asked(), 3);
         answer(Err(FindNodeError::Unknown("no node has it".to_owned())));
         tokio::time::advance(ANSWER_AGE_MAX).await;
         assert!(peers.find(address).await.is_err());
+        assert!(peers.find(address).await.is_err());
+        assert_eq!(asked(), 4);
     }
 
-    #[test]
-    fn a_gid_that_an_engine_has_drawn_names_its_node_s_address() {
-        let address = |gid: &str| address_of(&gid.parse::<Ipv6Addr>().unwrap().octets());
-        let drawn = address("fd77:6566:7400:0:a14:1e28:ab00:1");
-        assert_eq!(drawn, Some(Ipv4Addr::new(10, 20, 30, 40)));
-        assert_eq!(address("::ffff:10.20.30.40"), None);
+    #[tokio::test(start_paused = true)]
+    async fn an_operator_that_does_not_answer_holds_up_a_question_for_a_second() {
+        let peers = OperatorPeers::new(Arc::new(Silent));
+        let begun = Instant::now();
+        for _ in 0..3 {
+            assert!(peers.find(Ipv4Addr::new(10, 0, 0, 1)).await.is_err());
+        }
+        assert_eq!(begun.elapsed(), ANSWER_TIMEOUT);
+    }
+
+    /// It never answers.
+    #[derive(Debug)]
+    struct Silent;
+
+    #[tonic::async_trait]
+    impl FindNode for Silent {
+        async fn find_node(&self, _: Ipv4Addr) -> Result<Peer, FindNodeError> {
+            std::future::pending().await
+        }
     }
 }

@@ -100,10 +100,10 @@ impl Pods<'_> {
     ) -> Result<String, String> {
         // One whose client fails waits without end.
         let bounded = [&["timeout", SERVER_TIMEOUT][..], words].concat();
-        let mut serving = self
+        let serving = self
             .command(server, &bounded)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         let address = self.address(server.0, server.1);
@@ -123,10 +123,14 @@ impl Pods<'_> {
                 }
             }
         };
-        let ended = serving.wait().unwrap();
-        said.and_then(|said| match ended.success() {
+        let served = serving.wait_with_output().unwrap();
+        let text = [served.stdout, served.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        // By which ping-pong programs say it, and end with status 0.
+        assert!(!text.contains("invalid data"), "{text}");
+        said.and_then(|said| match served.status.success() {
             true => Ok(said),
-            false => Err(format!("the server ended with {ended}")),
+            false => Err(format!("the server ended with {}: {text}", served.status)),
         })
     }
 }
@@ -247,9 +251,10 @@ fn the_kubelet_is_restarted(pods: &Pods<'_>) {
 fn another_engine_goes_on(pods: &Pods<'_>) {
     let cluster = pods.cluster;
     let words = ["ibv_rc_pingpong", "-c", "-g", "0", "-n", "200000"];
-    let mut server = pods
+    let server = pods
         .command((TEAM, "a"), &words)
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     let address = pods.address(TEAM, "a");
@@ -280,7 +285,11 @@ fn another_engine_goes_on(pods: &Pods<'_>) {
     let output = client.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     let why = String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() || !server.wait().unwrap().success() {
-        cluster.fail(&format!("{said}{why}"));
+    let served = server.wait_with_output().unwrap();
+    let served_text = [served.stdout, served.stderr].concat();
+    let served_text = String::from_utf8_lossy(&served_text);
+    let are_well = output.status.success() && served.status.success();
+    if !are_well || served_text.contains("invalid data") {
+        cluster.fail(&format!("{said}{why}{served_text}"));
     }
 }

@@ -42,7 +42,7 @@ pub struct Device {
     /// Its queue pairs are connected to those of devices of the same tenant only, and so are its datagrams. A pod's namespace;
     /// empty where all are one tenant's.
     pub tenant: Arc<str>,
-    /// Whom it was made for, as [`crate::Server::list`] says it: a pod, as NAMESPACE/NAME. It may be empty.
+    /// The pod that it was made for, as NAMESPACE/NAME, or empty. [`crate::Server::list`] shows it.
     pub owner: Arc<str>,
     /// How much of everything a program may have of it.
     pub limits: Limits,

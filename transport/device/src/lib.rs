@@ -19,6 +19,7 @@ pub mod control;
 pub mod doorbell;
 pub mod entry;
 pub mod event;
+pub mod node_gid;
 pub mod objects;
 pub mod ring;
 pub mod space;

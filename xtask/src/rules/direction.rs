@@ -88,6 +88,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "weft-argument-file",
             "weft-connection-end",
             "weft-core",
+            "weft-device",
             "weft-device-socket",
             "weft-identity",
             "weft-link",

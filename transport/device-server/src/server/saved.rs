@@ -26,8 +26,8 @@ const HEAD_VERSION: u32 = 2;
 const SAVED_VERSION: u32 = 2;
 
 /// The beginning of the record, which engines of several versions can read. Behind it come [`SAVED_VERSION`], the [`VERSION`]
-/// that the programs' libraries have, and the devices that are open. The descriptors: the listening socket, those of programs that have opened nothing, and those of the
-/// devices.
+/// that the programs' libraries have, and the devices that are open. The descriptors: the listening socket, those of programs
+/// that have opened nothing, and those of the devices.
 #[derive(Serialize, Deserialize)]
 struct Head {
     directory: PathBuf,

@@ -118,9 +118,10 @@ if missing pause; then
     put "$scratch/pause" pause
 fi
 
-# The sandbox's image, with busybox for the tests: made again by another script, for it takes a second.
+# The sandbox's image, with busybox for the tests: made again when its script has changed, for it takes a second.
 images=$(sha256sum hack/images.sh)
-if missing tools.tar || [ "$(cat "$bin/../images" 2>/dev/null)" != "$images" ]; then
+if [ "$(cat "$bin/../images" 2>/dev/null)" != "$images" ]; then rm -f "$bin/tools.tar"; fi
+if missing tools.tar; then
     hack/images.sh "$bin" tools="$bin/pause" >&2
     printf '%s\n' "$images" >"$bin/../images"
 fi

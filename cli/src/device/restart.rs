@@ -162,6 +162,7 @@ fn serves(which: NodeProgram, engine: &Path, store: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
     use std::os::unix::process::CommandExt as _;
 
     use super::*;
@@ -170,11 +171,19 @@ mod tests {
     fn a_program_of_another_fabric_is_not_found() {
         let home = tempfile::tempdir().unwrap();
         let file = home.path().join("engine.sock");
-        fs::write(&file, "").unwrap();
+        fs::write(&file, "it runs").unwrap();
         // As the engines of two fabrics it has the same command line in each.
         let mut engine = std::process::Command::new("tail");
         engine.arg0("weft-engine").arg("-f").arg(&file);
-        let mut engine = engine.stdout(Stdio::null()).spawn().unwrap();
+        let mut engine = engine.stdout(Stdio::piped()).spawn().unwrap();
+        // The kernel knows a command line a moment after the program's start.
+        let mut said = [0; 7];
+        engine
+            .stdout
+            .as_mut()
+            .unwrap()
+            .read_exact(&mut said)
+            .unwrap();
         let here = pid_namespace(std::process::id()).unwrap();
         let found = |namespace: &Path| {
             let found = Running::find(NodeProgram::Engine, home.path(), namespace);

@@ -189,10 +189,10 @@ mod tests {
             let found = Running::find(NodeProgram::Engine, home.path(), namespace);
             found.map(|running| running.pid)
         };
-        assert_eq!(found(&here), Some(engine.id()));
-        assert_eq!(found(Path::new("pid:[1]")), None);
+        let both = [here.as_path(), Path::new("pid:[1]")].map(found);
         engine.kill().unwrap();
         engine.wait().unwrap();
+        assert_eq!(both, [Some(engine.id()), None]);
     }
 
     #[test]

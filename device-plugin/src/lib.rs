@@ -16,7 +16,7 @@ mod reconcile;
 mod registration;
 mod service;
 
-pub use install::install;
+pub use install::{InstallError, install};
 
 use std::path::PathBuf;
 use std::sync::Arc;

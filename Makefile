@@ -59,7 +59,6 @@ cluster-load-images: ## Build Weft's images and put them where the cluster's pod
 	@hack/setup.sh cluster
 	@hack/step.sh "1 of 3: Weft's programs" cargo build --locked --workspace --bin cluster --bin weft-agent --bin weft-operator --bin kubectl-weft \
 		--bin weft-engine --bin weft-device-plugin
-	@cargo build --quiet --locked -p weft-verbs-shim -p weft-rdmacm-shim
 	@hack/step.sh "2 of 3: the images" hack/images.sh target/images $(foreach who,agent operator,$(who)=$(or $(CARGO_TARGET_DIR),target)/debug/weft-$(who)) \
 		devices=$(or $(CARGO_TARGET_DIR),target)/debug/weft-engine
 	@hack/step.sh "3 of 3: into every node" "$${CARGO_TARGET_DIR:-target}/debug/cluster" load-images target/images/*.tar

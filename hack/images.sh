@@ -5,8 +5,8 @@
 #   hack/images.sh OUT tools=PAUSE       OUT/tools.tar     weft.dev/tools:1: busybox, for tests
 #   hack/images.sh OUT agent=PROGRAM     OUT/agent.tar     weft.dev/agent:VERSION
 #   hack/images.sh OUT operator=PROGRAM  OUT/operator.tar  weft.dev/operator:VERSION, not root
-#   hack/images.sh OUT devices=ENGINE    OUT/devices.tar   weft.dev/devices:VERSION: weft-engine and, from the folder where it
-#                                        was built, weft-device-plugin and the libraries that pods load
+#   hack/images.sh OUT devices=ENGINE    OUT/devices.tar   weft.dev/devices:VERSION: weft-engine, weft-device-plugin from the
+#                                        folder where it was built, and what pods load, which is built
 #   hack/images.sh OUT verbs=PAUSE       OUT/verbs.tar     weft.dev/verbs:1: busybox and this machine's programs of
 #                                        rdma-core and perftest, for tests
 #
@@ -68,12 +68,13 @@ image() {
             done
             ;;
         devices)
-            local built
+            local built libraries
             built=$(dirname "$program")
+            libraries=$(hack/pod-libraries.sh)
             install_program "$program" "$root" /weft-engine
             install_program "$built/weft-device-plugin" "$root" /weft-device-plugin
-            install -D -m 755 "$built/libweft_ibverbs.so" "$root/usr/lib/weft/libibverbs.so.1"
-            install -D -m 755 "$built/libweft_rdmacm.so" "$root/usr/lib/weft/librdmacm.so.1"
+            install -D -m 755 "$libraries/libweft_ibverbs.so" "$root/usr/lib/weft/libibverbs.so.1"
+            install -D -m 755 "$libraries/libweft_rdmacm.so" "$root/usr/lib/weft/librdmacm.so.1"
             # The node runs it, with whatever C library it has.
             install -D -m 755 "$(hack/container-hook.sh)" "$root/usr/lib/weft/weft-container-hook"
             ;;

@@ -11,7 +11,7 @@
 use crate::congestion::{Congestion, CongestionControl};
 use crate::drops::{DropReason, Drops};
 use crate::memory::{Access, Memory, Ticket};
-use crate::path::{PathPolicy, PathSet, Policy, ProbePacer};
+use crate::path::{PathPolicy, PathSet, Policy};
 use crate::received::Offer;
 use crate::recovery::ReceiveBoard;
 use crate::units::{ChunkNumber, ConnectionId, Nanos, PathId, Rng, Time};
@@ -291,7 +291,6 @@ impl Connection {
         &mut self,
         now: Time,
         paths: &mut PathSet,
-        probes: &mut ProbePacer,
         rng: &mut Rng,
         out: &mut [u8],
     ) -> Option<ControlPacket> {
@@ -302,7 +301,7 @@ impl Connection {
         if self.failed.is_some() {
             return None;
         }
-        let packet = match self.write_control(now, paths, probes, out) {
+        let packet = match self.write_control(now, paths, out) {
             Some(packet) => packet,
             None if self.grants.is_some() => self.write_credit(paths, out)?,
             None => return None,
@@ -316,7 +315,6 @@ impl Connection {
         &mut self,
         now: Time,
         paths: &mut PathSet,
-        probes: &mut ProbePacer,
         out: &mut [u8],
     ) -> Option<ControlPacket> {
         let (seal, remote, number) = (self.keys.seal(), self.config.remote, self.controls.next());
@@ -335,7 +333,7 @@ impl Connection {
         if !self.transmit.is_busy() {
             return None;
         }
-        let probed = paths.poll_probe(now, probes);
+        let probed = paths.poll_probe(now);
         let probed = probed.or_else(|| Some((self.policy.poll_probe()?, 0)));
         let probed = probed.or_else(|| Some((self.keep_alive.take()?, 0)));
         let (path, bytes) = probed?;

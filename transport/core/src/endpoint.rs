@@ -25,7 +25,7 @@ use crate::connection::{
 };
 use crate::drops::{DropReason, Drops};
 use crate::memory::{Access, KeyHasher, Memory, Ticket};
-use crate::path::{PathSet, PathSetConfig, ProbePacer};
+use crate::path::{PathSet, PathSetConfig};
 use crate::units::{ConnectionId, Rng, Time};
 pub use config::{EndpointConfig, Local, Remote};
 use core::hash::BuildHasherDefault;
@@ -137,7 +137,6 @@ pub struct Endpoint<P> {
     resets: Resets,
     rate_cap: Option<RateCap>,
     pacer: Option<Pacer>,
-    probes: ProbePacer,
     rng: Rng,
     /// Connections to look at in this turn.
     touched: Vec<u32>,
@@ -171,7 +170,6 @@ impl<P: Eq> Endpoint<P> {
             resets: Resets::new(rng.next_u64()),
             rate_cap: config.rate_cap_bps.map(|bps| RateCap::new(bps, now)),
             pacer: Pacer::new(&config),
-            probes: ProbePacer::default(),
             rng,
             touched: Vec::new(),
             pending_acks: Vec::new(),

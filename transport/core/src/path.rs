@@ -26,7 +26,6 @@ use rtt::LowestRtt;
 pub use rtt::RttEstimator;
 pub use set::{
     BASE_PACKET_BYTES, Capacity, PathReport, PathSet, PathSetConfig, PathState, PathView,
-    ProbePacer,
 };
 
 /// A path is suspended at this many timeouts with no acknowledgement since.

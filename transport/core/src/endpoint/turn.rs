@@ -262,9 +262,9 @@ impl<P: Eq> Endpoint<P> {
             return None;
         };
         let paths = &mut self.peers.get_mut(open.peer)?.paths;
-        let packet =
-            open.connection
-                .poll_control(now, paths, &mut self.probes, &mut self.rng, buffer)?;
+        let packet = open
+            .connection
+            .poll_control(now, paths, &mut self.rng, buffer)?;
         // It goes whatever the cap says, and counts.
         if let Some(cap) = &mut self.rate_cap {
             cap.charge_control(packet.bytes as u64 + u64::from(self.config.link_header_bytes));

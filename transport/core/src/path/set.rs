@@ -23,25 +23,10 @@ const RTT_SAMPLE_TIMEOUTS: u64 = 4;
 /// carry is one of two lengths: what was agreed for the connection, and this.
 pub const BASE_PACKET_BYTES: u16 = 1_200;
 
-/// Probes as long as data are this far apart: those of 9,000 B take 1.4 Gbit/s, whatever the number of NICs and paths
+/// Probes as long as data are at least this far apart: those of 9,000 B take 1.4 Gbit/s, whatever the number of paths
 /// that an outage has left to probe (pacing as RFC 9002, section 7.7, asks for). At once they would fill a queue that the
 /// data behind them needs.
 const PROBE_SPACING: Nanos = Nanos::from_micros(50);
-
-/// The pace of the probes to all NICs.
-#[derive(Debug, Default)]
-pub struct ProbePacer {
-    /// The last moment that was given away.
-    last: Time,
-}
-
-impl ProbePacer {
-    /// The moment of a NIC's next probe, which no other NIC gets.
-    fn reserve(&mut self, now: Time) -> Time {
-        self.last = self.last.max(now) + PROBE_SPACING;
-        self.last
-    }
-}
 
 /// Whether data is sent on a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -505,7 +490,7 @@ impl PathSet {
 
     /// The next path to send a probe on, if one is due, and how long the probe is, bytes: as the largest packet that
     /// the path is to carry. Where that goes unanswered, a shorter one is sent with it. Counts the probe as sent.
-    pub fn poll_probe(&mut self, now: Time, pacer: &mut ProbePacer) -> Option<(PathId, u16)> {
+    pub fn poll_probe(&mut self, now: Time) -> Option<(PathId, u16)> {
         let largest = self.largest;
         if self.live.len() == self.paths.len() || now < self.probe_from {
             return None;
@@ -529,7 +514,7 @@ impl PathSet {
                 path_state.probes_base = !path_state.probes_base;
                 if path_state.probes_base {
                     // The shorter one goes next.
-                    self.probe_from = pacer.reserve(now);
+                    self.probe_from = now + PROBE_SPACING;
                     return Some((path, largest));
                 }
             }
@@ -544,7 +529,7 @@ impl PathSet {
             let bytes = if base_goes {
                 BASE_PACKET_BYTES
             } else {
-                self.probe_from = pacer.reserve(now);
+                self.probe_from = now + PROBE_SPACING;
                 largest
             };
             return Some((path, bytes));
@@ -658,11 +643,6 @@ mod tests {
         set.on_answer(at, &sample, 0);
     }
 
-    /// Of the only NIC that there is.
-    fn probe(set: &mut PathSet, now: Time) -> Option<(PathId, u16)> {
-        set.poll_probe(now, &mut ProbePacer::default())
-    }
-
     fn state(set: &PathSet, path: usize) -> Option<PathState> {
         set.report().nth(path).map(|report| report.state)
     }
@@ -682,24 +662,24 @@ mod tests {
         set.on_loss(ms(1), path, ms(0) + Nanos::new(1));
         assert_eq!(set.live(), 3);
         assert_eq!(
-            probe(&mut set, ms(1)),
+            set.poll_probe(ms(1)),
             Some((path, 0)),
             "a suspect path is probed at once"
         );
-        assert_eq!(probe(&mut set, ms(1)), None);
+        assert_eq!(set.poll_probe(ms(1)), None);
         assert_eq!(
-            probe(&mut set, ms(6)),
+            set.poll_probe(ms(6)),
             Some((path, 0)),
             "and again when that goes unanswered"
         );
         answer(&mut set, ms(10), 3);
-        assert_eq!(probe(&mut set, ms(11)), None, "the third timeout suspends");
+        assert_eq!(set.poll_probe(ms(11)), None, "the third timeout suspends");
         assert_eq!(state(&set, 2), Some(PathState::Suspended));
         let mut at = ms(21);
         let mut interval = Nanos::from_millis(20);
         for _ in 0..10 {
             assert_eq!(set.poll_timeout(), Some(at));
-            assert_eq!(probe(&mut set, at), Some((path, 0)));
+            assert_eq!(set.poll_probe(at), Some((path, 0)));
             at = at + interval;
             interval = interval.times(2).min(PROBE_INTERVAL_MAX);
         }
@@ -853,7 +833,7 @@ mod tests {
     fn probes_in_one_ms(set: &mut PathSet, start: Time) -> Vec<(PathId, u16)> {
         let (mut now, mut probes) = (start, Vec::new());
         while now < start + Nanos::from_millis(1) {
-            probes.extend(std::iter::from_fn(|| probe(set, now)));
+            probes.extend(std::iter::from_fn(|| set.poll_probe(now)));
             let Some(next) = set.poll_timeout() else {
                 break;
             };
@@ -887,8 +867,8 @@ mod tests {
         for path in 0..10 {
             set.on_loss(ms(1), PathId(path), ms(1));
         }
-        assert_eq!(probe(&mut set, ms(1)), Some((PathId(0), 1_064)));
-        assert_eq!(probe(&mut set, ms(1)), None);
+        assert_eq!(set.poll_probe(ms(1)), Some((PathId(0), 1_064)));
+        assert_eq!(set.poll_probe(ms(1)), None);
         assert_eq!(probes_in_one_ms(&mut set, ms(1)).len(), 9);
     }
 
@@ -917,31 +897,6 @@ mod tests {
     }
 
     #[test]
-    fn the_probes_to_many_nics_come_no_faster_than_those_to_one() {
-        let mut pacer = ProbePacer::default();
-        let mut sets: Vec<PathSet> = (0..100).map(|_| set(128)).collect();
-        for set in &mut sets {
-            for path in (0..128).map(PathId) {
-                set.on_loss(ms(1), path, ms(1));
-            }
-        }
-        let mut probes = vec![0; sets.len()];
-        let mut now = ms(1);
-        while now < ms(101) {
-            for (set, probes) in sets.iter_mut().zip(&mut probes) {
-                while set.poll_probe(now, &mut pacer).is_some() {
-                    *probes += 1;
-                }
-            }
-            let next = sets.iter().filter_map(PathSet::poll_timeout).min();
-            now = next.expect("paths are left to probe");
-        }
-        // The first to each NIC goes at once.
-        assert_eq!(probes.iter().sum::<u32>(), 100 + 2_000 - 1);
-        assert!(probes.iter().all(|&probes| probes >= 20), "{probes:?}");
-    }
-
-    #[test]
     fn only_a_packet_as_large_as_what_was_sent_answers_for_a_path() {
         let mut set = set(2);
         let path = PathId(0);
@@ -950,7 +905,7 @@ mod tests {
         set.on_answer(ms(2), &sample(0), 1_499);
         set.on_loss(ms(3), path, ms(1));
         assert_eq!(set.live(), 1, "a small answer proves nothing");
-        assert_eq!(probe(&mut set, ms(3)), Some((path, 1_500)));
+        assert_eq!(set.poll_probe(ms(3)), Some((path, 1_500)));
         set.on_answer(ms(4), &sample(0), 1_499);
         assert_eq!(set.live(), 1);
         set.on_answer(ms(5), &sample(0), 1_500);
@@ -1000,7 +955,7 @@ mod tests {
             set.choose(&mut policy, ms(53), &[], &mut rng),
             Some(PathId(1))
         );
-        assert_eq!(probe(&mut set, ms(53)), Some((PathId(0), long)));
+        assert_eq!(set.poll_probe(ms(53)), Some((PathId(0), long)));
         set.on_answer(ms(54), &sample(0), long);
         assert_eq!(set.live(), 2);
     }

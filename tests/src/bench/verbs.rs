@@ -9,6 +9,7 @@ pub(crate) mod devices;
 mod instructions;
 pub(super) mod isolation;
 pub(super) mod share;
+mod soft_roce;
 mod token;
 
 use weft_engine::Progress;
@@ -78,6 +79,9 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
             rows.extend(latencies(context, &fabric, &devices, kind, ping)?);
         }
     }
+    for size in SIZES {
+        rows.push(beside_soft_roce(context, &devices, size)?);
+    }
     rows.push(limited(context, &devices)?);
     rows.push(instructions(context, &devices)?);
     Ok(rows)
@@ -127,6 +131,27 @@ fn rates(
             Must::RatioAtLeast(0.8),
         ),
     ])
+}
+
+/// The peer is emulated, so what is held against it is only that it is far behind.
+fn beside_soft_roce(
+    context: &Context,
+    devices: &Devices<'_>,
+    (bytes, name): (usize, &str),
+) -> Result<Row, BenchError> {
+    let count = (256 << 20) / bytes as u64;
+    let mut rounds = Rounds::default();
+    for _ in 0..context.rounds {
+        let ours = devices.rate(Place::TwoNodes, Memory::Private, bytes, count)?;
+        rounds.add_pair(ours, soft_roce::rate(bytes)?);
+    }
+    Ok(rounds.row(
+        &format!("verbs-soft-roce-{name}"),
+        format!("ib_write_bw -s {bytes}, two nodes, private memory"),
+        "GB/s",
+        "Soft-RoCE in a virtual machine",
+        Must::RatioAtLeast(20.0),
+    ))
 }
 
 fn latencies(

@@ -1,25 +1,93 @@
-//! Virtual RDMA devices of pods: unprivileged pods of three nodes run unmodified verbs programs.
+//! Virtual RDMA devices of pods: unprivileged pods run unmodified verbs programs, whatever fails beside them.
+//!
+//! All trials share one cluster, which is made with the first of them.
 
-use std::process::{Command, Stdio};
+mod faults;
+
+use std::any::type_name_of_val;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use libtest_mimic::Trial;
 use serde_json::{Value, json};
-use weft_cluster::{Order, Settings, programs};
+use weft_cluster::{Settings, programs};
 
 use crate::install;
-use crate::test_cluster::{SYSTEM, TestCluster, report, repository};
+use crate::test_cluster::{SYSTEM, Shared, TestCluster, report, repository, share};
 use weft_tests::program;
 
 const TEAM: &str = "team-a";
 const OTHER_TEAM: &str = "team-b";
+/// Devices of a node.
+const PER_NODE: u64 = 8;
 /// What a program that is refused a connection says after: the time in which it is offered.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Of a server, in seconds.
-const SERVER_TIMEOUT: &str = "30";
+const SERVER_TIMEOUT: &str = "60";
 
-/// A pod with a device, and with as little of everything else as a pod can have.
-fn pod(namespace: &str, name: &str, node: &str) -> Value {
+/// One test for each.
+pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
+    let mut trials = Vec::new();
+    let mut add = |play: fn(&Devices), path: &str| {
+        let (_, name) = path.rsplit_once("::").unwrap_or_default();
+        let shared = Arc::clone(shared);
+        trials.push(Trial::test(name, move || {
+            share(&shared, Devices::up, |devices| play(devices));
+            Ok(())
+        }));
+    };
+    add(
+        unprivileged_pods_run_verbs_programs_over_their_devices,
+        type_name_of_val(&unprivileged_pods_run_verbs_programs_over_their_devices),
+    );
+    add(
+        pods_of_another_namespace_are_not_reached,
+        type_name_of_val(&pods_of_another_namespace_are_not_reached),
+    );
+    add(
+        faults::a_kubelet_that_is_killed_twenty_times_takes_no_device_away,
+        type_name_of_val(&faults::a_kubelet_that_is_killed_twenty_times_takes_no_device_away),
+    );
+    add(
+        faults::programs_go_on_when_the_engine_is_replaced,
+        type_name_of_val(&faults::programs_go_on_when_the_engine_is_replaced),
+    );
+    add(
+        faults::programs_go_on_when_the_agents_are_replaced,
+        type_name_of_val(&faults::programs_go_on_when_the_agents_are_replaced),
+    );
+    add(
+        faults::a_container_starts_when_the_plugin_is_killed_after_its_pod_was_admitted,
+        type_name_of_val(
+            &faults::a_container_starts_when_the_plugin_is_killed_after_its_pod_was_admitted,
+        ),
+    );
+    add(
+        faults::of_two_pods_one_has_the_last_device_and_the_other_waits_for_it,
+        type_name_of_val(&faults::of_two_pods_one_has_the_last_device_and_the_other_waits_for_it),
+    );
+    add(
+        faults::a_pod_that_is_deleted_by_force_leaves_no_device,
+        type_name_of_val(&faults::a_pod_that_is_deleted_by_force_leaves_no_device),
+    );
+    trials
+}
+
+/// A cluster whose nodes have devices.
+pub(crate) struct Devices {
+    cluster: TestCluster,
+}
+
+/// A pair of programs that have begun.
+struct Pair {
+    server: Child,
+    client: Child,
+}
+
+/// A pod with devices, and with as little of everything else as a pod can have.
+fn pod(namespace: &str, name: &str, node: &str, devices: u64) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
@@ -37,7 +105,7 @@ fn pod(namespace: &str, name: &str, node: &str) -> Value {
                 "name": "verbs",
                 "image": "weft.dev/verbs:1",
                 "imagePullPolicy": "Never",
-                "resources": {"limits": {"weft.dev/vdev": 1}},
+                "resources": {"limits": {"weft.dev/vdev": devices}},
                 "securityContext": {
                     "allowPrivilegeEscalation": false,
                     "readOnlyRootFilesystem": true,
@@ -48,14 +116,119 @@ fn pod(namespace: &str, name: &str, node: &str) -> Value {
     })
 }
 
-struct Pods<'c> {
-    cluster: &'c TestCluster,
-}
+impl Devices {
+    /// From `helm install` to nodes with devices.
+    fn up() -> Self {
+        let cluster = TestCluster::up(&Settings::default());
+        load_images(&cluster);
+        install::helm_install(&cluster);
+        let chart = repository("charts/weft").display().to_string();
+        // In a directory of each node: /opt is the machine's.
+        let upgrade = [
+            "upgrade",
+            "weft",
+            &chart,
+            "--namespace",
+            SYSTEM,
+            "--reuse-values",
+            "--set=devices.enabled=true",
+            "--set=devices.libraryPath=/var/lib/weft-devices",
+            "--wait",
+            "--timeout=180s",
+        ];
+        cluster.helm(&upgrade);
+        let mut fabric = install::fabric();
+        fabric["spec"]["devices"] = json!({"perNode": PER_NODE, "open": PER_NODE});
+        install::a_fabric_becomes_ready(&cluster, &fabric);
+        for team in [TEAM, OTHER_TEAM] {
+            cluster.kubectl(&["create", "namespace", team]);
+            let restricted = "pod-security.kubernetes.io/enforce=restricted";
+            cluster.kubectl(&["label", "namespace", team, restricted]);
+        }
+        let devices = Self { cluster };
+        let begun = Instant::now();
+        for node in ["node0", "node1", "node2"] {
+            devices.wait_for_node(node);
+        }
+        report("fabric Ready to devices of its nodes", begun);
+        devices
+    }
 
-impl Pods<'_> {
+    /// Until the node has all its devices.
+    fn wait_for_node(&self, node: &str) {
+        self.cluster.wait_until("the node has devices", || {
+            let path = r"-o=jsonpath={.status.allocatable.weft\.dev/vdev}";
+            let said = self.cluster.inner.kubectl(&["get", "node", node, path]);
+            (said.ok()?.parse() == Ok(PER_NODE)).then_some(())
+        });
+    }
+
+    /// Does nothing where it runs already.
     fn start(&self, namespace: &str, name: &str, node: &str) {
-        self.cluster.apply(&pod(namespace, name, node));
+        self.cluster.apply(&pod(namespace, name, node, 1));
         self.wait_for(namespace, name);
+    }
+
+    fn delete(&self, namespace: &str, name: &str) {
+        self.cluster
+            .kubectl(&["delete", "pod", name, "--namespace", namespace]);
+    }
+
+    /// A pair of pods on two nodes.
+    fn two_pods(&self) -> [(&'static str, &'static str); 2] {
+        for (name, node) in [("a", "node0"), ("b", "node1")] {
+            self.start(TEAM, name, node);
+        }
+        [(TEAM, "a"), (TEAM, "b")]
+    }
+
+    /// A pair of programs that goes on for a while: for so many exchanges, whose data are checked.
+    fn begin_pair(&self, exchanges: u32) -> Pair {
+        let [server, client] = self.two_pods();
+        let count = exchanges.to_string();
+        let words = ["ibv_rc_pingpong", "-c", "-g", "0", "-n", &count];
+        let begin = |pod, words: &[&str]| {
+            let mut command = self.command(pod, words);
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.spawn().unwrap()
+        };
+        let serving = begin(server, &words);
+        let address = self.address(server.0, server.1);
+        self.await_listener(server);
+        let client = begin(client, &[&words[..], &[&address]].concat());
+        Pair {
+            server: serving,
+            client,
+        }
+    }
+
+    /// Until a program listens where ping-pong programs do.
+    fn await_listener(&self, pod: (&str, &str)) {
+        // 18515 in the kernel's list of sockets.
+        self.cluster.wait_until("the server listens", || {
+            let mut command = self.command(pod, &["cat", "/proc/net/tcp", "/proc/net/tcp6"]);
+            let listed = command.output().ok()?.stdout;
+            String::from_utf8_lossy(&listed)
+                .contains(":4853 ")
+                .then_some(())
+        });
+    }
+
+    /// Whether both programs still run; then they have not ended by what was done meanwhile.
+    fn end(&self, mut pair: Pair) {
+        let both = [&mut pair.client, &mut pair.server].map(|child| child.try_wait().unwrap());
+        let ended_early = both.iter().any(Option::is_some);
+        let mut said = String::new();
+        let mut are_well = !ended_early;
+        for child in [pair.client, pair.server] {
+            let output = child.wait_with_output().unwrap();
+            are_well &= output.status.success();
+            said += &String::from_utf8_lossy(&[output.stdout, output.stderr].concat());
+        }
+        if !are_well || said.contains("invalid data") {
+            let early = if ended_early { "ended early: " } else { "" };
+            self.cluster.fail(&format!("{early}{said}"));
+        }
     }
 
     fn wait_for(&self, namespace: &str, name: &str) {
@@ -135,13 +308,6 @@ impl Pods<'_> {
     }
 }
 
-/// What the node can give to pods.
-fn devices_of(cluster: &TestCluster, node: &str) -> Option<u64> {
-    let path = r"-o=jsonpath={.status.allocatable.weft\.dev/vdev}";
-    let said = cluster.inner.kubectl(&["get", "node", node, path]).ok()?;
-    said.parse().ok()
-}
-
 fn load_images(cluster: &TestCluster) {
     let images = cluster.scratch.path().join("images");
     let pause = programs().unwrap().join("pause");
@@ -159,48 +325,13 @@ fn load_images(cluster: &TestCluster) {
 }
 
 /// The whole way, from `helm install` to pods that exchange data.
-pub(crate) fn unprivileged_pods_run_verbs_programs_over_their_devices() {
-    let cluster = TestCluster::up(&Settings::default());
-    load_images(&cluster);
-    install::helm_install(&cluster);
-    let chart = repository("charts/weft").display().to_string();
-    // In a directory of each node: /opt is the machine's.
-    let upgrade = [
-        "upgrade",
-        "weft",
-        &chart,
-        "--namespace",
-        SYSTEM,
-        "--reuse-values",
-        "--set=devices.enabled=true",
-        "--set=devices.libraryPath=/var/lib/weft-devices",
-        "--wait",
-        "--timeout=180s",
-    ];
-    cluster.helm(&upgrade);
-    let mut fabric = install::fabric();
-    fabric["spec"]["devices"] = json!({"perNode": 8, "open": 8});
-    install::a_fabric_becomes_ready(&cluster, &fabric);
+fn unprivileged_pods_run_verbs_programs_over_their_devices(devices: &Devices) {
     let begun = Instant::now();
-    for node in ["node0", "node1"] {
-        cluster.wait_until("the node has devices", || {
-            (devices_of(&cluster, node) == Some(8)).then_some(())
-        });
-    }
-    report("fabric Ready to devices of its nodes", begun);
-    for team in [TEAM, OTHER_TEAM] {
-        cluster.kubectl(&["create", "namespace", team]);
-        let restricted = "pod-security.kubernetes.io/enforce=restricted";
-        cluster.kubectl(&["label", "namespace", team, restricted]);
-    }
-    let pods = Pods { cluster: &cluster };
-    let begun = Instant::now();
-    pods.start(TEAM, "a", "node0");
-    report("a pod with a device, until it is Ready", begun);
-    pods.start(TEAM, "b", "node1");
-    pods.start(TEAM, "c", "node0");
-    let (a, b, c) = ((TEAM, "a"), (TEAM, "b"), (TEAM, "c"));
-    let said = pods.run(a, &["ibv_devinfo"]);
+    let [a, b] = devices.two_pods();
+    report("two pods with a device, until they are Ready", begun);
+    devices.start(TEAM, "c", "node0");
+    let c = (TEAM, "c");
+    let said = devices.run(a, &["ibv_devinfo"]);
     assert!(said.contains("hca_id:\tweft0"), "{said}");
     assert!(said.contains("PORT_ACTIVE"), "{said}");
     for (server, client) in [(a, b), (b, a), (a, c)] {
@@ -209,87 +340,21 @@ pub(crate) fn unprivileged_pods_run_verbs_programs_over_their_devices() {
             &["ibv_ud_pingpong", "-c", "-g", "0"],
             &["ib_write_bw", "-n", "200"],
         ] {
-            let said = pods.pair(server, client, words);
-            let said = said.unwrap_or_else(|said| cluster.fail(&format!("{words:?}: {said}")));
+            let said = devices.pair(server, client, words);
+            let said =
+                said.unwrap_or_else(|said| devices.cluster.fail(&format!("{words:?}: {said}")));
             assert!(said.contains("bytes"), "{said}");
         }
     }
-    pods_of_another_namespace_are_not_reached(&pods);
-    the_kubelet_is_restarted(&pods);
-    another_engine_goes_on(&pods);
+    devices.delete(TEAM, "c");
 }
 
-fn pods_of_another_namespace_are_not_reached(pods: &Pods<'_>) {
-    pods.start(OTHER_TEAM, "d", "node1");
+fn pods_of_another_namespace_are_not_reached(devices: &Devices) {
+    let [a, _] = devices.two_pods();
+    devices.start(OTHER_TEAM, "d", "node1");
     let words = ["ibv_rc_pingpong", "-c", "-g", "0", "-n", "10"];
-    let said = pods.pair((TEAM, "a"), (OTHER_TEAM, "d"), &words);
+    let said = devices.pair(a, (OTHER_TEAM, "d"), &words);
     let said = said.expect_err("pods of two namespaces reach each other");
     assert!(said.contains("transport retry counter exceeded"), "{said}");
-}
-
-fn the_kubelet_is_restarted(pods: &Pods<'_>) {
-    let cluster = pods.cluster;
-    let kubelet = "node1/kubelet".to_owned();
-    for _ in 0..3 {
-        cluster.inner.ask(&Order::Kill(kubelet.clone())).unwrap();
-        cluster.inner.ask(&Order::Start(kubelet.clone())).unwrap();
-    }
-    let begun = Instant::now();
-    cluster.wait_until("the node has devices again", || {
-        (devices_of(cluster, "node1") == Some(8)).then_some(())
-    });
-    pods.start(TEAM, "e", "node1");
-    report("kubelet restarted to the next pod Ready", begun);
-    let words = ["ibv_rc_pingpong", "-c", "-g", "0"];
-    for client in ["b", "e"] {
-        let said = pods.pair((TEAM, "a"), (TEAM, client), &words);
-        said.unwrap_or_else(|said| cluster.fail(&said));
-    }
-}
-
-/// The engine's pod is replaced under programs: they go on.
-fn another_engine_goes_on(pods: &Pods<'_>) {
-    let cluster = pods.cluster;
-    let words = ["ibv_rc_pingpong", "-c", "-g", "0", "-n", "200000"];
-    let server = pods
-        .command((TEAM, "a"), &words)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let address = pods.address(TEAM, "a");
-    let words = [&words[..], &[&address]].concat();
-    let client = pods
-        .command((TEAM, "b"), &words)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let engine = [
-        "get",
-        "pods",
-        "--namespace",
-        SYSTEM,
-        "-l=app.kubernetes.io/name=weft-engine",
-        "--field-selector=spec.nodeName=node1",
-        "-o=name",
-    ];
-    let before = cluster.kubectl(&engine);
-    let begun = Instant::now();
-    cluster.kubectl(&["delete", "--namespace", SYSTEM, before.trim()]);
-    cluster.wait_until("there is another engine", || {
-        let now = cluster.inner.kubectl(&engine).ok()?;
-        (!now.trim().is_empty() && now != before).then_some(())
-    });
-    report("engine's pod deleted to the next one there", begun);
-    let output = client.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    let why = String::from_utf8_lossy(&output.stderr);
-    let served = server.wait_with_output().unwrap();
-    let served_text = [served.stdout, served.stderr].concat();
-    let served_text = String::from_utf8_lossy(&served_text);
-    let are_well = output.status.success() && served.status.success();
-    if !are_well || served_text.contains("invalid data") {
-        cluster.fail(&format!("{said}{why}{served_text}"));
-    }
+    devices.delete(OTHER_TEAM, "d");
 }

@@ -13,20 +13,18 @@ mod store;
 mod turns;
 
 use std::any::type_name_of_val;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use libtest_mimic::Trial;
 use weft_sim::draw::Draw;
 
 use crate::harness::Harness;
+use crate::test_cluster::{Shared, share};
 
 const SEED_VARIABLE: &str = "WEFT_E2E_SEED";
 
-/// The cluster of all faults, made with the first one that is played.
-pub(crate) type Shared = Arc<Mutex<Option<Harness>>>;
-
 /// One test for each fault. The order matters: the last ones uninstall the chart.
-pub(crate) fn trials(harness: &Shared) -> Vec<Trial> {
+pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
     let seed = std::env::var(SEED_VARIABLE).map_or(1, |text| {
         text.parse()
             .unwrap_or_else(|_| panic!("{SEED_VARIABLE}={text} is not a number"))
@@ -34,13 +32,12 @@ pub(crate) fn trials(harness: &Shared) -> Vec<Trial> {
     let mut trials = Vec::new();
     let mut add = |play: fn(&mut Harness), path: &str| {
         let (_, name) = path.rsplit_once("::").unwrap_or_default();
-        let (harness, number) = (Arc::clone(harness), trials.len() as u64);
+        let (shared, number) = (Arc::clone(shared), trials.len() as u64);
         trials.push(Trial::test(name, move || {
-            // A fault that failed says nothing of the cluster: the next one is played all the same.
-            let mut harness = harness.lock().unwrap_or_else(PoisonError::into_inner);
-            let harness = harness.get_or_insert_with(Harness::new);
-            harness.draw = Draw::new(seed, number);
-            play(harness);
+            share(&shared, Harness::new, |harness| {
+                harness.draw = Draw::new(seed, number);
+                play(harness);
+            });
             Ok(())
         }));
     };

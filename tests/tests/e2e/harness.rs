@@ -2,7 +2,7 @@
 //! done to it.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use k8s_openapi::api::coordination::v1::Lease;
@@ -261,19 +261,25 @@ pub(crate) fn job(namespace: &str, name: &str, to: &[&str]) -> Value {
 
 /// The process of a pod's program, as this machine sees it; other clusters may be up.
 pub(crate) fn process(cluster: &TestCluster, program: &str, variable: &str) -> Option<Pid> {
-    let is_it = |directory: &Path| {
-        let is_program = fs::read_link(directory.join("exe"))
-            .is_ok_and(|exe| exe.file_name().is_some_and(|name| name == program));
-        let environment = fs::read(directory.join("environ")).unwrap_or_default();
-        let has = |set: &[u8]| set == variable.as_bytes();
-        is_program && environment.split(|byte| *byte == 0).any(has)
+    let has_it = |pid: &Pid| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment
+            .split(|byte| *byte == 0)
+            .any(|set| set == variable.as_bytes())
     };
+    processes(cluster, program).into_iter().find(has_it)
+}
+
+/// All processes of a program.
+pub(crate) fn processes(cluster: &TestCluster, program: &str) -> Vec<Pid> {
     let all = fs::read_dir("/proc").unwrap();
-    let mut numbers = all.filter_map(|entry| {
+    let processes = all.filter_map(|entry| {
         let path = entry.unwrap().path();
         let pid: u32 = path.file_name()?.to_str()?.parse().ok()?;
-        let found = is_it(&path) && is_below(pid, cluster.inner.pid());
+        let is_program = fs::read_link(path.join("exe"))
+            .is_ok_and(|exe| exe.file_name().is_some_and(|name| name == program));
+        let found = is_program && is_below(pid, cluster.inner.pid());
         found.then(|| Pid::from_raw(pid.cast_signed()))
     });
-    numbers.next()
+    processes.collect()
 }

@@ -1,8 +1,8 @@
 //! Weft on a real cluster, from `helm install` on. `make e2e` runs it; it needs root and the programs
 //! of `hack/cluster-binaries.sh`.
 //!
-//! The journey has a cluster of its own. All faults share another, one after the other, because a
-//! cluster takes longer to bring up than most of them last.
+//! The journey has a cluster of its own. The trials of devices share another one, and so do all faults, one after the
+//! other, because a cluster takes longer to bring up than most of them last.
 
 // The steps are beside the `#[test]` functions, so clippy does not see that they are tests.
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)]
@@ -20,12 +20,10 @@ mod plugin;
 mod test_cluster;
 mod tree;
 
-use std::sync::{Arc, Mutex, PoisonError};
-
 use libtest_mimic::{Arguments, Trial};
 use weft_cluster::Settings;
 
-use crate::test_cluster::TestCluster;
+use crate::test_cluster::{Shared, TestCluster};
 
 fn main() {
     let mut arguments = Arguments::from_args();
@@ -36,20 +34,11 @@ fn main() {
         from_helm_install_to_a_verified_copy_and_to_helm_uninstall();
         Ok(())
     })];
-    let devices = "unprivileged_pods_run_verbs_programs_over_their_devices";
-    trials.push(Trial::test(devices, || {
-        devices::unprivileged_pods_run_verbs_programs_over_their_devices();
-        Ok(())
-    }));
-    let harness = Arc::new(Mutex::new(None));
-    trials.extend(faults::trials(&harness));
+    let shared = Shared::default();
+    trials.extend(devices::trials(&shared));
+    trials.extend(faults::trials(&shared));
     let conclusion = libtest_mimic::run(&arguments, trials);
-    drop(
-        harness
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take(),
-    );
+    drop(shared);
     conclusion.exit();
 }
 

@@ -1,9 +1,11 @@
 //! A cluster for a test, with Weft's images in it, and how a test asks it.
 
+use std::any::Any;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::NamespaceResourceScope;
@@ -35,6 +37,26 @@ pub(crate) struct TestCluster {
     pub(crate) scratch: TempDir,
     runtime: Runtime,
     client: Client,
+}
+
+/// The cluster that is up, with what its trials know of it.
+pub(crate) type Shared = Arc<Mutex<Option<Box<dyn Any + Send>>>>;
+
+/// The one that these trials share, made with the first of them. Another one that is up is taken down: two are more than two
+/// cores carry.
+pub(crate) fn share<T: Any + Send, R>(
+    shared: &Shared,
+    make: fn() -> T,
+    play: impl FnOnce(&mut T) -> R,
+) -> R {
+    // A trial that failed says nothing of the cluster: the next one is played all the same.
+    let mut up = shared.lock().unwrap_or_else(PoisonError::into_inner);
+    if !up.as_ref().is_some_and(|up| up.is::<T>()) {
+        *up = None;
+        *up = Some(Box::new(make()));
+    }
+    let made = up.as_mut().and_then(|up| up.downcast_mut());
+    play(made.unwrap())
 }
 
 impl Drop for TestCluster {

@@ -1,0 +1,200 @@
+//! What goes wrong on a node whose pods have devices.
+
+use std::fs;
+use std::process::Stdio;
+use std::time::Instant;
+
+use nix::sys::signal::{Signal, kill};
+use weft_cluster::Order;
+
+use super::{Devices, PER_NODE, TEAM, pod};
+use crate::harness::{process, processes};
+use crate::test_cluster::{SYSTEM, report};
+
+/// A pair of programs makes so many exchanges in half a minute at least.
+const HALF_A_MINUTE: u32 = 400_000;
+const RESTARTS: u32 = 20;
+/// Of the kubelet, with the devices of its pods.
+const CHECKPOINT: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
+
+/// Of one node, which the kubelet's list says by a pod's label.
+fn pod_of(devices: &Devices, label: &str, node: &str) -> Option<String> {
+    let label = format!("-l={label}");
+    let node = format!("--field-selector=spec.nodeName={node}");
+    let name = "-o=jsonpath={.items[*].metadata.name}";
+    let asked = ["get", "pods", "--namespace", SYSTEM, &label, &node, name];
+    let said = devices.cluster.inner.kubectl(&asked).ok()?;
+    said.split(' ')
+        .next()
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+}
+
+/// Deletes the pod of a DaemonSet on a node, and waits for the next one.
+fn replace(devices: &Devices, label: &str, node: &str) {
+    let cluster = &devices.cluster;
+    let find = || pod_of(devices, label, node);
+    let before = cluster.wait_until("the node has the pod", find);
+    cluster.kubectl(&["delete", "pod", "--namespace", SYSTEM, &before]);
+    let next = cluster.wait_until("there is another one", || {
+        find().filter(|now| *now != before)
+    });
+    let pod = format!("pod/{next}");
+    let ready = ["wait", "--for=condition=Ready", &pod, "--timeout=60s"];
+    cluster.kubectl(&[&ready[..], &["--namespace", SYSTEM]].concat());
+}
+
+pub(super) fn a_kubelet_that_is_killed_twenty_times_takes_no_device_away(devices: &Devices) {
+    let kubelet = "node1/kubelet".to_owned();
+    let pair = devices.begin_pair(HALF_A_MINUTE);
+    for _ in 0..RESTARTS {
+        devices
+            .cluster
+            .inner
+            .ask(&Order::Kill(kubelet.clone()))
+            .unwrap();
+        devices
+            .cluster
+            .inner
+            .ask(&Order::Start(kubelet.clone()))
+            .unwrap();
+    }
+    let begun = Instant::now();
+    devices.wait_for_node("node1");
+    devices.start(TEAM, "e", "node1");
+    report("kubelet restarted to the next pod Ready", begun);
+    devices.end(pair);
+    let words = ["ibv_rc_pingpong", "-c", "-g", "0"];
+    for client in ["b", "e"] {
+        let said = devices.pair((TEAM, "a"), (TEAM, client), &words);
+        said.unwrap_or_else(|said| devices.cluster.fail(&said));
+    }
+    devices.delete(TEAM, "e");
+}
+
+pub(super) fn programs_go_on_when_the_engine_is_replaced(devices: &Devices) {
+    let pair = devices.begin_pair(HALF_A_MINUTE);
+    let begun = Instant::now();
+    replace(devices, "app.kubernetes.io/name=weft-engine", "node1");
+    report("engine's pod deleted to the next one Ready", begun);
+    devices.end(pair);
+}
+
+pub(super) fn programs_go_on_when_the_agents_are_replaced(devices: &Devices) {
+    let pair = devices.begin_pair(HALF_A_MINUTE);
+    for node in ["node0", "node1"] {
+        replace(devices, "weft.dev/fabric", node);
+    }
+    devices.end(pair);
+    // And another connection is made, by what the new agents know.
+    let words = ["ibv_rc_pingpong", "-c", "-g", "0"];
+    let said = devices.pair((TEAM, "a"), (TEAM, "b"), &words);
+    said.unwrap_or_else(|said| devices.cluster.fail(&said));
+}
+
+/// The engine answers nothing for a moment, so the container waits for its device.
+pub(super) fn a_container_starts_when_the_plugin_is_killed_after_its_pod_was_admitted(
+    devices: &Devices,
+) {
+    let cluster = &devices.cluster;
+    let engines = processes(cluster, "weft-engine");
+    assert_eq!(engines.len(), 3);
+    for engine in &engines {
+        kill(*engine, Signal::SIGSTOP).unwrap();
+    }
+    cluster.apply(&pod(TEAM, "f", "node1", 1));
+    let path = "-o=jsonpath={.metadata.uid}";
+    let uid = cluster.kubectl(&["get", "pod", "f", "--namespace", TEAM, path]);
+    cluster.wait_until("the kubelet has noted the pod's device", || {
+        let noted = fs::read_to_string(cluster.inner.file("node1", CHECKPOINT)).ok()?;
+        noted.contains(&uid).then_some(())
+    });
+    let plugin = pod_of(
+        devices,
+        "app.kubernetes.io/name=weft-device-plugin",
+        "node1",
+    );
+    let variable = format!("POD_NAME={}", plugin.expect("node1 has a plugin"));
+    let plugin = process(cluster, "weft-device-plugin", &variable);
+    kill(plugin.expect("it runs"), Signal::SIGKILL).unwrap();
+    for engine in &engines {
+        kill(*engine, Signal::SIGCONT).unwrap();
+    }
+    devices.wait_for(TEAM, "f");
+    let words = ["ibv_rc_pingpong", "-c", "-g", "0"];
+    devices.two_pods();
+    let said = devices.pair((TEAM, "a"), (TEAM, "f"), &words);
+    said.unwrap_or_else(|said| cluster.fail(&said));
+    devices.delete(TEAM, "f");
+}
+
+pub(super) fn of_two_pods_one_has_the_last_device_and_the_other_waits_for_it(devices: &Devices) {
+    let cluster = &devices.cluster;
+    cluster.apply(&pod(TEAM, "most", "node2", PER_NODE - 1));
+    devices.wait_for(TEAM, "most");
+    for name in ["g", "h"] {
+        cluster.apply(&pod(TEAM, name, "node2", 1));
+    }
+    let phase = |name: &str| {
+        let path = "-o=jsonpath={.status.phase}";
+        cluster.kubectl(&["get", "pod", name, "--namespace", TEAM, path])
+    };
+    let (has, waits) = cluster.wait_until("one of them runs", || {
+        let is_there = |name| phase(name) == "Running";
+        match [is_there("g"), is_there("h")] {
+            [true, false] => Some(("g", "h")),
+            [false, true] => Some(("h", "g")),
+            _ => None,
+        }
+    });
+    cluster.wait_until("the other one says what it waits for", || {
+        let said = cluster.kubectl(&["describe", "pod", waits, "--namespace", TEAM]);
+        said.contains("Insufficient weft.dev/vdev").then_some(())
+    });
+    assert_eq!(phase(waits), "Pending");
+    devices.delete(TEAM, has);
+    devices.wait_for(TEAM, waits);
+    let shown = devices.run((TEAM, waits), &["ibv_devinfo"]);
+    assert!(shown.contains("PORT_ACTIVE"), "{shown}");
+    let shown = devices.run((TEAM, "most"), &["ibv_devices"]);
+    assert_eq!(
+        shown.matches("weft").count() as u64,
+        PER_NODE - 1,
+        "{shown}"
+    );
+    for name in [waits, "most"] {
+        devices.delete(TEAM, name);
+    }
+}
+
+pub(super) fn a_pod_that_is_deleted_by_force_leaves_no_device(devices: &Devices) {
+    let cluster = &devices.cluster;
+    devices.start(TEAM, "i", "node2");
+    let plugin = pod_of(
+        devices,
+        "app.kubernetes.io/name=weft-device-plugin",
+        "node2",
+    );
+    let variable = format!("POD_NAME={}", plugin.expect("node2 has a plugin"));
+    let plugin = process(cluster, "weft-device-plugin", &variable).expect("it runs");
+    // As the plugin sees them: devices, and files for the container runtime.
+    let count = |directory: &str| {
+        let entries = fs::read_dir(format!("/proc/{plugin}/root{directory}"));
+        let names = entries.unwrap().map(|entry| entry.unwrap().file_name());
+        let names = names.map(|name| name.to_string_lossy().into_owned());
+        names.filter(|name| name.contains("vdev-")).count()
+    };
+    let counts = || [count("/run/weft/devices"), count("/var/run/cdi")];
+    cluster.wait_until("only this pod has a device", || {
+        (counts() == [1, 1]).then_some(())
+    });
+    let begun = Instant::now();
+    let mut delete = cluster.inner.command("kubectl");
+    delete
+        .args(["delete", "pod", "i", "--namespace", TEAM, "--force"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    assert!(delete.status().unwrap().success());
+    cluster.wait_until("its device is gone", || (counts() == [0, 0]).then_some(()));
+    report("pod deleted by force to its device gone", begun);
+}

@@ -26,11 +26,13 @@ bench: ## Measure against the peers; prints a table and writes target/bench/*.js
 bench-cluster: ## Measure operator and agents on a real Kubernetes; writes target/bench/cluster.json
 	@hack/setup.sh cluster
 	@hack/cluster-binaries.sh >/dev/null
-	@cargo build --release --locked -p weft-operator -p weft-agent -p weft-cluster -p weft-tests --bins
+	@cargo build --release --locked -p weft-operator -p weft-agent -p weft-node-engine -p weft-device-plugin -p weft-cluster \
+		-p weft-tests --bins
 	@hack/images.sh target/bench/images operator="$${CARGO_TARGET_DIR:-target}/release/weft-operator" \
-		agent="$${CARGO_TARGET_DIR:-target}/release/weft-agent"
+		agent="$${CARGO_TARGET_DIR:-target}/release/weft-agent" \
+		devices="$${CARGO_TARGET_DIR:-target}/release/weft-engine" verbs="$$(hack/cluster-binaries.sh --where)/pause"
 	@"$${CARGO_TARGET_DIR:-target}/release/bench-cluster" --server "$${CARGO_TARGET_DIR:-target}/release/cluster" \
-		$(ARGS) target/bench/images/operator.tar target/bench/images/agent.tar
+		$(ARGS) $(foreach who,operator agent devices verbs,target/bench/images/$(who).tar)
 
 figures: ## Draw the papers' experiments as measured here; writes target/figures/*.svg and *.json
 	@hack/setup.sh bench

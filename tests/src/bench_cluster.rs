@@ -7,6 +7,7 @@
 //! answers the operator's calls over mutual TLS. The operator cannot tell it from a real one.
 
 mod crowd;
+mod devices;
 mod fleet;
 mod largest;
 mod load;
@@ -47,6 +48,8 @@ pub struct Size {
     pub watched: Duration,
     /// Simulated agents of a cluster of its own, in which one job is planned for all of them; none for 0.
     pub wide: usize,
+    /// Whether virtual devices of pods are measured, in a cluster of their own.
+    pub devices: bool,
     /// Jobs of the largest allowed size, in a cluster of their own; none for 0.
     pub largest: usize,
 }
@@ -129,7 +132,7 @@ impl Drop for Lent {
 }
 
 /// Brings clusters up below `scratch`, one after the other, measures, and takes them down. `server` is as in
-/// [`Cluster::up`], `images` the archives of operator and agent.
+/// [`Cluster::up`], `images` the archives of operator, agent and devices, and of programs that pods run.
 ///
 /// # Errors
 /// [`ClusterBenchError`].
@@ -161,6 +164,11 @@ pub fn measure(
         say("looking at an idle agent");
         rows.extend(idle_agent(&lent.cluster)?);
         rows.extend(Load::new(&lent.cluster, size)?.run(say)?);
+    }
+    if size.devices {
+        let lent = lend("cluster-devices", say)?;
+        start_up(&lent.cluster, devices::VALUES)?;
+        rows.extend(devices::measure(&lent.cluster, say)?);
     }
     if size.largest > 0 {
         let lent = lend("cluster-largest", say)?;

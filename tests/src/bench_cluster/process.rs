@@ -3,9 +3,12 @@
 use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
 use weft_cluster::{in_network_of, is_below};
 
 use super::ClusterBenchError;
@@ -55,6 +58,17 @@ impl Process {
             what: format!("a process {name} {word}"),
             seconds: 0,
         })
+    }
+
+    /// The files that it sees.
+    pub(super) fn root(self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root", self.0))
+    }
+
+    /// Ends it as a crash would.
+    pub(super) fn kill(self) -> io::Result<()> {
+        let pid = Pid::from_raw(self.0.cast_signed());
+        Ok(signal::kill(pid, Signal::SIGKILL)?)
     }
 
     /// Anonymous memory that is in use, bytes.

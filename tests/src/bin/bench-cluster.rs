@@ -1,4 +1,4 @@
-//! `make bench-cluster`: measures operator and agents on a real API server, prints the table and
+//! `make bench-cluster`: measures operator, agents and devices of pods on a real API server, prints the table and
 //! writes it as JSON.
 
 use std::io::{self, Write as _};
@@ -32,10 +32,13 @@ struct Args {
     /// Jobs of the largest size that the API server takes, in a third cluster; 0 for none.
     #[arg(long, value_name = "N", default_value_t = 1000)]
     largest: u16,
+    /// Leaves out what virtual devices of pods cost, which is measured in a cluster of their own.
+    #[arg(long)]
+    no_devices: bool,
     /// The program that serves the cluster: target/release/cluster.
     #[arg(long, value_name = "PROGRAM")]
     server: PathBuf,
-    /// Archives of the images operator and agent, as hack/images.sh makes them.
+    /// Archives of the images operator, agent, devices and verbs, as hack/images.sh makes them.
     #[arg(required = true, value_name = "IMAGE.tar")]
     images: Vec<PathBuf>,
     /// The JSON is written to OUT/cluster.json, and what the cluster needs to OUT/cluster.
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         watched: Duration::from_secs(args.seconds.into()),
         wide: args.wide.into(),
         largest: args.largest.into(),
+        devices: !args.no_devices,
     };
     let rows = match measure(&size, &args.out, &args.server, &args.images, &mut say) {
         Ok(rows) => rows,

@@ -62,7 +62,11 @@ image() {
             done
             ;;&
         verbs)
-            local verbs
+            local verbs library
+            # As every image with glibc has; programs of a newer one name none, and libraries of an older one do.
+            for library in libpthread.so.0 libdl.so.2; do
+                install -D -m 755 "$(cc -print-file-name="$library")" "$root/lib/$library"
+            done
             for verbs in "${verbs_programs[@]}"; do
                 install_program "$(command -v "$verbs")" "$root" "/usr/bin/$verbs"
             done

@@ -60,9 +60,10 @@ cluster-up: ## Bring up a real Kubernetes of NODES=3 nodes on a small fabric, in
 cluster-load-images: ## Build Weft's images and put them where the cluster's pods find them
 	@hack/setup.sh cluster
 	@hack/step.sh "1 of 3: Weft's programs" cargo build --locked --workspace --bin cluster --bin weft-agent --bin weft-operator --bin kubectl-weft \
-		--bin weft-engine --bin weft-device-plugin
+		--bin weft-engine --bin weft-device-plugin --bin weft-volume-driver
 	@hack/step.sh "2 of 3: the images" hack/images.sh target/images $(foreach who,agent operator,$(who)=$(or $(CARGO_TARGET_DIR),target)/debug/weft-$(who)) \
-		devices=$(or $(CARGO_TARGET_DIR),target)/debug/weft-engine
+		devices=$(or $(CARGO_TARGET_DIR),target)/debug/weft-engine \
+		volumes=$(or $(CARGO_TARGET_DIR),target)/debug/weft-volume-driver
 	@hack/step.sh "3 of 3: into every node" "$${CARGO_TARGET_DIR:-target}/debug/cluster" load-images target/images/*.tar
 
 cluster-down: ## Take the cluster down and leave nothing of it

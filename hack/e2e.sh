@@ -11,6 +11,7 @@ hack/setup.sh cluster
 hack/cluster-binaries.sh >/dev/null
 # Of the whole workspace, so that nothing is built again with other features than in `make test`. The program
 # `cluster` is built with its own test below.
-cargo build --quiet --locked --workspace --bin weft-agent --bin weft-operator --bin kubectl-weft --bin weft-engine --bin weft-device-plugin
+cargo build --quiet --locked --workspace --bin weft-agent --bin weft-operator --bin kubectl-weft --bin weft-engine --bin weft-device-plugin \
+    --bin weft-volume-driver
 # One after the other: a cluster is work enough for two cores.
 exec cargo test --locked --workspace --test cluster --test e2e -- --nocapture --test-threads=1 "$@"

@@ -7,6 +7,7 @@
 #   hack/images.sh OUT operator=PROGRAM  OUT/operator.tar  weft.dev/operator:VERSION, not root
 #   hack/images.sh OUT devices=ENGINE    OUT/devices.tar   weft.dev/devices:VERSION: weft-engine, weft-device-plugin from the
 #                                        folder where it was built, and what pods load, which is built
+#   hack/images.sh OUT volumes=PROGRAM   OUT/volumes.tar   weft.dev/volumes:VERSION: weft-volume-driver
 #   hack/images.sh OUT verbs=PAUSE       OUT/verbs.tar     weft.dev/verbs:1: busybox and this machine's programs of
 #                                        rdma-core and perftest, for tests
 #
@@ -16,7 +17,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 if [ $# -lt 2 ]; then
-    echo "usage: hack/images.sh OUT tools=PAUSE|agent=PROGRAM|operator=PROGRAM|devices=ENGINE|verbs=PAUSE..." >&2
+    echo "usage: hack/images.sh OUT tools=PAUSE|agent=PROGRAM|operator=PROGRAM|devices=ENGINE|volumes=PROGRAM|verbs=PAUSE..." >&2
     exit 2
 fi
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
@@ -83,6 +84,7 @@ image() {
             install -D -m 755 "$(hack/container-hook.sh)" "$root/usr/lib/weft/weft-container-hook"
             ;;
         agent | operator) install_program "$program" "$root" "/weft-$kind" ;;
+        volumes) install_program "$program" "$root" /weft-volume-driver ;;
     esac
     umoci repack --image "$layout:image" "$scratch/$kind.bundle" >&2
     umoci config --image "$layout:image" "$@"
@@ -105,8 +107,9 @@ for given in "$@"; do
         operator=*) image operator "weft.dev/operator:$version" "$program" --config.entrypoint /weft-operator \
             --config.user "$nobody" ;;
         devices=*) image devices "weft.dev/devices:$version" "$program" --config.entrypoint /weft-engine ;;
+        volumes=*) image volumes "weft.dev/volumes:$version" "$program" --config.entrypoint /weft-volume-driver ;;
         verbs=*) image verbs weft.dev/verbs:1 "$program" --config.entrypoint /pause \
             --config.env PATH=/usr/bin:/bin ;;
-        *) echo "images: $given: give tools=, agent=, operator=, devices= or verbs=" >&2; exit 2 ;;
+        *) echo "images: $given: give tools=, agent=, operator=, devices=, volumes= or verbs=" >&2; exit 2 ;;
     esac
 done

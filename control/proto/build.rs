@@ -9,6 +9,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "weft/agent/v1/agent.proto",
         "weft/engine/v1/engine.proto",
         "weft/operator/v1/operator.proto",
+        "weft/volumes/v1/volumes.proto",
     ];
     let files = protox::compile(definitions, [root])?;
     let mut config = prost_build::Config::new();

@@ -29,6 +29,7 @@ use crate::object::{self, Network, StoreSettings};
 use crate::root_opener::Opener;
 use crate::tls::{Tls, TlsError};
 use crate::transfer::buffers::MemoryBudget;
+use crate::volumes::{self, FindJob, VolumeService};
 use crate::web::HealthServer;
 
 /// Partial files of jobs that nobody has taken up again for so long are removed.
@@ -74,6 +75,16 @@ pub enum AgentError {
         /// The system's answer.
         source: std::io::Error,
     },
+    /// The socket by which the node's driver of volumes asks for copies.
+    #[error(
+        "--volumes: {path}: {source}: give a directory that this process may make and write to"
+    )]
+    VolumeSocket {
+        /// The directory.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
 }
 
 /// What an agent works in. It outlives tries to start that fail.
@@ -87,6 +98,8 @@ pub(crate) struct Environment {
     opener: Arc<Opener>,
     /// How the operator is asked which node has a device, where there is one.
     pub(crate) operator: Option<Arc<dyn FindNode>>,
+    /// How it is asked which job a pod's volume names.
+    pub(crate) jobs: Option<Arc<dyn FindJob>>,
 }
 
 impl Environment {
@@ -98,6 +111,7 @@ impl Environment {
             fence: Arc::default(),
             opener: Arc::default(),
             operator: None,
+            jobs: None,
         })
     }
 }
@@ -204,6 +218,15 @@ impl Agent {
             devices.dropped.register(&mut registries.agent);
             agent.spawn("offers", Arc::clone(&devices).pass_offers_on());
             agent.spawn("certificates", devices.follow_certificates());
+        }
+        if let (Some(directory), Some(jobs)) = (&config.volumes, &agent.environment.jobs) {
+            let failed = |source| AgentError::VolumeSocket {
+                path: directory.clone(),
+                source,
+            };
+            let listener = volumes::bind(directory).map_err(failed)?;
+            let service = VolumeService::new(agent.registry.clone(), jobs.clone());
+            agent.spawn("volumes", service.serve(listener));
         }
         agent.environment.health.set_ready(registries);
         tracing::info!(

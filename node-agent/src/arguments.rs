@@ -92,6 +92,9 @@ struct Enroll {
         default_value = "/run/weft/engine.sock"
     )]
     engine_socket: PathBuf,
+    /// A directory in which the node's weft-volume-driver finds the agent; without it pods mount no copies.
+    #[arg(long, value_name = "DIR", env = "WEFT_VOLUMES")]
+    volumes: Option<PathBuf>,
     /// The proxy by which stores of objects are reached.
     #[arg(long, value_name = "http://HOST:PORT", env = "WEFT_STORE_PROXY")]
     store_proxy: Option<ProxyUrl>,
@@ -165,6 +168,7 @@ impl Enroll {
             metrics_port: self.metrics_port,
             roots_dir: self.roots_dir.clone(),
             engine_socket: self.engine_socket.clone(),
+            volumes: self.volumes.clone(),
             pod_configuration: self.pod_configuration.clone(),
             objects: Objects {
                 proxy: self.store_proxy.clone(),

@@ -18,7 +18,7 @@ use weft_core::path::PolicyKind;
 use crate::config::values::{
     ByteCount, Congestion, Duration, FabricName, NodeName, PublicKey, is_label,
 };
-use crate::files::{Access, MinFree, RootLimits};
+use crate::files::{Access, MinFree, RootLimits, RootVolumes};
 use crate::object::{Authorities, ProxyUrl, WorkloadIdentity};
 
 /// Slots of one incoming connection: enough to keep a link busy while the writer hashes one.
@@ -64,6 +64,9 @@ pub struct Config {
     /// The node's virtual devices; none when absent.
     #[serde(default)]
     pub devices: Option<Devices>,
+    /// The directory by which the node's driver of volumes finds the agent; not a field of the file.
+    #[serde(skip)]
+    pub volumes: Option<PathBuf>,
     /// Where it comes from; not a field of the file.
     #[serde(skip)]
     pub config_source: ConfigSource,
@@ -232,6 +235,9 @@ pub struct RootEntry {
     /// What copies and transfers of one namespace may have; no limit when absent.
     #[serde(default)]
     pub bytes_per_namespace: Option<ByteCount>,
+    /// How pods mount its copies, where they do; not a field of the file.
+    #[serde(skip)]
+    pub volumes: Option<RootVolumes>,
 }
 
 impl RootEntry {

@@ -7,11 +7,13 @@
 
 mod assigned;
 mod error;
+mod find_job;
 mod find_node;
 mod interface;
 mod keys;
 mod member;
 mod operator;
+mod queries;
 mod report;
 mod retry;
 mod settings;

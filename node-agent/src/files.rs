@@ -40,12 +40,14 @@ mod publish;
 mod reservation;
 mod reserved_space;
 mod root;
+mod root_volumes;
 mod scan;
 mod source;
 mod space;
 mod staging;
 mod sweep;
 mod symlink;
+pub mod volumes;
 
 #[cfg(test)]
 mod tests;
@@ -67,6 +69,7 @@ pub use names::JobUid;
 pub use object_read_log::{ObjectReadLog, VersionId};
 pub use path::RootPath;
 pub use root::{Access, Root};
+pub use root_volumes::RootVolumes;
 pub use source::{Source, SourceFile};
 pub use space::{MinFree, RootLimits};
 pub use sweep::sweep;

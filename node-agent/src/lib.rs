@@ -28,4 +28,5 @@ mod private_file;
 mod root_opener;
 pub mod tls;
 pub mod transfer;
+mod volumes;
 mod web;

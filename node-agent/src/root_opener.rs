@@ -40,6 +40,7 @@ impl Opener {
         let opened = self.open_by(roots, Instant::now() + ROOTS_WITHIN, open)?;
         for (root, entry) in opened.iter().zip(roots) {
             root.set_limits(entry.limits());
+            root.set_volumes(entry.volumes.clone());
         }
         Ok(opened)
     }
@@ -126,6 +127,7 @@ mod tests {
             access: Access::ReadWrite,
             min_free: MinFree::default(),
             bytes_per_namespace: None,
+            volumes: None,
         }
     }
 

@@ -29,14 +29,15 @@ use weft_identity::{
     tls_listener::{TlsListener, TlsRefusals},
 };
 use weft_proto::operator::v1::{
-    EnrollRequest, EnrollResponse, FindNodeRequest, FindNodeResponse, NodeConfig, NodeConfigUpdate,
-    NodeReport,
+    EnrollRequest, EnrollResponse, FindJobRequest, FindJobResponse, FindNodeRequest,
+    FindNodeResponse, NodeConfig, NodeConfigUpdate, NodeReport,
     operator_server::{Operator, OperatorServer},
 };
 
 use crate::{
     enrollment_limit::EnrollmentLimit,
     fault::Fault,
+    pod_jobs::PodJobs,
     reports::{Fabrics, NodeState, Reports},
     review::{AUDIENCE, Reviews},
 };
@@ -109,6 +110,8 @@ pub(crate) struct Control {
     pub limit: EnrollmentLimit,
     /// Knows whose a token is.
     pub reviews: Reviews,
+    /// Knows which jobs and namespaces there are.
+    pub pod_jobs: PodJobs,
     /// The agents' service account, `system:serviceaccount:NAMESPACE:NAME`.
     pub account: String,
     /// Which fabrics there are, with their nodes and the configuration of those.
@@ -314,6 +317,17 @@ impl Operator for Control {
                 Err(refuse((fault, caller.node)))
             }
         }
+    }
+
+    async fn find_job(
+        &self,
+        request: Request<FindJobRequest>,
+    ) -> Result<Response<FindJobResponse>, Status> {
+        let refuse = |refused| self.refuse("FindJob", &refused);
+        let caller = self.admit_node(&request).map_err(refuse)?;
+        let found = self.pod_jobs.find(request.get_ref()).await;
+        let found = found.map_err(|fault| refuse((fault, caller.node)))?;
+        Ok(Response::new(found))
     }
 
     type ReportStream = Pin<Box<dyn Stream<Item = Result<NodeConfigUpdate, Status>> + Send>>;

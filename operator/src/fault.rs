@@ -95,6 +95,19 @@ pub(crate) enum Fault {
         /// How many have.
         found: usize,
     },
+    /// A pod's namespace is not there, or is being deleted.
+    #[error(
+        "there is no namespace {namespace}, or it is being deleted: pods of it mount no copies"
+    )]
+    NoNamespace {
+        /// Its name.
+        namespace: String,
+    },
+    /// Nobody could be asked about a pod's namespace and job.
+    #[error(
+        "the API server does not say which namespace and job there are ({0}): the operator needs it; try again"
+    )]
+    NotAnswered(CallError),
     /// A later stream of the same node has taken over.
     #[error("another agent reports for this node now: stop one of the two")]
     Superseded,
@@ -146,6 +159,8 @@ impl Fault {
             Self::TooManyCalls { .. } => ("TooManyCalls", Code::ResourceExhausted, true),
             Self::ReviewFailed(_) => ("ReviewFailed", Code::Unavailable, true),
             Self::NoNode { .. } => ("NoNode", Code::NotFound, true),
+            Self::NoNamespace { .. } => ("NoNamespace", Code::NotFound, true),
+            Self::NotAnswered(_) => ("NotAnswered", Code::Unavailable, true),
             Self::Superseded => ("Superseded", Code::Aborted, false),
             Self::CertificateEnded => ("CertificateEnded", Code::Unauthenticated, false),
             Self::NotIssued(error) => (error.reason(), Code::Internal, false),

@@ -15,6 +15,7 @@ mod fault;
 pub mod home;
 pub mod lease;
 pub mod live;
+mod pod_jobs;
 pub mod process;
 pub mod reports;
 mod review;

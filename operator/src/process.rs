@@ -49,6 +49,7 @@ use crate::{
     home::{Home, HomeError},
     lease::{Held, LeaseBoard, Lost},
     live::{self, Live},
+    pod_jobs::PodJobs,
     reports::{Fabrics, Reports},
     review::Reviews,
     web::{self, Heartbeat, Standing},
@@ -361,6 +362,7 @@ impl Leader {
             epoch: self.epoch,
             limit: EnrollmentLimit::default(),
             reviews: Reviews::new(self.client.clone()),
+            pod_jobs: PodJobs::new(self.client.clone()),
             account: format!(
                 "system:serviceaccount:{}:{}",
                 settings.namespace, settings.agent_account

@@ -1113,6 +1113,49 @@ fn monitors_are_made_on_request_and_find_what_they_watch() {
 }
 
 #[test]
+fn volumes_take_a_privileged_daemonset_and_a_driver_that_is_told_whose_pod_it_is() {
+    assert_eq!(rendered(&[]).of_kind("CSIDriver").count(), 0);
+    let values = [
+        "volumes.enabled=true",
+        "devices.kubeletPath=\"/data/kubelet\"",
+    ];
+    let with = rendered(&values);
+    let driver = &with.find("CSIDriver", "csi.weft.dev")["spec"];
+    assert_eq!(driver["podInfoOnMount"], true);
+    assert_eq!(driver["volumeLifecycleModes"], json!(["Ephemeral"]));
+    assert_eq!(driver["attachRequired"], false);
+    assert_eq!(with.of_kind("DaemonSet").count(), 1);
+    let pod = &with.find("DaemonSet", "weft-volume-driver")["spec"]["template"]["spec"];
+    assert_eq!(pod["automountServiceAccountToken"], false);
+    for field in ["hostNetwork", "hostPID", "hostIPC"] {
+        assert_eq!(pod[field], Value::Null, "{field}");
+    }
+    let container = &pod["containers"][0];
+    let mounts = container["volumeMounts"].as_array().unwrap();
+    let shared: Vec<&Value> = mounts
+        .iter()
+        .filter(|one| one["mountPropagation"] == "Bidirectional")
+        .map(|one| &one["mountPath"])
+        .collect();
+    assert_eq!(shared, ["/data/kubelet/pods"]);
+    let host = mounts.iter().find(|one| one["mountPath"] == "/host");
+    assert_eq!(host.unwrap()["readOnly"], true);
+    assert!(strings(&container["args"]).contains(&"--kubelet=/data/kubelet"));
+    // Both find each other in one directory of the node.
+    let agent = with.agent();
+    let agent = &agent["spec"]["template"]["spec"]["containers"][0];
+    assert!(strings(&agent["args"]).contains(&"--volumes=/run/weft/volumes"));
+    let mounts = agent["volumeMounts"].as_array().unwrap();
+    assert!(mounts.iter().any(|one| one["mountPath"] == "/run/weft"));
+    let policy = with.find("ValidatingAdmissionPolicy", "operator-daemonsets.weft.dev");
+    assert!(
+        policy
+            .to_string()
+            .contains("true && volume.name == 'devices'")
+    );
+}
+
+#[test]
 fn devices_take_two_daemonsets_without_a_capability_and_none_where_they_are_not_enabled() {
     let none = rendered(&[]);
     let names = |rendered: &Rendered| -> Vec<String> {

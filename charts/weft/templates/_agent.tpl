@@ -61,6 +61,9 @@ spec:
             - --operator-ca=/etc/weft/ca/ca.crt
             - --token=/var/run/secrets/weft.dev/token
             - --state=/var/lib/weft/agent
+            {{- if .Values.volumes.enabled }}
+            - --volumes=/run/weft/volumes
+            {{- end }}
             {{- with .Values.agent.objectStores }}
             {{- with .proxy }}
             - {{ printf "--store-proxy=%s" . | toJson }}
@@ -74,7 +77,7 @@ spec:
             {{- end }}
             {{- /* Besides these: what the operator adds, and what the variables say. */}}
             {{- $given := list "--log" "--control-port" "--metrics-port" "--operator-ca" "--token" "--state"
-              "--operator" "--fabric" "--pod-configuration" "--node" "--address"
+              "--operator" "--fabric" "--volumes" "--pod-configuration" "--node" "--address"
               "--store-proxy" "--store-no-proxy" "--store-ca" "--workload-identity" }}
             {{- with include "weft.extraArgs" (dict "who" "agent" "args" .Values.agent.extraArgs "given" $given) }}
             {{- . | nindent 12 }}
@@ -128,12 +131,13 @@ spec:
             - {name: state, mountPath: /var/lib/weft/agent}
             - {name: token, mountPath: /var/run/secrets/weft.dev, readOnly: true}
             - {name: ca, mountPath: /etc/weft/ca, readOnly: true}
-            {{- if .Values.devices.enabled }}
-            # The engine's socket, and the flags that the agent writes for the engine and the device plugin.
+            {{- if or .Values.devices.enabled .Values.volumes.enabled }}
+            # The engine's socket, and the flags that the agent writes for the engine and the device plugin; the socket for the
+            # driver of volumes, and which copies these show.
             - {name: devices, mountPath: /run/weft}
             {{- end }}
       volumes:
-        {{- if .Values.devices.enabled }}
+        {{- if or .Values.devices.enabled .Values.volumes.enabled }}
         - name: devices
           hostPath: {path: /run/weft, type: DirectoryOrCreate}
         {{- end }}

@@ -3,7 +3,8 @@
 //! The definitions are in `proto/`; every message and field is documented there. Callers: the agent
 //! serves its own, which the operator and `weft play` call, and agents each other's `Connect`,
 //! `FetchManifest` and `OfferQueuePair`; the operator serves its own, which the agents of a cluster call; the engine of
-//! virtual devices serves its own, which its node's agent and `weft device` call.
+//! virtual devices serves its own, which its node's agent and `weft device` call; and an agent serves its node's driver of
+//! volumes.
 #![allow(
     missing_docs,
     unreachable_pub,
@@ -152,6 +153,26 @@ pub mod operator {
     /// Messages, client and server of `weft.operator.v1`.
     pub mod v1 {
         tonic::include_proto!("weft.operator.v1");
+    }
+}
+
+/// Which copies the pods of a node mount, version 1.
+pub mod volumes {
+    /// The agent's socket, in its directory for volumes.
+    pub const SOCKET: &str = "agent.sock";
+    /// Beside it: a file for each volume that shows a copy, named by the kubelet's id of the volume.
+    pub const IN_USE: &str = "in-use";
+
+    /// Whether the agent and the driver take this for the id of a volume, of which they make the name of a file.
+    pub fn is_id(id: &str) -> bool {
+        let is_letter =
+            |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        (1..=128).contains(&id.len()) && !id.starts_with('.') && id.bytes().all(is_letter)
+    }
+
+    /// Messages, client and server of `weft.volumes.v1`.
+    pub mod v1 {
+        tonic::include_proto!("weft.volumes.v1");
     }
 }
 

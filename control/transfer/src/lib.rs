@@ -53,6 +53,6 @@ pub use runner::Runner;
 pub use single_call::{diagnose, release_copies, stat};
 pub use spec::{
     DestinationsUpdate, LeaderContext, NodeLocation, SourceListing, Spec, Timing, is_local,
-    job_uid, local_copy_name, node_of,
+    job_uid, known_uids, local_copy_name, node_of,
 };
 pub use transfer::Transfer;

@@ -42,6 +42,11 @@ pub fn job_uid(known: &str) -> &str {
     known.strip_suffix(LOCAL_UID).unwrap_or(known)
 }
 
+/// The UIDs by which agents know a job.
+pub fn known_uids(uid: &str) -> [String; 2] {
+    [uid.to_owned(), format!("{uid}{LOCAL_UID}")]
+}
+
 /// A file or directory at a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeLocation {

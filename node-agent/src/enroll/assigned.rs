@@ -12,7 +12,7 @@ use crate::config::{
 };
 use crate::enroll::interface::Nic;
 use crate::enroll::settings::Settings;
-use crate::files::{Access, MinFree};
+use crate::files::{Access, MinFree, RootVolumes};
 
 /// Fields of the file that have other names in an RdmaFabric.
 const FIELDS: [(&str, &str); 2] = [
@@ -71,6 +71,7 @@ pub(crate) fn config(
             .devices
             .map(|given| devices(settings, given, nic.mbps))
             .transpose()?,
+        volumes: settings.volumes.clone(),
         config_source: config::ConfigSource::Operator,
     };
     config::check(&config).map_err(|error| {
@@ -124,8 +125,18 @@ fn roots(settings: &Settings, given: &[proto::Root]) -> Vec<RootEntry> {
                 None => MinFree::default(),
             },
             bytes_per_namespace: root.bytes_per_namespace.map(ByteCount),
+            volumes: volumes(settings, root),
         })
         .collect()
+}
+
+/// Nothing from an operator that does not say where the root is on the node.
+fn volumes(settings: &Settings, root: &proto::Root) -> Option<RootVolumes> {
+    let directory = settings.volumes.as_ref()?;
+    (!root.host_path.is_empty()).then(|| RootVolumes {
+        host_path: root.host_path.clone().into(),
+        in_use: directory.join(weft_proto::volumes::IN_USE),
+    })
 }
 
 fn transport(
@@ -202,6 +213,7 @@ mod tests {
             metrics_port: 7401,
             roots_dir: "/weft/roots".into(),
             engine_socket: "/run/weft/engine.sock".into(),
+            volumes: Some("/run/weft/volumes".into()),
             pod_configuration: String::new(),
             objects: config::Objects::default(),
             timing: Timing::default(),

@@ -9,7 +9,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tokio::sync::{Mutex, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, Interval};
 use weft_identity::cause::chain;
 use weft_proto::operator::COPIES_FULL;
@@ -21,9 +21,9 @@ use crate::config::Config;
 use crate::control::fence::Fence;
 use crate::copy_watcher::{CopyReport, CopyWatcher};
 use crate::enroll::error::{EnrollError, OperatorError};
-use crate::enroll::find_node::NodeFinder;
 use crate::enroll::interface::{self, Nic, finding};
 use crate::enroll::keys::{Keys, Validity};
+use crate::enroll::queries::OperatorQueries;
 use crate::enroll::report::{Reporter, replace_if_different};
 use crate::enroll::retry::Retry;
 use crate::enroll::settings::Settings;
@@ -63,11 +63,10 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     let keys = fail_fast::spawn_blocking("keys", move || Keys::open(&directory)).await?;
     let keys = Arc::new(keys);
     let mut environment = Environment::new("--metrics-port", settings.metrics_listen()).await?;
-    environment.operator = Some(Arc::new(NodeFinder {
-        settings: settings.clone(),
-        keys: keys.clone(),
-        client: Mutex::default(),
-    }));
+    let queries = || Arc::new(OperatorQueries::new(settings.clone(), keys.clone()));
+    // Each with a connection of its own: a pod that waits for its volume holds up no device.
+    environment.operator = Some(queries());
+    environment.jobs = Some(queries());
     let (health, fence) = (environment.health.clone(), environment.fence.clone());
     tracing::info!(
         node = %settings.node, fabric = %settings.fabric, operator = settings.operator, "enrolling"

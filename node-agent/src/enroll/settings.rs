@@ -35,6 +35,9 @@ pub struct Settings {
     pub roots_dir: PathBuf,
     /// The socket of the node's `weft-engine`. Beside it the agent writes the flags of that and of the device plugin.
     pub engine_socket: PathBuf,
+    /// A directory for the node's driver of volumes: the agent's socket, and a file for each volume that shows a copy. None
+    /// where pods have no volumes.
+    pub volumes: Option<PathBuf>,
     /// The way to stores, and who the agent is there. Whether stores without TLS are read says the operator.
     pub objects: Objects,
     /// Intervals and retries.

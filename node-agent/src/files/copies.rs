@@ -258,7 +258,7 @@ impl<'r> Records<'r> {
         self.root.own_location(&format!("{COPIES}/{name}"))
     }
 
-    fn names(&self) -> Result<Vec<String>, FileError> {
+    pub(super) fn names(&self) -> Result<Vec<String>, FileError> {
         let failed = |cause| FileError::reading(self.root.own_location(COPIES), cause);
         let mut names = Vec::new();
         let mut entries = Dir::read_from(&self.directory).map_err(failed)?;
@@ -273,7 +273,7 @@ impl<'r> Records<'r> {
     }
 
     /// Nothing where there is none of that name.
-    fn read(&self, name: &str) -> Result<Option<CopyRecord>, FileError> {
+    pub(super) fn read(&self, name: &str) -> Result<Option<CopyRecord>, FileError> {
         let Some(file) = self.open_file(name)? else {
             return Ok(None);
         };
@@ -373,7 +373,7 @@ impl<'r> Records<'r> {
     }
 
     /// The first difference between the record and the files, in words, if there is one.
-    fn difference(&self, record: &CopyRecord) -> Result<Option<String>, FileError> {
+    pub(super) fn difference(&self, record: &CopyRecord) -> Result<Option<String>, FileError> {
         let mut open = OpenDirectory::new(self.root);
         let mut files = 0;
         for entry in record.entries()? {
@@ -504,6 +504,13 @@ impl<'r> Records<'r> {
             return Ok(false);
         };
         let location = self.root.location(&record.base);
+        if self.root.is_mounted_by_pods(&record.base) {
+            tracing::debug!(
+                reason = "PathInUse",
+                "the copy {location} is not removed while pods have it mounted"
+            );
+            return Ok(false);
+        }
         if !record.copy.removing {
             if let Some(what) = self.difference(&record)? {
                 let gone = self.forget(&record)?;

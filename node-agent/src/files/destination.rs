@@ -10,7 +10,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::copies::{self, NewCopy};
-use super::destination_config::DestinationConfig;
+use super::destination_config::{DestinationConfig, Overwrite};
 use super::destination_file::{DestinationFile, PublishAction};
 use super::digest::{BlockLayout, Digest, directory_digest};
 use super::error::FileError;
@@ -45,7 +45,7 @@ impl Destination {
     /// Takes the job's lock, makes directories and partial files and reserves space, except for a file of the same
     /// size that is there already: its space is reserved when the first block comes that differs. Every other fault
     /// of a destination shows here, before any byte is sent; then nothing of it stays.
-    pub fn prepare(config: DestinationConfig) -> Result<Self, FileError> {
+    pub fn prepare(mut config: DestinationConfig) -> Result<Self, FileError> {
         let root = config.root.clone();
         if root.access() != Access::ReadWrite {
             return Err(FileError::RootReadOnly {
@@ -70,6 +70,10 @@ impl Destination {
         let writing = root
             .occupancy()
             .begin_write(&config.job, &base, || root.location(&base))?;
+        // Looked at after the writer has begun: from now on no volume begins to show what it may replace.
+        if root.is_mounted_by_pods(&base) {
+            config.overwrite = Overwrite::InUse;
+        }
         let placement = Placement::new(config, base)?;
         let config = &placement.config;
         let namespace = config.recorded_for.as_ref();

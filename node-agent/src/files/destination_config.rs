@@ -19,6 +19,9 @@ pub enum Overwrite {
     IfDifferent,
     /// One with the same content stays as it is; another is an error.
     Never,
+    /// One with the same content stays as it is; another is an error, for a pod's volume shows the copy. No job says
+    /// this.
+    InUse,
     /// It is not read: the whole file is sent and replaces it. A job that is resumed then
     /// sends again also what it had finished.
     Always,

@@ -318,6 +318,14 @@ pub enum FileError {
         /// What to do.
         remedy: &'static str,
     },
+    /// A pod's volume shows what is there.
+    #[error(
+        "{location} is in a copy that pods of this node have mounted, and would be replaced: delete these pods, or choose another path"
+    )]
+    PathInUse {
+        /// What is in the way.
+        location: Location,
+    },
     /// Another job writes there.
     #[error("{location} is being written by job {job}: wait for that job or cancel it")]
     DestinationBusy {
@@ -457,6 +465,7 @@ impl FileError {
             FileError::DestinationReadOnly { .. } => "DestinationReadOnly",
             FileError::DestinationDenied { .. } => "DestinationDenied",
             FileError::DestinationExists { .. } => "DestinationExists",
+            FileError::PathInUse { .. } => "PathInUse",
             FileError::DestinationBusy { .. }
             | FileError::JobBusy { .. }
             | FileError::BeingRemoved { .. } => "DestinationBusy",

@@ -118,6 +118,9 @@ impl FileTarget {
                 found: "a file with another content",
                 remedy: "remove it, choose another path, or set overwrite to IfDifferent",
             }),
+            Overwrite::InUse => Err(FileError::PathInUse {
+                location: self.location(),
+            }),
             Overwrite::IfDifferent | Overwrite::Always => Ok(()),
         }
     }
@@ -224,7 +227,7 @@ impl FileTarget {
         let partial = stat(&self.partial)?;
         let whole = partial.is_some_and(|stat| bytes > 0 && FileState::of(&stat).size == bytes);
         let existing = match self.overwrite {
-            Overwrite::Never => same_size,
+            Overwrite::Never | Overwrite::InUse => same_size,
             Overwrite::IfDifferent => same_size && !whole,
             Overwrite::Always => false,
         };

@@ -36,6 +36,8 @@ enum PathUse {
     Attempt,
     /// A verified copy is being removed there.
     Removal,
+    /// A verified copy is compared with its record, before a volume shows it.
+    Volume,
 }
 
 /// A path is in use: as long as this is there.
@@ -82,8 +84,22 @@ impl Occupancy {
     /// something within it or around it.
     pub(super) fn begin_removal(self: &Arc<Self>, path: &RootPath) -> Option<PathGuard> {
         let mut uses = self.uses();
-        let is_free = !uses.overlaps(path, &PathUse::Attempt);
+        let is_free =
+            !uses.overlaps(path, &PathUse::Attempt) && !uses.overlaps(path, &PathUse::Volume);
         is_free.then(|| self.add(&mut uses, path, PathUse::Removal))
+    }
+
+    /// Keeps removals out of `path` until a volume that shows the copy there is written down, and tells the next writer;
+    /// nothing where a job writes or removes now.
+    pub(super) fn begin_volume(self: &Arc<Self>, path: &RootPath) -> Option<PathGuard> {
+        let mut uses = self.uses();
+        let is_free = !uses.overlaps(path, &PathUse::Removal) && !uses.is_written(path);
+        is_free.then(|| self.add(&mut uses, path, PathUse::Volume))
+    }
+
+    /// Whether a volume is about to show a copy at `path`, within it or around it. Once a writer has begun, none begins.
+    pub(super) fn has_volume(&self, path: &RootPath) -> bool {
+        self.uses().overlaps(path, &PathUse::Volume)
     }
 
     /// Runs `remove` on a directory that `job` has made, unless another job writes there.
@@ -123,6 +139,12 @@ impl PathUses {
     fn overlaps(&self, path: &RootPath, kind: &PathUse) -> bool {
         let mut paths = self.paths.values();
         paths.any(|(other, known)| known == kind && other.overlaps(path))
+    }
+
+    /// Whether a job writes at `path`, within it or around it.
+    fn is_written(&self, path: &RootPath) -> bool {
+        let mut paths = self.paths.values();
+        paths.any(|(at, kind)| matches!(kind, PathUse::Writer(_)) && at.overlaps(path))
     }
 
     /// Another job that writes at `path`, within it or around it.

@@ -258,7 +258,7 @@ fn rename(
     }
     // Set last: the sweep uses mtime as the age of an unfinished file.
     target.set_modified(parent);
-    let replace = target.overwrite != Overwrite::Never;
+    let replace = !matches!(target.overwrite, Overwrite::Never | Overwrite::InUse);
     let answer = match target.is_staged() {
         // It goes with its directory.
         true => Ok(()),
@@ -270,7 +270,7 @@ fn rename(
             Err(Errno::NOENT) => Err(target.changed()),
             Err(cause) => Err(target.failed("stat", cause, 0)),
         },
-        Err(Errno::EXIST) if target.overwrite == Overwrite::Never => {
+        Err(Errno::EXIST) if !replace => {
             target.may_replace()?;
             Err(target.changed())
         }

@@ -19,6 +19,7 @@ use super::error::{FileError, Location};
 use super::file_state::FileState;
 use super::occupancy::Occupancy;
 use super::path::RootPath;
+use super::root_volumes::RootVolumes;
 use super::space::{RootLimits, Space};
 
 /// Times a lookup is repeated when directories are renamed under it (openat2's EAGAIN).
@@ -52,6 +53,7 @@ pub struct Root {
     occupancy: Arc<Occupancy>,
     /// Never locked for longer than a look.
     limits: Mutex<RootLimits>,
+    volumes: Mutex<Option<RootVolumes>>,
     space: Mutex<Space>,
     /// Locked while a record of a copy is replaced.
     records: Mutex<()>,
@@ -75,6 +77,7 @@ impl Root {
             directory,
             occupancy: Arc::default(),
             limits: Mutex::default(),
+            volumes: Mutex::default(),
             space: Mutex::default(),
             records: Mutex::default(),
         })
@@ -125,6 +128,35 @@ impl Root {
     /// What transfers may take of its disk.
     pub(super) fn limits(&self) -> RootLimits {
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets how pods mount its copies.
+    pub fn set_volumes(&self, volumes: Option<RootVolumes>) {
+        *self.volumes.lock().unwrap_or_else(PoisonError::into_inner) = volumes;
+    }
+
+    /// How pods mount its copies; nothing where they do not.
+    pub(super) fn volumes(&self) -> Option<RootVolumes> {
+        let volumes = self.volumes.lock();
+        volumes.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether pods have mounted what is at `path`, within it or around it. What cannot be read may say so.
+    pub(super) fn is_mounted_by_pods(&self, path: &RootPath) -> bool {
+        let Some(volumes) = self.volumes() else {
+            return false;
+        };
+        // First: a volume that is about to show it is written down before it ceases to be so.
+        if self.occupancy.has_volume(path) {
+            return true;
+        }
+        volumes.show(&self.name, path).unwrap_or_else(|error| {
+            tracing::warn!(
+                "{}: {error}: which copies pods have mounted is not known, so none is removed or replaced",
+                volumes.in_use.display()
+            );
+            true
+        })
     }
 
     /// What jobs may do in it.

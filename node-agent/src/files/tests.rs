@@ -9,6 +9,7 @@ mod links;
 mod resume;
 mod source_faults;
 mod space;
+mod volumes;
 mod whole;
 
 use std::path::{Path, PathBuf};

@@ -38,3 +38,5 @@ mod s3_server;
 mod support;
 #[cfg(test)]
 mod transfer;
+#[cfg(test)]
+mod volumes;

@@ -1,5 +1,6 @@
 //! The operator of a cluster, as far as agents see it: enrolment, reports, orders.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::unix::fs::symlink;
@@ -40,6 +41,8 @@ struct Inner {
     config: watch::Sender<NodeConfig>,
     epoch: watch::Sender<u64>,
     requests: Mutex<Vec<EnrollRequest>>,
+    /// By their names.
+    jobs: Mutex<HashMap<String, Job>>,
     reports: watch::Sender<Vec<NodeReport>>,
     streams: AtomicUsize,
     callers: AtomicUsize,
@@ -76,6 +79,7 @@ impl Operator {
             roots: vec![Root {
                 name: "data".to_owned(),
                 writable: true,
+                host_path: "/var/lib/weft/data".to_owned(),
                 ..Root::default()
             }],
             objects: None,
@@ -92,6 +96,7 @@ impl Operator {
             config: watch::Sender::new(config),
             epoch: watch::Sender::new(1),
             requests: Mutex::default(),
+            jobs: Mutex::default(),
             reports: watch::Sender::default(),
             streams: AtomicUsize::new(0),
             callers: AtomicUsize::new(0),
@@ -125,6 +130,11 @@ impl Operator {
             change(config.engine.as_mut().unwrap());
             name.clone_into(&mut config.pod_configuration);
         });
+    }
+
+    /// A job has this name from now on.
+    pub(crate) fn set_job(&self, name: &str, job: Job) {
+        self.0.jobs.lock().unwrap().insert(name.to_owned(), job);
     }
 
     /// Another one leads from now on, and says so to whoever asks or listens.
@@ -230,6 +240,7 @@ impl Operator {
             metrics_port: 7401,
             roots_dir,
             engine_socket: file("engine.sock"),
+            volumes: Some(file(&format!("volumes{node}"))),
             pod_configuration: self.0.config.borrow().pod_configuration.clone(),
             objects: Default::default(),
             timing: Timing {
@@ -315,6 +326,18 @@ impl Serve for Operator {
         _: Request<FindNodeRequest>,
     ) -> Result<Response<FindNodeResponse>, Status> {
         Err(Status::unimplemented("no node here has devices"))
+    }
+
+    async fn find_job(
+        &self,
+        request: Request<FindJobRequest>,
+    ) -> Result<Response<FindJobResponse>, Status> {
+        let jobs = self.0.jobs.lock().unwrap();
+        let found = jobs.get(&request.into_inner().name).cloned();
+        Ok(Response::new(FindJobResponse {
+            namespace_uid: "namespace-1".to_owned(),
+            job: found,
+        }))
     }
 
     type ReportStream = Pin<Box<dyn Stream<Item = Result<NodeConfigUpdate, Status>> + Send>>;

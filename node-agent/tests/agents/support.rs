@@ -540,7 +540,7 @@ pub(crate) fn name_of(job: &AttemptRef) -> Option<JobName> {
     Some(JobName {
         namespace: "team".to_owned(),
         name: format!("job-{}", job.uid),
-        namespace_uid: String::new(),
+        namespace_uid: "namespace-1".to_owned(),
     })
 }
 

@@ -117,6 +117,7 @@ impl Stage {
             epoch: 7,
             limit: EnrollmentLimit::default(),
             reviews: Reviews::new(reviews()),
+            pod_jobs: PodJobs::new(reviews()),
             account: ACCOUNT.to_owned(),
             fabrics: known,
             reports: stage.reports.clone(),

@@ -1,6 +1,6 @@
 //! Virtual RDMA devices of pods: unprivileged pods run unmodified verbs programs, whatever fails beside them.
 //!
-//! All trials share one cluster, which is made with the first of them.
+//! All trials share one cluster, which is made with the first of them, also that of volumes.
 
 mod faults;
 
@@ -13,8 +13,8 @@ use libtest_mimic::Trial;
 use serde_json::{Value, json};
 use weft_cluster::{Settings, programs};
 
-use crate::install;
 use crate::test_cluster::{SYSTEM, Shared, TestCluster, report, repository, share};
+use crate::{install, volumes};
 use weft_tests::program;
 
 const TEAM: &str = "team-a";
@@ -72,10 +72,16 @@ pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
         faults::a_pod_that_is_deleted_by_force_leaves_no_device,
         type_name_of_val(&faults::a_pod_that_is_deleted_by_force_leaves_no_device),
     );
+    add(
+        |devices| {
+            volumes::a_pod_mounts_a_verified_model_when_its_copy_is_complete(&devices.cluster)
+        },
+        type_name_of_val(&volumes::a_pod_mounts_a_verified_model_when_its_copy_is_complete),
+    );
     trials
 }
 
-/// A cluster whose nodes have devices.
+/// A cluster whose nodes have devices and volumes.
 pub(crate) struct Devices {
     cluster: TestCluster,
 }
@@ -132,6 +138,7 @@ impl Devices {
             SYSTEM,
             "--reuse-values",
             "--set=devices.enabled=true",
+            "--set=volumes.enabled=true",
             "--set=devices.libraryPath=/var/lib/weft-devices",
             "--wait",
             "--timeout=180s",
@@ -314,12 +321,16 @@ fn load_images(cluster: &TestCluster) {
     let made = Command::new(repository("hack/images.sh"))
         .arg(&images)
         .arg(format!("devices={}", program("weft-engine").display()))
+        .arg(format!(
+            "volumes={}",
+            program("weft-volume-driver").display()
+        ))
         .arg(format!("verbs={}", pause.display()))
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&made.stderr);
     assert!(made.status.success(), "{said}");
-    let archives = ["devices.tar", "verbs.tar"].map(|name| images.join(name));
+    let archives = ["devices.tar", "volumes.tar", "verbs.tar"].map(|name| images.join(name));
     cluster.inner.load_images(&archives).unwrap();
     std::fs::remove_dir_all(images).unwrap();
 }

@@ -46,6 +46,9 @@ pub(crate) fn a_pod_waits_for_the_model(cluster: &TestCluster) {
     let container = &mut pod["spec"]["containers"][0];
     container["image"] = json!("weft.dev/tools:1");
     container["imagePullPolicy"] = json!("Never");
+    // The driver of volumes has a trial of its own, with this pod.
+    let copy = json!({"path": format!("{MODELS}/{TEAM}/{JOB}"), "type": "Directory"});
+    pod["spec"]["volumes"][0] = json!({"name": "model", "hostPath": copy});
     cluster.apply(&pod);
     let unscheduled = "--for=condition=PodScheduled=false";
     cluster.kubectl(&[

@@ -19,6 +19,7 @@ mod journey;
 mod plugin;
 mod test_cluster;
 mod tree;
+mod volumes;
 
 use libtest_mimic::{Arguments, Trial};
 use weft_cluster::Settings;

@@ -82,6 +82,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("weft-device-injection", &["weft-device"]),
     ("weft-device-plugin", &["weft-argument-file", "weft-proto"]),
+    ("weft-volume-driver", &["weft-proto"]),
     (
         "weft-agent",
         &[

@@ -113,6 +113,7 @@ fn root(root: &weft_crds::Root) -> Root {
             None => MinFree::Bytes(bytes(min_free)),
         }),
         bytes_per_namespace: root.bytes_per_namespace.as_deref().map(bytes),
+        host_path: root.host_path.clone(),
     }
 }
 

@@ -1,0 +1,242 @@
+//! Serves the node's driver of volumes: which verified copy a pod may mount, by `weft.volumes.v1` at a Unix socket.
+//!
+//! The driver says which namespace a pod has. The agent knows namespaces and jobs by their UIDs, and asks the operator for them.
+
+use std::fmt::Debug;
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::UnixListener;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+use weft_proto::operator::v1::FindJobResponse;
+use weft_proto::volumes::v1::use_copy_request::Copy;
+use weft_proto::volumes::v1::volumes_server::{Volumes, VolumesServer};
+use weft_proto::volumes::v1::{UseCopyRequest, UseCopyResponse};
+use weft_proto::volumes::{IN_USE, SOCKET, is_id};
+
+use crate::control::attempt_registry::AttemptRegistry;
+use crate::fail_fast;
+use crate::files::volumes::{CopyInUse, NotShown, PodNamespace, WantedCopy, use_copy};
+use crate::files::{FileError, Root, RootPath};
+
+/// Copies that are compared with their records at a time, which takes a look at each file. One on a file system that hangs
+/// holds its place until that answers.
+const AT_A_TIME: usize = 8;
+/// A call waits for its place so long.
+const PLACE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Of the directory, so that only its owner reaches the socket.
+const OWNER_ONLY: u32 = 0o700;
+
+/// Asks for the namespace and the job of a pod.
+#[tonic::async_trait]
+pub(crate) trait FindJob: Debug + Send + Sync {
+    /// Or why that is not known.
+    async fn find_job(&self, namespace: &str, name: &str) -> Result<FindJobResponse, String>;
+}
+
+/// Answers the driver.
+#[derive(Debug, Clone)]
+pub(crate) struct VolumeService {
+    registry: Arc<AttemptRegistry>,
+    operator: Arc<dyn FindJob>,
+    places: Arc<Semaphore>,
+}
+
+/// Makes the directory, and the socket in it.
+pub(crate) fn bind(directory: &Path) -> io::Result<UnixListener> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true).mode(OWNER_ONLY);
+    builder.create(directory.join(IN_USE))?;
+    fs::set_permissions(directory, Permissions::from_mode(OWNER_ONLY))?;
+    let socket = directory.join(SOCKET);
+    // Of an earlier agent.
+    match fs::remove_file(&socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => UnixListener::bind(socket),
+    }
+}
+
+impl VolumeService {
+    pub(crate) fn new(registry: Arc<AttemptRegistry>, operator: Arc<dyn FindJob>) -> Self {
+        Self {
+            registry,
+            operator,
+            places: Arc::new(Semaphore::new(AT_A_TIME)),
+        }
+    }
+
+    /// Serves until it is dropped.
+    pub(crate) async fn serve(self, listener: UnixListener) {
+        let served = Server::builder()
+            .add_service(VolumesServer::new(self))
+            .serve_with_incoming(UnixListenerStream::new(listener));
+        if let Err(error) = served.await {
+            tracing::error!("no volume is mounted any more: {error}");
+        }
+    }
+
+    async fn find(&self, request: UseCopyRequest) -> Result<CopyInUse, Status> {
+        let UseCopyRequest {
+            volume,
+            namespace,
+            copy,
+        } = request;
+        if !is_id(&volume) {
+            return Err(Status::invalid_argument("volume: is no id of a volume"));
+        }
+        let copy = copy.ok_or_else(|| Status::invalid_argument("copy: name a job or a place"))?;
+        let name = match &copy {
+            Copy::Job(name) => name.as_str(),
+            Copy::Place(_) => "",
+        };
+        let known = self.operator.find_job(&namespace, name).await;
+        let known = known.map_err(|problem| {
+            let text = format!(
+                "the pod waits for the operator to say which namespace is {namespace}: {problem}"
+            );
+            Status::unavailable(text)
+        })?;
+        if known.namespace_uid.is_empty() {
+            return Err(Status::unavailable(
+                "the operator names no UID of the namespace",
+            ));
+        }
+        let (wanted, roots) = self.wanted(&namespace, &copy, &known)?;
+        let pod = PodNamespace {
+            name: namespace.clone(),
+            uid: known.namespace_uid.clone(),
+        };
+        match self.look(roots, volume, pod, wanted).await? {
+            Some(found) => Ok(found),
+            None => Err(self.absent(&namespace, &copy, &known)),
+        }
+    }
+
+    /// What is to be looked for, and where.
+    fn wanted(
+        &self,
+        namespace: &str,
+        copy: &Copy,
+        known: &FindJobResponse,
+    ) -> Result<(WantedCopy, Vec<Arc<Root>>), Status> {
+        let roots = self.registry.reloadable_config().roots.clone();
+        match copy {
+            Copy::Job(name) => {
+                let job = known.job.clone().unwrap_or_default();
+                let name = name.clone();
+                Ok((
+                    WantedCopy::Job {
+                        name,
+                        uids: job.uids,
+                    },
+                    roots,
+                ))
+            }
+            Copy::Place(place) => {
+                let refused = |error: FileError| Status::invalid_argument(format!("path: {error}"));
+                let directory = RootPath::parse(namespace).map_err(refused)?;
+                let path = directory.join(&place.path).map_err(refused)?;
+                let root = roots.iter().find(|root| root.name() == place.root);
+                let root = root.cloned().ok_or_else(|| {
+                    let names: Vec<&str> = roots.iter().map(|root| root.name()).collect();
+                    let text = format!(
+                        "root: node {} has no root {:?}: choose one of {}",
+                        self.registry.config.node,
+                        place.root,
+                        names.join(", ")
+                    );
+                    Status::failed_precondition(text)
+                })?;
+                Ok((WantedCopy::Path(path), vec![root]))
+            }
+        }
+    }
+
+    /// Looks through the roots, on a thread that may block.
+    async fn look(
+        &self,
+        roots: Vec<Arc<Root>>,
+        volume: String,
+        pod: PodNamespace,
+        wanted: WantedCopy,
+    ) -> Result<Option<CopyInUse>, Status> {
+        let place = timeout(PLACE_TIMEOUT, Arc::clone(&self.places).acquire_owned()).await;
+        let Ok(Ok(place)) = place else {
+            let text = "the pod waits for other volumes, whose copies are compared with their records: does a root's file \
+                        system hang?";
+            return Err(Status::unavailable(text));
+        };
+        let found = fail_fast::spawn_blocking("volumes", move || {
+            // When the caller hangs up, the work goes on.
+            let _place = place;
+            for root in roots {
+                if let Some(found) = use_copy(&root, &volume, &pod, &wanted)? {
+                    return Ok(Some(found));
+                }
+            }
+            Ok(None)
+        });
+        found.await.map_err(|error: NotShown| match error {
+            NotShown::NotOwn(_) | NotShown::NoHostPath(_) => {
+                Status::failed_precondition(error.to_string())
+            }
+            _ => Status::unavailable(error.to_string()),
+        })
+    }
+
+    /// What the pod waits for.
+    fn absent(&self, namespace: &str, copy: &Copy, known: &FindJobResponse) -> Status {
+        let node = &self.registry.config.node;
+        let text = match (copy, &known.job) {
+            (Copy::Job(name), None) => format!(
+                "the pod waits for TransferJob {name}, which namespace {namespace} does not have, and node {node} has no verified copy \
+                 of one of that name: make the job"
+            ),
+            (Copy::Job(name), Some(job)) => format!(
+                "the pod waits for the verified copy of TransferJob {name} at node {node}; the job is {}: see kubectl describe tj/{name} \
+                 -n {namespace}, and whether its destinations have this node",
+                job.phase
+            ),
+            (Copy::Place(place), _) => format!(
+                "the pod waits for a verified copy at path {:?} of root {:?} at node {node}, which a TransferJob of namespace {namespace} \
+                 makes",
+                place.path, place.root
+            ),
+        };
+        Status::unavailable(text)
+    }
+}
+
+#[tonic::async_trait]
+impl Volumes for VolumeService {
+    async fn use_copy(
+        &self,
+        request: Request<UseCopyRequest>,
+    ) -> Result<Response<UseCopyResponse>, Status> {
+        let request = request.into_inner();
+        let (volume, namespace) = (request.volume.clone(), request.namespace.clone());
+        let found = self.find(request).await?;
+        tracing::info!(
+            volume,
+            namespace,
+            path = found.path.as_str(),
+            "a pod mounts a copy"
+        );
+        let root_directory = found.host_path.to_str().map(str::to_owned);
+        Ok(Response::new(UseCopyResponse {
+            root_directory: root_directory
+                .ok_or_else(|| Status::internal("the root's path is not UTF-8"))?,
+            path: found.path.as_str().to_owned(),
+            device: found.device,
+            inode: found.inode,
+        }))
+    }
+}

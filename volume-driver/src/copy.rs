@@ -1,0 +1,209 @@
+//! Which copy a pod asks for, by the attributes of its volume; and the file or directory itself.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
+use rustix::io::Errno;
+use tonic::Status;
+use weft_proto::volumes::v1::use_copy_request::Copy;
+use weft_proto::volumes::v1::{Place, UseCopyResponse};
+
+/// What the kubelet adds to the attributes begins with this.
+const OF_KUBELET: &str = "csi.storage.k8s.io/";
+/// Times a lookup is repeated when directories are renamed under it (openat2's EAGAIN).
+const LOOKUP_TRIES: usize = 64;
+
+/// The pod's namespace and the copy that it asks for.
+pub(crate) fn of_attributes(
+    attributes: &HashMap<String, String>,
+    pod_uid: &str,
+) -> Result<(String, Copy), Status> {
+    let of_kubelet = |name: &str| attributes.get(&format!("{OF_KUBELET}{name}"));
+    // A kubelet that adds nothing would leave a pod's author to name any namespace; no author knows the pod's UID.
+    let is_kubelets = of_kubelet("pod.uid").is_some_and(|uid| uid == pod_uid);
+    let namespace = of_kubelet("pod.namespace").filter(|name| is_kubelets && !name.is_empty());
+    let namespace = namespace.ok_or_else(|| {
+        let text = "the kubelet does not say which pod the volume is for: the CSIDriver csi.weft.dev must have podInfoOnMount: true, as \
+                    the chart has it";
+        Status::failed_precondition(text)
+    })?;
+    if of_kubelet("ephemeral").is_none_or(|is_so| is_so != "true") {
+        let text =
+            "csi.weft.dev has no persistent volumes: name it in the pod, under volumes[].csi";
+        return Err(Status::failed_precondition(text));
+    }
+    let wrong = |text: String| Status::invalid_argument(format!("volumeAttributes: {text}"));
+    let mut own: Vec<&str> = attributes.keys().map(String::as_str).collect();
+    own.retain(|name| !name.starts_with(OF_KUBELET));
+    own.sort_unstable();
+    let value = |name: &str| attributes.get(name).cloned().unwrap_or_default();
+    let copy = match own.as_slice() {
+        ["job"] => Copy::Job(value("job")),
+        ["path", "root"] => Copy::Place(Place {
+            root: value("root"),
+            path: value("path"),
+        }),
+        _ => {
+            return Err(wrong(format!(
+                "has [{}]: give either job, or root and path",
+                own.join(", ")
+            )));
+        }
+    };
+    if own
+        .iter()
+        .any(|name| *name != "path" && value(name).is_empty())
+    {
+        return Err(wrong(format!("one of {} is empty", own.join(", "))));
+    }
+    Ok((namespace.clone(), copy))
+}
+
+/// Opens the copy, by a descriptor that reads nothing: the same file or directory as the agent has compared with its record.
+pub(crate) fn open(host: &Path, copy: &UseCopyResponse) -> Result<File, Status> {
+    let failed = |cause: io::Error| {
+        let text = format!(
+            "{:?} in {}: {cause}: the node's agent has it there; the pod's volume is tried again",
+            copy.path, copy.root_directory
+        );
+        Status::unavailable(text)
+    };
+    let opened = open_in(host, copy).map_err(|cause| failed(cause.into()))?;
+    let stat = fstat(&opened).map_err(|cause| failed(cause.into()))?;
+    if (stat.st_dev, stat.st_ino) != (copy.device, copy.inode) {
+        let other = "is another file than the agent's, which may not see yet what is mounted there";
+        return Err(failed(io::Error::other(other)));
+    }
+    Ok(File::from(opened))
+}
+
+fn open_in(host: &Path, copy: &UseCopyResponse) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let host = openat(CWD, host, flags | OFlags::DIRECTORY, Mode::empty())?;
+    // The way to the root is the administrator's, and may have links.
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let root = lookup(
+        &host,
+        &copy.root_directory,
+        flags | OFlags::DIRECTORY,
+        resolve,
+    )?;
+    let path = match copy.path.as_str() {
+        "" => ".",
+        path => path,
+    };
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    lookup(&root, path, flags, resolve)
+}
+
+fn lookup(
+    directory: &OwnedFd,
+    path: &str,
+    flags: OFlags,
+    resolve: ResolveFlags,
+) -> Result<OwnedFd, Errno> {
+    let mut last = Errno::AGAIN;
+    for _ in 0..LOOKUP_TRIES {
+        match openat2(directory, path, flags, Mode::empty(), resolve) {
+            Err(cause @ (Errno::AGAIN | Errno::INTR)) => last = cause,
+            answer => return answer,
+        }
+    }
+    Err(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt as _, symlink};
+
+    use super::*;
+
+    fn attributes(given: &[(&str, &str)]) -> HashMap<String, String> {
+        let of_kubelet = [
+            ("csi.storage.k8s.io/ephemeral", "true"),
+            ("csi.storage.k8s.io/pod.uid", "uid-1"),
+            ("csi.storage.k8s.io/pod.namespace", "team-a"),
+            ("csi.storage.k8s.io/pod.name", "serve"),
+        ];
+        let all = of_kubelet.iter().chain(given);
+        all.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn a_volume_names_a_job_or_a_place_and_nothing_else() {
+        let of = |given: &[(&str, &str)]| of_attributes(&attributes(given), "uid-1");
+        let (namespace, copy) = of(&[("job", "minilm")]).unwrap();
+        assert_eq!(
+            (&*namespace, copy),
+            ("team-a", Copy::Job("minilm".to_owned()))
+        );
+        let (_, copy) = of(&[("root", "models"), ("path", "minilm")]).unwrap();
+        let place = Place {
+            root: "models".to_owned(),
+            path: "minilm".to_owned(),
+        };
+        assert_eq!(copy, Copy::Place(place));
+        for given in [
+            &[][..],
+            &[("job", "")],
+            &[("root", "models")],
+            &[("path", "minilm")],
+            &[("job", "minilm"), ("root", "models")],
+            &[("job", "minilm"), ("namespace", "team-b")],
+        ] {
+            let refused = of(given).unwrap_err();
+            assert!(
+                refused.message().starts_with("volumeAttributes"),
+                "{refused}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_namespace_that_the_kubelet_has_not_written_is_not_believed() {
+        let mut forged = attributes(&[("job", "minilm")]);
+        forged.remove("csi.storage.k8s.io/pod.uid");
+        let refused = of_attributes(&forged, "uid-1").unwrap_err();
+        assert!(refused.message().contains("podInfoOnMount"), "{refused}");
+        let refused = of_attributes(&attributes(&[("job", "minilm")]), "uid-2").unwrap_err();
+        assert!(refused.message().contains("podInfoOnMount"), "{refused}");
+        let mut persistent = attributes(&[("job", "minilm")]);
+        persistent.remove("csi.storage.k8s.io/ephemeral");
+        let refused = of_attributes(&persistent, "uid-1").unwrap_err();
+        assert!(refused.message().contains("persistent"), "{refused}");
+    }
+
+    #[test]
+    fn a_link_on_the_way_to_a_copy_is_not_followed_and_one_on_the_way_to_the_root_is() {
+        let host = tempfile::tempdir().unwrap();
+        let at = |path: &str| host.path().join(path);
+        std::fs::create_dir_all(at("disks/one/models/team-a/minilm")).unwrap();
+        std::fs::create_dir_all(at("disks/one/models/team-b/secret")).unwrap();
+        // As on the node, where `/` is what is `host` here.
+        symlink("/disks/one", at("data")).unwrap();
+        symlink("../team-b/secret", at("disks/one/models/team-a/link")).unwrap();
+        let stat = std::fs::metadata(at("disks/one/models/team-a/minilm")).unwrap();
+        let copy = |path: &str| UseCopyResponse {
+            root_directory: "/data/models".to_owned(),
+            path: path.to_owned(),
+            device: stat.dev(),
+            inode: stat.ino(),
+        };
+        open(host.path(), &copy("team-a/minilm")).unwrap();
+        for path in [
+            "team-a/link",
+            "team-b/secret",
+            "../models/team-a/minilm",
+            "team-a/none",
+            "",
+        ] {
+            let refused = open(host.path(), &copy(path)).unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::Unavailable, "{path}");
+        }
+    }
+}

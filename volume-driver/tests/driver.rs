@@ -274,6 +274,33 @@ fn a_volume_is_mounted_read_only_once_its_copy_is_verified() {
 }
 
 #[test]
+fn what_others_see_of_a_volume_is_read_only_too_and_goes_with_it() {
+    alone(|| async {
+        let node = TestNode::start().await;
+        node.complete();
+        // As the node sees the driver's mounts (mountPropagation: Bidirectional).
+        let (driver, others) = (node.at("kubelet"), node.at("others"));
+        fs::create_dir(&others).unwrap();
+        let bind = |from: &Path, to: &Path| {
+            mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        };
+        bind(&driver, &driver);
+        let shared = MsFlags::MS_SHARED;
+        mount(None::<&str>, &driver, None::<&str>, shared, None::<&str>).unwrap();
+        bind(&driver, &others);
+        node.publish("team-a").await.unwrap();
+        let seen = others.join("pods/uid-1/volumes/kubernetes.io~csi/model/mount/weights");
+        assert_eq!(fs::read_to_string(&seen).unwrap(), "w");
+        let written = fs::write(&seen, "x").unwrap_err();
+        assert_eq!(written.kind(), io::ErrorKind::ReadOnlyFilesystem);
+        node.unpublish().await.unwrap();
+        assert!(!seen.exists());
+        let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+        assert!(!mounts.contains("kubernetes.io~csi"), "{mounts}");
+    });
+}
+
+#[test]
 fn a_driver_that_was_restarted_unmounts_and_keeps_what_is_mounted_though_no_agent_runs() {
     alone(|| async {
         let mut node = TestNode::start().await;

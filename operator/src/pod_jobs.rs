@@ -122,7 +122,7 @@ mod tests {
                         "source": {"file": {"node": "n1", "root": "models", "path": "minilm"}},
                         "destinations": {"nodes": ["n2"], "root": "models", "path": "minilm"},
                     });
-                    object["status"] = json!({"phase": "Running"});
+                    object["status"] = json!({"phase": "Transferring"});
                 }
                 (StatusCode::OK, object.to_string())
             };
@@ -171,7 +171,7 @@ mod tests {
         let found = find("team-a", "minilm").await.unwrap();
         let job = Job {
             uids: vec!["job-1".to_owned(), "job-1-here".to_owned()],
-            phase: "Running".to_owned(),
+            phase: "Transferring".to_owned(),
         };
         assert_eq!(
             (&*found.namespace_uid, found.job),

@@ -86,12 +86,15 @@ impl Volumes for Agent {
     }
 }
 
+/// What stops it, and how it has ended.
+type Driver = (oneshot::Sender<()>, JoinHandle<Result<(), DriverError>>);
+
 /// A node with a driver, an agent, and what plays its kubelet.
 struct TestNode {
     home: TempDir,
     agent: Agent,
     serving: Option<JoinHandle<()>>,
-    driver: Option<(oneshot::Sender<()>, JoinHandle<Result<(), DriverError>>)>,
+    driver: Option<Driver>,
 }
 
 impl TestNode {
@@ -149,7 +152,7 @@ impl TestNode {
         soon(async {
             let probe = csi::ProbeRequest {};
             while IdentityClient::new(self.channel())
-                .probe(probe.clone())
+                .probe(probe)
                 .await
                 .is_err()
             {

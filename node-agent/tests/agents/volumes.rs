@@ -56,12 +56,12 @@ async fn a_driver_is_told_where_a_verified_copy_is_or_what_the_pod_waits_for() {
     let first = job("first", 1);
     let known = Job {
         uids: vec![first.uid.clone(), format!("{}-here", first.uid)],
-        phase: "Running".to_owned(),
+        phase: "Transferring".to_owned(),
     };
     operator.set_job("job-first", known);
     let waiting = ask(&mut agent, "team", by_job()).await.unwrap_err();
     assert!(
-        waiting.message().contains("the job is Running"),
+        waiting.message().contains("the job is Transferring"),
         "{waiting}"
     );
     let lab = operator.lab().await;

@@ -25,7 +25,7 @@ const PER_NODE: u64 = 8;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Of a server, in seconds.
-const SERVER_TIMEOUT: &str = "60";
+const SERVER_TIMEOUT: &str = "30";
 
 /// One test for each.
 pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
@@ -189,11 +189,11 @@ impl Devices {
         [(TEAM, "a"), (TEAM, "b")]
     }
 
-    /// A pair of programs that goes on for a while: for so many exchanges, whose data are checked.
-    fn begin_pair(&self, exchanges: u32) -> Pair {
+    /// A pair of programs that write for so many seconds.
+    fn begin_pair(&self, seconds: u32) -> Pair {
         let [server, client] = self.two_pods();
-        let count = exchanges.to_string();
-        let words = ["ibv_rc_pingpong", "-c", "-g", "0", "-n", &count];
+        let seconds = seconds.to_string();
+        let words = ["ib_write_bw", "-D", &seconds];
         let begin = |pod, words: &[&str]| {
             let mut command = self.command(pod, words);
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -209,7 +209,7 @@ impl Devices {
         }
     }
 
-    /// Until a program listens where ping-pong programs do.
+    /// Until a program listens where these do.
     fn await_listener(&self, pod: (&str, &str)) {
         // 18515 in the kernel's list of sockets.
         self.cluster.wait_until("the server listens", || {
@@ -221,7 +221,7 @@ impl Devices {
         });
     }
 
-    /// Whether both programs still run; then they have not ended by what was done meanwhile.
+    /// Both must run still, so that they have met what was done meanwhile, and end well.
     fn end(&self, mut pair: Pair) {
         let both = [&mut pair.client, &mut pair.server].map(|child| child.try_wait().unwrap());
         let ended_early = both.iter().any(Option::is_some);
@@ -232,7 +232,7 @@ impl Devices {
             are_well &= output.status.success();
             said += &String::from_utf8_lossy(&[output.stdout, output.stderr].concat());
         }
-        if !are_well || said.contains("invalid data") {
+        if !are_well {
             let early = if ended_early { "ended early: " } else { "" };
             self.cluster.fail(&format!("{early}{said}"));
         }

@@ -11,8 +11,8 @@ use super::{Devices, PER_NODE, TEAM, pod};
 use crate::harness::{process, processes};
 use crate::test_cluster::{SYSTEM, report};
 
-/// A pair of programs makes so many exchanges in half a minute at least.
-const HALF_A_MINUTE: u32 = 400_000;
+/// Programs write for so many seconds while something fails.
+const SECONDS: u32 = 40;
 const RESTARTS: u32 = 20;
 /// Of the kubelet, with the devices of its pods.
 const CHECKPOINT: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
@@ -46,7 +46,7 @@ fn replace(devices: &Devices, label: &str, node: &str) {
 
 pub(super) fn a_kubelet_that_is_killed_twenty_times_takes_no_device_away(devices: &Devices) {
     let kubelet = "node1/kubelet".to_owned();
-    let pair = devices.begin_pair(HALF_A_MINUTE);
+    let pair = devices.begin_pair(SECONDS);
     for _ in 0..RESTARTS {
         devices
             .cluster
@@ -59,11 +59,11 @@ pub(super) fn a_kubelet_that_is_killed_twenty_times_takes_no_device_away(devices
             .ask(&Order::Start(kubelet.clone()))
             .unwrap();
     }
+    devices.end(pair);
     let begun = Instant::now();
     devices.wait_for_node("node1");
     devices.start(TEAM, "e", "node1");
     report("kubelet restarted to the next pod Ready", begun);
-    devices.end(pair);
     let words = ["ibv_rc_pingpong", "-c", "-g", "0"];
     for client in ["b", "e"] {
         let said = devices.pair((TEAM, "a"), (TEAM, client), &words);
@@ -73,15 +73,18 @@ pub(super) fn a_kubelet_that_is_killed_twenty_times_takes_no_device_away(devices
 }
 
 pub(super) fn programs_go_on_when_the_engine_is_replaced(devices: &Devices) {
-    let pair = devices.begin_pair(HALF_A_MINUTE);
+    let pair = devices.begin_pair(SECONDS);
     let begun = Instant::now();
     replace(devices, "app.kubernetes.io/name=weft-engine", "node1");
     report("engine's pod deleted to the next one Ready", begun);
     devices.end(pair);
+    let words = ["ibv_rc_pingpong", "-c", "-g", "0"];
+    let said = devices.pair((TEAM, "a"), (TEAM, "b"), &words);
+    said.unwrap_or_else(|said| devices.cluster.fail(&said));
 }
 
 pub(super) fn programs_go_on_when_the_agents_are_replaced(devices: &Devices) {
-    let pair = devices.begin_pair(HALF_A_MINUTE);
+    let pair = devices.begin_pair(SECONDS);
     for node in ["node0", "node1"] {
         replace(devices, "weft.dev/fabric", node);
     }

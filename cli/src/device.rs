@@ -302,7 +302,13 @@ impl fmt::Display for Detail<'_> {
             "Regions:      {}, of which the engine has mapped {}",
             device.regions, device.windows
         )?;
-        writeln!(f, "Refused:      {} packets", device.refused)?;
+        let (sent, received) = (device.bytes_sent, device.bytes_received);
+        writeln!(f, "Bytes:        {sent} sent, {received} received")?;
+        writeln!(
+            f,
+            "Refused:      {} packets, {} offers",
+            device.refused, device.refused_offers
+        )?;
         writeln!(f, "State:        {}", state(device))?;
         if device.stalled {
             let cause =
@@ -337,6 +343,8 @@ mod tests {
             contexts: 1,
             queue_pairs: 4,
             refused: 2,
+            bytes_sent: 7,
+            bytes_received: 8,
             stalled: true,
             regions: 3,
             windows: 1,
@@ -356,7 +364,7 @@ mod tests {
         ));
         assert!(
             detail.contains(
-                "Regions:      3, of which the engine has mapped 1\nRefused:      2 packets\nState:        Stalled\n"
+                "Regions:      3, of which the engine has mapped 1\nBytes:        7 sent, 8 received\nRefused:      2 packets, 0 offers\nState:        Stalled\n"
             )
         );
     }

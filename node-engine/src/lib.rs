@@ -5,6 +5,7 @@
 //! no certificate: the agent says truly from which node an offer comes. So an agent may be restarted or replaced while
 //! programs use their devices.
 
+mod link_state;
 mod offer;
 mod service;
 

@@ -26,7 +26,7 @@ use weft_proto::agent::v1::QueuePairOffer;
 use weft_proto::engine::v1 as proto;
 use weft_proto::engine::v1::engine_server::{Engine, EngineServer};
 
-use crate::offer;
+use crate::{link_state, offer};
 
 /// Offers that wait until the agent takes them. Of more, the oldest are dropped; the engine makes them again.
 const OFFERS_BEHIND_MAX: usize = 4096;
@@ -294,6 +294,8 @@ impl Engine for Service {
             tenant: status.tenant.to_string(),
             owner: status.owner.to_string(),
             refused_offers: status.refused_offers,
+            bytes_sent: status.bytes_sent,
+            bytes_received: status.bytes_received,
             contexts: status.contexts,
             queue_pairs: status.queue_pairs,
             refused: status.refused,
@@ -303,7 +305,10 @@ impl Engine for Service {
         };
         let devices = self.with(Server::list)?;
         let devices = devices.into_iter().map(device).collect();
-        Ok(Response::new(proto::ListDevicesResponse { devices }))
+        Ok(Response::new(proto::ListDevicesResponse {
+            devices,
+            link_problem: link_state::problem(self.address).unwrap_or_default(),
+        }))
     }
 
     type WatchOffersStream = Pin<Box<dyn Stream<Item = Result<QueuePairOffer, Status>> + Send>>;

@@ -81,7 +81,7 @@ pub fn unix_channel(
 
 /// How a node's engine of virtual devices is managed, version 1.
 pub mod engine {
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
     use std::time::Duration;
 
     use tonic::transport::Channel;
@@ -89,11 +89,19 @@ pub mod engine {
     /// An engine that has not answered by then hangs: it answers in microseconds.
     const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
+    /// A list of 65,536 devices, of which each has at most 450 bytes.
+    const ANSWER_BYTES_MAX: usize = 32 << 20;
+
     /// A client of the engine at this socket; each call connects where there is no connection. To be called within a
     /// runtime of tokio.
     pub fn client(socket: &Path) -> v1::engine_client::EngineClient<Channel> {
         let channel = crate::unix_channel(socket, ANSWER_TIMEOUT);
-        v1::engine_client::EngineClient::new(channel)
+        v1::engine_client::EngineClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
+    }
+
+    /// Where the device plugin writes how the devices of the engine at this socket are: a [`v1::DeviceHealth`].
+    pub fn health_file(socket: &Path) -> PathBuf {
+        socket.with_file_name("device-plugin.health")
     }
 
     /// Messages, client and server of `weft.engine.v1`.

@@ -20,6 +20,7 @@ use weft_engine::{
 
 use crate::channel::event_socket;
 use crate::context::{Change, Context, Device, OfDevice, set_attributes};
+use crate::counters::Counters;
 use crate::datagrams::{DATAGRAMS, Datagrams};
 use crate::limits::{self, Totals};
 use crate::offer::{OFFER_INTERVAL_MIN, OFFER_TIMEOUT, Offer, OfferBackoff, QueuePairName};
@@ -295,10 +296,16 @@ impl Devices {
         counts.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
     }
 
-    /// Packets that asked for memory which they may not reach.
-    pub(crate) fn refused(&self) -> u64 {
-        let drops = self.engine.snapshot().drops;
-        drops.get(DropReason::Key) + drops.get(DropReason::Bounds)
+    /// What its engine has counted.
+    pub(crate) fn counters(&self) -> Counters {
+        let snapshot = self.engine.snapshot();
+        let (drops, stats) = (&snapshot.drops, snapshot.stats());
+        Counters {
+            refused: drops.get(DropReason::Key) + drops.get(DropReason::Bounds),
+            refused_offers: 0,
+            bytes_sent: stats.bytes_acked,
+            bytes_received: stats.bytes_placed,
+        }
     }
 
     /// What it has sent.

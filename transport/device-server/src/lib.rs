@@ -17,6 +17,7 @@ mod channel;
 mod command;
 mod context;
 mod control;
+mod counters;
 mod datagram;
 mod datagram_queue_pair;
 mod datagrams;

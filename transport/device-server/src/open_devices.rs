@@ -13,6 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 use weft_engine::EngineConfig;
 
 use crate::command::{Command, ReceivedOffer, wake_worker};
+use crate::counters::Counters;
 use crate::limits::Totals;
 use crate::link_share::LinkShare;
 use crate::offer::{Offer, TenantOffer, TooManyOffers};
@@ -37,11 +38,30 @@ pub(crate) struct Shown {
     pub(crate) refused: AtomicU64,
     /// Offers of other tenants.
     pub(crate) refused_offers: AtomicU64,
+    /// Payload bytes that peers have acknowledged, and that have come.
+    pub(crate) bytes_sent: AtomicU64,
+    pub(crate) bytes_received: AtomicU64,
     /// When its last turn began, in milliseconds.
     pub(crate) turned_at: AtomicU64,
 }
 
 impl Shown {
+    fn counters(&self) -> Counters {
+        let [refused, refused_offers, bytes_sent, bytes_received] = [
+            &self.refused,
+            &self.refused_offers,
+            &self.bytes_sent,
+            &self.bytes_received,
+        ]
+        .map(|count| count.load(Ordering::Relaxed));
+        Counters {
+            refused,
+            refused_offers,
+            bytes_sent,
+            bytes_received,
+        }
+    }
+
     /// It counts for nothing any more in what all devices of the node have.
     pub(crate) fn hide(&self, all: &OpenDevices) {
         for (shown, all) in [
@@ -86,6 +106,8 @@ pub(crate) struct OpenDevices {
     /// Held by each thread until it ends. None once all are to end.
     ended: Mutex<Option<Sender<()>>>,
     open: Mutex<HashMap<Gid, OpenDevice>>,
+    /// What was counted while devices were open before.
+    counted: Mutex<HashMap<Gid, Counters>>,
     /// How many programs have a thread here, by the device that they open or have open.
     programs: Mutex<HashMap<Gid, u32>>,
     /// Of all of them.
@@ -113,6 +135,7 @@ impl OpenDevices {
             send_offer,
             ended: Mutex::new(Some(ended)),
             open: Mutex::default(),
+            counted: Mutex::default(),
             programs: Mutex::default(),
             contexts: AtomicU32::new(0),
             queue_pairs: AtomicU32::new(0),
@@ -167,10 +190,31 @@ impl OpenDevices {
     pub(crate) fn end(&self, gid: Gid, has_commands: impl FnOnce() -> bool) -> bool {
         let mut open = self.lock();
         let ends = !has_commands();
-        if ends {
-            open.remove(&gid);
+        if ends && let Some(thread) = open.remove(&gid) {
+            let mut counted = self.lock_counted();
+            let before = counted.entry(gid).or_default();
+            *before = before.plus(thread.shown.counters());
         }
         ends
+    }
+
+    fn lock_counted(&self) -> MutexGuard<'_, HashMap<Gid, Counters>> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was counted of a device, open or not.
+    pub(crate) fn counters(&self, gid: &Gid) -> Counters {
+        let open = self.lock();
+        let before = self.lock_counted().get(gid).copied().unwrap_or_default();
+        match open.get(gid) {
+            Some(thread) => before.plus(thread.shown.counters()),
+            None => before,
+        }
+    }
+
+    /// Forgets what was counted of devices that are gone.
+    pub(crate) fn forget_counters(&self, is_there: impl Fn(&Gid) -> bool) {
+        self.lock_counted().retain(|gid, _| is_there(gid));
     }
 
     /// Takes all out, to end them. None is started after that.

@@ -130,11 +130,15 @@ pub struct DeviceStatus {
     pub contexts: u32,
     /// Queue pairs of all who have it open.
     pub queue_pairs: u32,
-    /// Packets that asked for memory which they may not reach, counted each second; from 0 again when nobody had it open
-    /// for 10 s.
+    /// Packets that asked for memory which they may not reach, since the device was made or another engine has gone on with
+    /// it; counted each second.
     pub refused: u64,
     /// Offers of other tenants' queue pairs to connect to its own, counted in the same way.
     pub refused_offers: u64,
+    /// Payload bytes that peers have acknowledged, counted in the same way.
+    pub bytes_sent: u64,
+    /// Payload bytes that have come, counted in the same way.
+    pub bytes_received: u64,
     /// Memory regions.
     pub regions: u32,
     /// Of these, those whose memory the program has shared, and the engine has mapped as well.
@@ -340,6 +344,7 @@ impl Server {
     #[must_use]
     pub fn list(&self) -> Vec<DeviceStatus> {
         let status = |(name, device): (&str, &Device)| {
+            let counters = self.devices.counters(&device.gid);
             let mut status = DeviceStatus {
                 name: name.to_owned(),
                 gid: device.gid,
@@ -350,8 +355,10 @@ impl Server {
                 ops_per_s: device.ops_per_s,
                 contexts: 0,
                 queue_pairs: 0,
-                refused: 0,
-                refused_offers: 0,
+                refused: counters.refused,
+                refused_offers: counters.refused_offers,
+                bytes_sent: counters.bytes_sent,
+                bytes_received: counters.bytes_received,
                 regions: 0,
                 windows: 0,
                 is_stalled: false,
@@ -359,15 +366,16 @@ impl Server {
             if let Some((shown, is_stalled)) = self.devices.shown(&device.gid) {
                 status.contexts = shown.contexts.load(Ordering::Relaxed);
                 status.queue_pairs = shown.queue_pairs.load(Ordering::Relaxed);
-                status.refused = shown.refused.load(Ordering::Relaxed);
-                status.refused_offers = shown.refused_offers.load(Ordering::Relaxed);
                 status.regions = shown.regions.load(Ordering::Relaxed);
                 status.windows = shown.windows.load(Ordering::Relaxed);
                 status.is_stalled = is_stalled;
             }
             status
         };
-        lock(&self.table).iter().map(status).collect()
+        let table = lock(&self.table);
+        self.devices
+            .forget_counters(|gid| table.name_of(gid).is_some());
+        table.iter().map(status).collect()
     }
 
     /// An offer has come from the node `owner`, as authenticated. One of another tenant than the device's that it is for is

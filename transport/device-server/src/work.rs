@@ -8,6 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 
 use crate::command::{Command, ReceivedOffer};
+use crate::counters::Counters;
 use crate::devices::{Devices, SavedDevices};
 use crate::link_share::SHARE_INTERVAL;
 use crate::offer::OFFER_TIMEOUT;
@@ -19,7 +20,7 @@ const WAIT_MAX: Duration = Duration::from_millis(100);
 /// How long the thread of a device that nobody has open goes on: as long as a connection of a peer may stall. Until then
 /// peers are told that their queue pairs are gone.
 const LINGER: Duration = OFFER_TIMEOUT;
-/// How often refused packets are counted, and logged where there are more.
+/// How often counters are shown, and refused packets logged where there are more.
 const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Commands that are carried out in one turn, and as many offers: then packets are moved again.
@@ -101,7 +102,7 @@ impl Worker {
             for offer in self.devices.take_offers() {
                 self.all.pass_on(&self.tenant, offer);
             }
-            self.count_refused(now);
+            self.show_counters(now);
             self.share_link();
             if self.devices.is_open() {
                 self.used_at = now;
@@ -113,13 +114,24 @@ impl Worker {
         }
     }
 
-    /// Counts what was refused, and says so where it is more than before.
-    fn count_refused(&mut self, now: Duration) {
+    /// Shows what is counted, and says where more was refused than before.
+    fn show_counters(&mut self, now: Duration) {
         if now.saturating_sub(self.counted_at) < COUNT_INTERVAL {
             return;
         }
         self.counted_at = now;
-        let refused = self.devices.refused();
+        let Counters {
+            refused,
+            bytes_sent,
+            bytes_received,
+            ..
+        } = self.devices.counters();
+        for (shown, counted) in [
+            (&self.shown.bytes_sent, bytes_sent),
+            (&self.shown.bytes_received, bytes_received),
+        ] {
+            shown.store(counted, Ordering::Relaxed);
+        }
         let before = self.shown.refused.swap(refused, Ordering::Relaxed);
         if refused > before {
             let (device, more) = (Gid(self.gid), refused - before);

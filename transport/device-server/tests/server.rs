@@ -591,6 +591,33 @@ fn attempts_on_memory_that_they_may_not_reach_are_counted_by_device() {
 }
 
 #[test]
+fn the_bytes_that_devices_send_and_get_are_counted() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let server = start(&directory.path().join("devices"));
+    let paths = [1, 2].map(|last| {
+        let path = server.create(&format!("weft{last}"), device(last));
+        path.expect("it is made")
+    });
+    let [mut a, b] = paths.each_ref().map(|path| Program::open(path));
+    a.connect(&b);
+    b.connect(&a);
+    let memory = [0; 64];
+    let (address, key) = (memory.as_ptr() as u64, b.register(&memory));
+    let remote = RemoteAddress { address, key };
+    a.post(1, Operation::Write(remote), Payload::Inline(&[1; 40]));
+    assert_eq!(a.next(), (1, Status::Success));
+    let counted = || {
+        let listed = server.list();
+        [&listed[0], &listed[1]].map(|it| (it.bytes_sent, it.bytes_received))
+    };
+    let begun = Instant::now();
+    while counted() != [(40, 0), (0, 40)] {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", counted());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
 fn refused_attempts_are_logged_once_a_second_at_most() {
     // No other test has this device.
     const LAST: u8 = 77;

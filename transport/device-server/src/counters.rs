@@ -1,0 +1,25 @@
+//! What is counted of a device.
+
+/// Since the device was made; an engine that goes on with it counts its connections on, and everything else anew.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counters {
+    /// Packets that asked for memory which they may not reach.
+    pub(crate) refused: u64,
+    /// Offers of other tenants.
+    pub(crate) refused_offers: u64,
+    /// Payload bytes that peers have acknowledged.
+    pub(crate) bytes_sent: u64,
+    /// Payload bytes that have come.
+    pub(crate) bytes_received: u64,
+}
+
+impl Counters {
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            refused: self.refused + other.refused,
+            refused_offers: self.refused_offers + other.refused_offers,
+            bytes_sent: self.bytes_sent + other.bytes_sent,
+            bytes_received: self.bytes_received + other.bytes_received,
+        }
+    }
+}

@@ -34,6 +34,21 @@ use serde::{Deserialize, Serialize};
     ),
     printcolumn(name = "Data", type_ = "string", json_path = ".status.dataAddress"),
     printcolumn(
+        name = "Devices",
+        type_ = "integer",
+        json_path = ".status.devices.total"
+    ),
+    printcolumn(
+        name = "In-Use",
+        type_ = "integer",
+        json_path = ".status.devices.inUse"
+    ),
+    printcolumn(
+        name = "Unhealthy",
+        type_ = "integer",
+        json_path = ".status.devices.unhealthy"
+    ),
+    printcolumn(
         name = "Interface",
         type_ = "string",
         json_path = ".status.interface",
@@ -71,7 +86,8 @@ pub struct FabricNodeStatus {
     /// The generation of the spec that this is about.
     pub observed_generation: i64,
     /// Ready: the agent reports and can work; Unknown after an uninstallation. Reason ConfigurationPending: it works with
-    /// an earlier configuration of the fabric until its pod is replaced.
+    /// an earlier configuration of the fabric until its pod is replaced. DevicesHealthy, where the fabric has devices: pods
+    /// can use them; when False, the reason and the message say why, and name devices and pods.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     #[schemars(length(max = 16))]
     pub conditions: Vec<Condition>,
@@ -87,6 +103,9 @@ pub struct FabricNodeStatus {
     pub link_mbps: u32,
     /// UDP ports of the data path.
     pub ports: NodePorts,
+    /// Its virtual devices; absent where it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub devices: Option<NodeDevices>,
     /// The agent's release.
     pub version: String,
     /// The hash of the fabric's configuration that the agent's pod was made for.
@@ -112,6 +131,18 @@ pub struct NodePorts {
     pub first: u16,
     /// How many, from the first on.
     pub count: u16,
+}
+
+/// How many virtual devices a node has.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeDevices {
+    /// Those that its pods can have.
+    pub total: u32,
+    /// Those that pods have.
+    pub in_use: u32,
+    /// Those that no pod can use: all of them where its pods can have none.
+    pub unhealthy: u32,
 }
 
 /// Something that is not as it should be.

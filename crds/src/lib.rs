@@ -16,11 +16,14 @@ pub use fabric::{
     CongestionControl, Encryption, FabricStatus, Link, Nics, NodeCount, Objects, PathPolicy, Ports,
     RdmaFabric, RdmaFabricSpec, Root, RootAccess, RootScope, Topology, Transport,
 };
-pub use fabric_node::{FabricNode, FabricNodeSpec, FabricNodeStatus, Finding, NodePorts};
+pub use fabric_node::{
+    FabricNode, FabricNodeSpec, FabricNodeStatus, Finding, NodeDevices, NodePorts,
+};
 pub use live::{
     AvailableRoot, AvailableRootList, CopyJob, CopyRemoval, CopyRemovalRequest, Diagnosis,
     DiagnosisRequest, KeptCopy, LIVE_GROUP, LIVE_VERSION, NodeCopy, NodeCopyList, NodeFacts,
-    Obstacle, Reach, TransferPlan, TransferProgress, TransferProgressList, live_api_version,
+    Obstacle, PodDevice, PodDeviceList, Reach, SilentNode, TransferPlan, TransferProgress,
+    TransferProgressList, live_api_version,
 };
 pub use transfer_job::{
     Algorithm, Counts, DESTINATIONS_SHOWN, DeletionPolicy, DestinationState, DestinationStatus,

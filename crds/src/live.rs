@@ -8,9 +8,11 @@
 //! | `diagnoses` | create | [`Diagnosis`]: what a node's agent has tried and found |
 //! | `nodecopies` | list | [`NodeCopyList`]: the verified copies that agents have recorded |
 //! | `availableroots` | list | [`AvailableRootList`]: the roots that the jobs of a namespace may name |
+//! | `poddevices` | list | [`PodDeviceList`]: the virtual devices of pods, as the nodes' engines count now |
 //! | `copyremovals` | create | [`CopyRemoval`]: removes copies that no job holds |
 
 mod copies;
+mod devices;
 mod roots;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
@@ -19,6 +21,7 @@ use weft_planner::Plan;
 
 pub use self::{
     copies::{CopyJob, CopyRemoval, CopyRemovalRequest, KeptCopy, NodeCopy, NodeCopyList},
+    devices::{PodDevice, PodDeviceList, SilentNode},
     roots::{AvailableRoot, AvailableRootList},
 };
 use crate::{ManifestSummary, TransferJobStatus};

@@ -1,6 +1,7 @@
 //! Makes the devices of containers, and destroys those that no pod has any more.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -8,13 +9,14 @@ use std::time::Instant;
 use tokio::sync::Mutex;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
+use weft_proto::Message as _;
 use weft_proto::engine::v1::engine_client::EngineClient;
 use weft_proto::engine::v1::{CreateDeviceRequest, DestroyDeviceRequest, ListDevicesRequest};
 
 use crate::Config;
 use crate::cdi::Cdi;
 use crate::pods::{Allocation, Pod, PodResources};
-use crate::reconcile::{EngineDevice, Found, Health, Reconciler};
+use crate::reconcile::{Decision, EngineDevice, Found, Health, OfEngine, Reconciler};
 
 /// What the ids of devices begin with; the engine may have others, which are nobody's here.
 pub(crate) const ID_PREFIX: &str = "vdev-";
@@ -46,6 +48,8 @@ pub(crate) struct Devices {
     own_pod: Option<Pod>,
     cdi: Cdi,
     directory: PathBuf,
+    /// What the node's agent reads.
+    health_file: PathBuf,
     cap_bps: u64,
     ops_per_s: u32,
     cross_namespace: bool,
@@ -72,6 +76,7 @@ impl Devices {
                 config.hook.as_deref(),
             ),
             directory: config.directory.clone(),
+            health_file: weft_proto::engine::health_file(&config.engine),
             cap_bps: config.cap_bps,
             ops_per_s: config.ops_per_s,
             cross_namespace: config.cross_namespace,
@@ -134,7 +139,7 @@ impl Devices {
             cap_bps: self.cap_bps,
             ops_per_s: self.ops_per_s,
             tenant: tenant.to_owned(),
-            owner: format!("{}/{}", pod.namespace, pod.name),
+            owner: pod.to_string(),
         };
         self.engine.clone().create_device(request).await?;
         Ok(())
@@ -150,7 +155,7 @@ impl Devices {
         }
     }
 
-    /// Looks at engine and kubelet, destroys the devices that no pod has, and says how devices are.
+    /// Looks at engine and kubelet, destroys the devices that no pod has, and says how devices are: to the node's agent as well.
     pub(crate) async fn reconcile(&self) -> Health {
         let mut reconciler = self.reconciler.lock().await;
         let described = self.cdi.ids().unwrap_or_else(|error| {
@@ -177,7 +182,20 @@ impl Devices {
                 tracing::warn!("{error}");
             }
         }
+        self.tell_agent(&decision);
         decision.health
+    }
+
+    /// Lets the node's agent read how devices are, and that this program runs. It never sees half of a file.
+    fn tell_agent(&self, decision: &Decision) {
+        let health = decision.health.to_proto(decision.in_use);
+        let temporary = self.health_file.with_extension("new");
+        let written = fs::write(&temporary, health.encode_to_vec());
+        let written = written.and_then(|()| fs::rename(&temporary, &self.health_file));
+        if let Err(error) = written {
+            let path = self.health_file.display();
+            tracing::warn!("{path}: {error}: the node's agent does not learn how devices are");
+        }
     }
 
     async fn reclaim(&self, id: &str) -> Result<(), DeviceError> {
@@ -190,12 +208,13 @@ impl Devices {
         Ok(())
     }
 
-    async fn of_engine(&self) -> Result<BTreeMap<String, EngineDevice>, String> {
+    async fn of_engine(&self) -> Result<OfEngine, String> {
         let mut engine = self.engine.clone();
         let listed = engine.list_devices(ListDevicesRequest {}).await;
         let listed = listed
             .map_err(|status| format!("the node's engine does not answer: {}", status.message()))?;
-        let devices = listed.into_inner().devices.into_iter();
+        let listed = listed.into_inner();
+        let devices = listed.devices.into_iter();
         let ours = devices.filter(|device| device.name.starts_with(ID_PREFIX));
         let by_id = ours.map(|device| {
             let found = EngineDevice {
@@ -204,7 +223,10 @@ impl Devices {
             };
             (device.name, found)
         });
-        Ok(by_id.collect())
+        Ok(OfEngine {
+            devices: by_id.collect(),
+            link_problem: (!listed.link_problem.is_empty()).then_some(listed.link_problem),
+        })
     }
 
     async fn allocations(&self) -> Result<BTreeMap<String, Allocation>, String> {

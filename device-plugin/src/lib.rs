@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use crate::devices::Devices;
-use crate::reconcile::Health;
+use crate::reconcile::{Health, Unhealthy};
 use crate::registration::Registration;
 use crate::service::Service;
 
@@ -141,13 +141,24 @@ async fn reconcile(devices: &Devices, shown: &watch::Sender<Health>) {
 /// Says what has changed.
 fn log(now: &Health, before: &Health) {
     match (&now.problem, &before.problem) {
-        (Some(problem), _) => tracing::warn!("no pod can have a device: {problem}"),
+        (Some(problem), _) => {
+            let reason = problem.reason();
+            tracing::warn!(reason, "no pod can have a device: {problem}");
+        }
         (None, Some(_)) => tracing::info!("pods can have devices again"),
         (None, None) => {}
     }
-    for (id, reason) in &now.unhealthy {
-        if before.unhealthy.get(id) != Some(reason) {
-            tracing::warn!(id, "the device is unhealthy: {reason}");
+    for (id, device) in &now.unhealthy {
+        if before.unhealthy.get(id) != Some(device) {
+            let Unhealthy { fault, pod } = device;
+            let pod = pod.as_ref().map(tracing::field::display);
+            let reason = fault.reason();
+            tracing::warn!(id, pod, reason, "the device is unhealthy: {fault}");
+        }
+    }
+    for id in before.unhealthy.keys() {
+        if !now.unhealthy.contains_key(id) {
+            tracing::info!(id, "the device is healthy again");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Which pod has which device, by the kubelet's Pod Resources API.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::Path;
 
 use tonic::Status;
@@ -15,6 +16,12 @@ use crate::kubelet::pod_resources::pod_resources_lister_client::PodResourcesList
 pub(crate) struct Pod {
     pub(crate) namespace: String,
     pub(crate) name: String,
+}
+
+impl fmt::Display for Pod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
 }
 
 /// A device as a container has it.

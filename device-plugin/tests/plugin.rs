@@ -27,7 +27,8 @@ use weft_device_plugin::kubelet::pod_resources::pod_resources_lister_server::{
 use weft_device_plugin::{Config, kubelet, run};
 use weft_engine::{EngineConfig, PortRange, Secret};
 use weft_node_engine::Shutdown;
-use weft_proto::engine::v1::{Device, ListDevicesRequest};
+use weft_proto::Message as _;
+use weft_proto::engine::v1::{Device, DeviceHealth, ListDevicesRequest};
 
 /// Nothing here takes a tenth of this on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -297,6 +298,10 @@ async fn a_container_gets_devices_of_its_own_whenever_it_starts() {
         );
         assert_eq!(device.cap_bps, 400_000_000);
     }
+    // The agent reads that all are well.
+    let health = std::fs::read(node.at("device-plugin.health")).expect("it is written");
+    let health = DeviceHealth::decode(&*health).expect("it is whole");
+    assert_eq!(health, DeviceHealth::default());
     // The container has ended and is started again.
     let started = plugin.pre_start_container(start()).await;
     started.expect("they are made");

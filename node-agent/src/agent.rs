@@ -19,6 +19,7 @@ use crate::control::authorization::Authorization;
 use crate::control::fence::Fence;
 use crate::control::listener::ControlListener;
 use crate::control::service::Service;
+use crate::devices::health::{HealthWatcher, NodeDevices};
 use crate::devices::peers::{FindNode, OperatorPeers, Peers};
 use crate::devices::{Devices, programs};
 use crate::fail_fast;
@@ -124,6 +125,8 @@ pub struct Agent {
     environment: Environment,
     stop: watch::Sender<bool>,
     servers: Vec<tokio::task::JoinHandle<()>>,
+    /// How the node's devices are, where its pods can have some.
+    devices: Option<watch::Receiver<NodeDevices>>,
 }
 
 impl Agent {
@@ -201,20 +204,28 @@ impl Agent {
             environment,
             stop,
             servers: Vec::new(),
+            devices: None,
         };
         agent.servers.push(fail_fast::spawn("control", async move {
             server.run().await;
         }));
         agent.sweep();
         let mut registries = metrics::registries(registry, budget, &refusals);
-        if let Some(of_node) = &config.devices {
+        if let Some((of_node, devices)) = config.devices.as_ref().zip(devices) {
             if let Some(programs) = of_node.programs {
                 let written = programs::write(&of_node.socket, config, programs);
                 written.map_err(|(path, source)| AgentError::EngineFile { path, source })?;
+                let (total, states) = (programs.per_node, devices.health.clone());
+                let watcher = HealthWatcher::new(&of_node.socket, total, states);
+                // The first report to the operator has it.
+                watcher.read().await;
+                let health = devices.health.subscribe();
+                let collector = metrics::DeviceCollector(health.clone());
+                registries.agent.register_collector(Box::new(collector));
+                agent.devices = Some(health);
+                agent.spawn("device health", watcher.run());
             }
             keep_descriptors(&of_node.socket)?;
-        }
-        if let Some(devices) = devices {
             devices.dropped.register(&mut registries.agent);
             agent.spawn("offers", Arc::clone(&devices).pass_offers_on());
             agent.spawn("certificates", devices.follow_certificates());
@@ -267,6 +278,11 @@ impl Agent {
     #[must_use]
     pub fn registry(&self) -> &Arc<AttemptRegistry> {
         &self.registry
+    }
+
+    /// How the node's virtual devices are, where its pods can have some.
+    pub(crate) fn devices(&self) -> Option<watch::Receiver<NodeDevices>> {
+        self.devices.clone()
     }
 
     /// Ends all jobs and stops serving.

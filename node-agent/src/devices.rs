@@ -4,6 +4,8 @@
 //! The engine believes its own agent only. So the agent answers for the node that an offer comes from: the caller's
 //! certificate names it, and the device that offers must be one of that node.
 
+pub(crate) mod health;
+pub(crate) mod listing;
 pub(crate) mod peers;
 pub(crate) mod programs;
 
@@ -20,11 +22,15 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::transport::Channel;
-use weft_proto::agent::v1::{OfferQueuePairRequest, QueuePairName, QueuePairOffer};
+use weft_proto::agent::v1::{
+    ListPodDevicesRequest, ListPodDevicesResponse, OfferQueuePairRequest, QueuePairName,
+    QueuePairOffer,
+};
 use weft_proto::engine::v1::engine_client::EngineClient;
-use weft_proto::engine::v1::{ReceiveOfferRequest, WatchOffersRequest};
+use weft_proto::engine::v1::{ListDevicesRequest, ReceiveOfferRequest, WatchOffersRequest};
 
 use crate::config::values::NodeName;
+use crate::devices::health::NodeDevices;
 use crate::devices::peers::{Peer, Peers};
 use crate::fail_fast;
 use crate::fault::Fault;
@@ -76,6 +82,8 @@ pub(crate) struct Devices {
     clients: Mutex<BTreeMap<NodeName, Client>>,
     tls: watch::Receiver<Tls>,
     pub(crate) dropped: DroppedOffers,
+    /// How they are; written by a [`health::HealthWatcher`].
+    pub(crate) health: watch::Sender<NodeDevices>,
 }
 
 impl Devices {
@@ -87,7 +95,21 @@ impl Devices {
             clients: Mutex::default(),
             tls,
             dropped: DroppedOffers::default(),
+            health: watch::Sender::default(),
         }
+    }
+
+    /// The devices of this node's pods.
+    pub(crate) async fn of_pods(
+        &self,
+        request: &ListPodDevicesRequest,
+    ) -> Result<ListPodDevicesResponse, Fault> {
+        let mut engine = self.engine.clone();
+        let listed = engine.list_devices(ListDevicesRequest {}).await;
+        let listed = listed.map_err(|status| Fault::engine(status.message()))?;
+        let devices = listed.into_inner().devices;
+        let health = &self.health.borrow().health;
+        Ok(listing::of_pods(devices, health, request))
     }
 
     /// Passes offers of this node's queue pairs on, for ever.

@@ -17,6 +17,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
+use tokio::sync::watch;
 use weft_core::path::{PathReport, PathState};
 use weft_core::units::Host;
 use weft_engine::Snapshot;
@@ -25,6 +26,7 @@ use weft_proto::agent::v1::JobName;
 
 use crate::control::attempt_handle::AttemptHandle;
 use crate::control::attempt_registry::AttemptRegistry;
+use crate::devices::health::NodeDevices;
 use crate::transfer::buffers::MemoryBudget;
 use crate::transfer::state::State;
 use crate::web::Registries;
@@ -148,6 +150,35 @@ impl Metrics {
             [([], self.buffer_bytes)],
         )
     }
+}
+
+/// The virtual devices of the node, as its device plugin says.
+#[derive(Debug)]
+pub(crate) struct DeviceCollector(pub(crate) watch::Receiver<NodeDevices>);
+
+impl Collector for DeviceCollector {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        encode_devices(&mut Out(encoder), &self.0.borrow())
+    }
+}
+
+fn encode_devices(out: &mut Out<'_>, devices: &NodeDevices) -> fmt::Result {
+    out.gauge(
+        "devices",
+        "Virtual devices that the pods of this node can have",
+        [([], devices.total.into())],
+    )?;
+    out.gauge(
+        "devices_in_use",
+        "Virtual devices that pods have",
+        [([], devices.health.in_use.into())],
+    )?;
+    let unhealthy = devices.unhealthy().into_iter();
+    out.gauge(
+        "devices_unhealthy",
+        "Virtual devices that no pod can use, by reason",
+        unhealthy.map(|(reason, count)| ([("reason", reason.to_owned())], count.into())),
+    )
 }
 
 type JobLabels = [(&'static str, String); 2];
@@ -558,6 +589,8 @@ mod tests {
         let refusals = TlsRefusals::default();
         refusals.register(&mut registry, "tls_refused");
         DroppedOffers::default().register(&mut registry);
+        let devices = watch::channel(NodeDevices::default()).1;
+        registry.register_collector(Box::new(DeviceCollector(devices)));
         // All reasons that an agent has.
         for reason in ["Handshake", "Timeout", "TooMany"] {
             refusals.count(reason);

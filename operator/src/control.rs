@@ -470,6 +470,15 @@ fn validate_report(report: &mut NodeReport) -> Result<(), Fault> {
             "give at most 253 bytes",
         ));
     }
+    if let Some(devices) = &mut report.devices {
+        // It becomes the reason of a condition.
+        let is_word = devices.reason.chars().all(|c| c.is_ascii_alphabetic());
+        if !is_word || devices.reason.len() > NAME_BYTES_MAX {
+            let problem = "give at most 253 letters, or nothing";
+            return Err(bad("devices.reason", problem));
+        }
+        devices.message = weft_transfer::excerpt(&devices.message, FINDING_BYTES_MAX);
+    }
     report.findings.truncate(FINDINGS_MAX);
     for finding in &mut report.findings {
         if finding.reason.len() > NAME_BYTES_MAX {

@@ -40,7 +40,7 @@ use crate::{
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 const PING_TIMEOUT: Duration = Duration::from_secs(4);
 /// Of an answer. A progress message has some 300 B and as much for each child; a diagnosis 100 B for each
-/// of 64 peers.
+/// of 64 peers; a list of devices 192 KiB at most.
 const ANSWER_BYTES_MAX: usize = 256 << 10;
 /// What an agent may send ahead of what is read of a call …
 const CALL_WINDOW: u32 = 256 << 10;

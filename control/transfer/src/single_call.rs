@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::mpsc::unbounded_channel;
 use weft_proto::agent::v1::{
-    AttemptRef, CancelRequest, DiagnoseRequest, DiagnoseResponse, StatResponse,
+    AttemptRef, CancelRequest, DiagnoseRequest, DiagnoseResponse, ListPodDevicesRequest,
+    ListPodDevicesResponse, StatResponse,
 };
 
 use crate::{
@@ -17,6 +18,9 @@ use crate::{
 
 /// Three rounds of packets to 64 peers.
 const DIAGNOSE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// An agent asks its engine, which answers within 5 s or not at all.
+const LIST_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// What the source of a transfer holds. Nothing is begun.
 ///
@@ -51,6 +55,22 @@ pub async fn diagnose(
         client.diagnose(request).await
     });
     with_timeout(DIAGNOSE_TIMEOUT, "Diagnose", &endpoint.node, call).await
+}
+
+/// The virtual devices of a node's pods.
+///
+/// # Errors
+/// Why the agent refused the call, or could not be called.
+pub async fn list_pod_devices(
+    request: ListPodDevicesRequest,
+    pool: &ConnectionPool,
+    endpoint: &AgentEndpoint,
+) -> Result<ListPodDevicesResponse, Failure> {
+    let agent = pool.agent(endpoint);
+    let call = agent.call(&request, |mut client, request| async move {
+        client.list_pod_devices(request).await
+    });
+    with_timeout(LIST_TIMEOUT, "ListPodDevices", &endpoint.node, call).await
 }
 
 /// Takes a job that does not exist any more out of the records of a node's copies: the agent removes the

@@ -26,7 +26,15 @@ const OPERATOR_BYTES_MAX: usize = 2 << 20;
 
 /// The calls that agents make; all others are the operator's.
 const NODE_CALLS: [&str; 3] = ["Connect", "FetchManifest", "OfferQueuePair"];
-const OPERATOR_CALLS: [&str; 6] = ["Stat", "Prepare", "Start", "Progress", "Cancel", "Diagnose"];
+const OPERATOR_CALLS: [&str; 7] = [
+    "Stat",
+    "Prepare",
+    "Start",
+    "Progress",
+    "Cancel",
+    "Diagnose",
+    "ListPodDevices",
+];
 
 /// The control API with its authorization.
 #[derive(Debug, Clone)]

@@ -256,6 +256,20 @@ impl Agent for Service {
         let command = diagnose(request, self.data, self.memory);
         self.command(request.leader_epoch, command).await
     }
+
+    async fn list_pod_devices(
+        &self,
+        request: Request<proto::ListPodDevicesRequest>,
+    ) -> Result<Response<proto::ListPodDevicesResponse>, Status> {
+        let request = request.get_ref();
+        let command = async {
+            match &self.devices {
+                Some(devices) => devices.of_pods(request).await,
+                None => Ok(proto::ListPodDevicesResponse::default()),
+            }
+        };
+        self.command(request.leader_epoch, command).await
+    }
 }
 
 /// Reports an attempt to one observer until the attempt is over.

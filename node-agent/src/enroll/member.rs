@@ -20,6 +20,7 @@ use crate::agent::{Agent, AgentError, Environment};
 use crate::config::Config;
 use crate::control::fence::Fence;
 use crate::copy_watcher::{CopyReport, CopyWatcher};
+use crate::devices::health::NodeDevices;
 use crate::enroll::error::{EnrollError, OperatorError};
 use crate::enroll::interface::{self, Nic, finding};
 use crate::enroll::keys::{Keys, Validity};
@@ -269,6 +270,7 @@ impl Member {
     async fn run_agent(&mut self, agent: &Agent, start: &StartConfig) -> EnrollError {
         let registry = agent.registry();
         let mut copies_changed = registry.copies_changed.subscribe();
+        let mut devices = agent.devices();
         let mut applied = start.node_config.agent.clone();
         let mut nic = start.nic.clone();
         let mut changed_since = None;
@@ -329,6 +331,7 @@ impl Member {
                 () = self.changed() => {}
                 // The sender lives as long as the agent.
                 _ = copies_changed.changed() => {}
+                () = changes(&mut devices) => {}
             }
         }
     }
@@ -461,6 +464,8 @@ impl Member {
             report.link_mbps = nic.mbps;
             let engine = start.node_config.engine.as_ref();
             report.ports = engine.and_then(|engine| engine.ports);
+            let devices = agent.devices();
+            report.devices = devices.map(|devices| devices.borrow().report());
         }
         self.report.send_if_modified(|sent| {
             for finding in &report.findings {
@@ -476,6 +481,17 @@ impl Member {
             *sent = report;
             is_different
         });
+    }
+}
+
+/// Waits until devices become healthy or unhealthy; for ever where pods can have none.
+async fn changes(devices: &mut Option<watch::Receiver<NodeDevices>>) {
+    let is_changed = match devices {
+        Some(devices) => devices.changed().await.is_ok(),
+        None => false,
+    };
+    if !is_changed {
+        std::future::pending::<()>().await;
     }
 }
 

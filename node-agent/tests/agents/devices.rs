@@ -9,10 +9,13 @@ use tokio::sync::{broadcast, mpsc};
 use tokio_stream::wrappers::{BroadcastStream, UnixListenerStream};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status};
-use weft_proto::agent::v1::{QueuePairName, QueuePairOffer};
+use weft_proto::Message as _;
+use weft_proto::agent::v1::{ListPodDevicesRequest, PodDevice, QueuePairName, QueuePairOffer};
 use weft_proto::engine::v1::engine_server::{Engine, EngineServer};
 use weft_proto::engine::v1::*;
+use weft_proto::operator::v1::{DeviceReport, Devices, NodeReport};
 
+use crate::operator::Operator;
 use crate::support::{DEADLINE, Lab, eventually};
 
 /// What an agent tells its engine, and what the engine offers.
@@ -75,7 +78,21 @@ impl Engine for Service {
         &self,
         _: Request<ListDevicesRequest>,
     ) -> Result<Response<ListDevicesResponse>, Status> {
-        Err(Status::unimplemented("no test makes one"))
+        let device = |name: &str, owner: &str| Device {
+            name: name.to_owned(),
+            owner: owner.to_owned(),
+            bytes_sent: 5,
+            refused_offers: 1,
+            ..Device::default()
+        };
+        let devices = vec![
+            device("vdev-00000", "team-a/a"),
+            device("vdev-00001", "team-b/b"),
+        ];
+        Ok(Response::new(ListDevicesResponse {
+            devices,
+            ..ListDevicesResponse::default()
+        }))
     }
 
     type WatchOffersStream = Pin<Box<dyn Stream<Item = Result<QueuePairOffer, Status>> + Send>>;
@@ -143,6 +160,96 @@ async fn an_offer_comes_to_the_engine_of_the_other_node_with_the_name_of_the_cal
     assert_eq!(received.offer, Some(sent));
     a.stop().await;
     b.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn how_the_device_plugin_says_that_devices_are_is_reported_exported_and_listed() {
+    let operator = Operator::new(Lab::new());
+    operator.set_engine("1", |engine| {
+        engine.devices = Some(Devices {
+            first_port: 16_000,
+            open: 4,
+            per_node: 8,
+            ..Devices::default()
+        });
+    });
+    let running = operator.serve().await;
+    let lab = operator.lab().await;
+    let socket = lab.dir.path().join("engine.sock");
+    let _engine = FakeEngine::serve(&socket);
+    let health = DeviceHealth {
+        in_use: 2,
+        ..DeviceHealth::default()
+    };
+    let file = weft_proto::engine::health_file(&socket);
+    std::fs::write(&file, health.encode_to_vec()).unwrap();
+    let member = operator.join(0).await;
+    let report = operator.ready(0).await;
+    let well = DeviceReport {
+        total: 8,
+        in_use: 2,
+        ..DeviceReport::default()
+    };
+    assert_eq!(report.devices, Some(well));
+    let lost = DeviceFault {
+        reason: "DeviceLost".to_owned(),
+        message: "restart the container".to_owned(),
+        device: "vdev-00002".to_owned(),
+        pod: "team-a/c".to_owned(),
+    };
+    let health = DeviceHealth {
+        devices: vec![lost],
+        ..health
+    };
+    std::fs::write(&file, health.encode_to_vec()).unwrap();
+    let is_lost = |report: &NodeReport| {
+        let devices = report.devices.as_ref();
+        devices.is_some_and(|devices| devices.reason == "DeviceLost")
+    };
+    let report = operator.report("the device is reported", is_lost).await;
+    let devices = report.devices.unwrap();
+    assert_eq!((devices.total, devices.unhealthy), (8, 1));
+    assert_eq!(
+        devices.message,
+        "vdev-00002 of pod team-a/c: restart the container"
+    );
+    let metrics = lab.get(0, "/metrics").await;
+    for line in [
+        "weft_devices{} 8",
+        "weft_devices_in_use{} 2",
+        r#"weft_devices_unhealthy{reason="DeviceLost"} 1"#,
+    ] {
+        assert!(metrics.contains(line), "{line} is not in:\n{metrics}");
+    }
+    let request = ListPodDevicesRequest {
+        leader_epoch: 1,
+        namespace: "team-a".to_owned(),
+        after: String::new(),
+    };
+    let mut client = lab.operator(0).await;
+    let listed = client.list_pod_devices(request).await.unwrap();
+    let listed = listed.into_inner().devices;
+    let shown = listed.iter().map(|device| {
+        let PodDevice {
+            device,
+            pod,
+            bytes_sent,
+            reason,
+            ..
+        } = device;
+        (device.as_str(), pod.as_str(), *bytes_sent, reason.as_str())
+    });
+    let shown: Vec<_> = shown.collect();
+    assert_eq!(
+        shown,
+        [
+            ("vdev-00000", "a", 5, ""),
+            ("vdev-00002", "c", 0, "DeviceLost")
+        ]
+    );
+    drop(lab);
+    member.stop().await;
+    running.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

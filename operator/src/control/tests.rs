@@ -17,7 +17,9 @@ use weft_identity::{OPERATOR_NAME, authority};
 use weft_proto::{
     Message as _,
     agent::v1::ErrorDetail,
-    operator::v1::{Copy, EngineConfig, Finding, Transport, operator_client::OperatorClient},
+    operator::v1::{
+        Copy, DeviceReport, EngineConfig, Finding, Transport, operator_client::OperatorClient,
+    },
 };
 
 use super::*;
@@ -593,6 +595,16 @@ async fn a_report_that_nobody_could_dial_is_refused() {
             "configuration",
             NodeReport {
                 configuration: "x".repeat(300),
+                ..good.clone()
+            },
+        ),
+        (
+            "devices.reason",
+            NodeReport {
+                devices: Some(DeviceReport {
+                    reason: "two words".into(),
+                    ..DeviceReport::default()
+                }),
                 ..good.clone()
             },
         ),

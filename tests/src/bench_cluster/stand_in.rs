@@ -15,9 +15,10 @@ use weft_proto::agent::v1::agent_server::Agent;
 use weft_proto::agent::v1::start_request::Task;
 use weft_proto::agent::v1::{
     AttemptRef, CancelRequest, CancelResponse, ConnectRequest, ConnectResponse, DiagnoseRequest,
-    DiagnoseResponse, FetchManifestRequest, ManifestPart, OfferQueuePairRequest,
-    OfferQueuePairResponse, PrepareRequest, PrepareResponse, ProgressRequest, ProgressResponse,
-    StartRequest, StartResponse, StatRequest, StatResponse, State,
+    DiagnoseResponse, FetchManifestRequest, ListPodDevicesRequest, ListPodDevicesResponse,
+    ManifestPart, OfferQueuePairRequest, OfferQueuePairResponse, PrepareRequest, PrepareResponse,
+    ProgressRequest, ProgressResponse, StartRequest, StartResponse, StatRequest, StatResponse,
+    State,
 };
 
 /// Of every source.
@@ -162,6 +163,13 @@ impl Agent for StandIn {
         _: Request<DiagnoseRequest>,
     ) -> Result<Response<DiagnoseResponse>, Status> {
         Err(Status::unimplemented("a stand-in has no data path"))
+    }
+
+    async fn list_pod_devices(
+        &self,
+        _: Request<ListPodDevicesRequest>,
+    ) -> Result<Response<ListPodDevicesResponse>, Status> {
+        Ok(Response::new(ListPodDevicesResponse::default()))
     }
 
     type FetchManifestStream = Pin<Box<dyn Stream<Item = Result<ManifestPart, Status>> + Send>>;

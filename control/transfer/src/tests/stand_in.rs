@@ -279,6 +279,13 @@ impl Agent for Service {
         none()
     }
 
+    async fn list_pod_devices(
+        &self,
+        _: Request<ListPodDevicesRequest>,
+    ) -> Result<Response<ListPodDevicesResponse>, Status> {
+        none()
+    }
+
     async fn diagnose(
         &self,
         _: Request<DiagnoseRequest>,

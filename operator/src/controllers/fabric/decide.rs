@@ -1,6 +1,7 @@
 //! Decides the next step of fabrics, their nodes and their agents: a pure function of the cache and of the
 //! agents' reports.
 
+mod devices;
 mod in_use;
 mod labels;
 
@@ -127,7 +128,7 @@ fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
         let configuration = configurations.get(fabric).map(String::as_str);
         if let Some(status) = node_status(fabric_node, state, configuration, view) {
             requests.push(Request {
-                events: new_findings(fabric_node.status.as_ref(), &status),
+                events: node_events(fabric_node.status.as_ref(), &status),
                 ..Request::status(fabric_node, &status)
             });
         }
@@ -139,6 +140,13 @@ fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
         }
     }
     requests
+}
+
+/// What has become of a node, each once.
+fn node_events(old: Option<&FabricNodeStatus>, new: &FabricNodeStatus) -> Vec<Event> {
+    let mut events = new_findings(old, new);
+    events.extend(devices::event(old, new));
+    events
 }
 
 /// Findings that the status did not have before: each is an Event, once.
@@ -200,6 +208,7 @@ fn node_status(
     let generation = node.metadata.generation.unwrap_or_default();
     new.observed_generation = generation;
     condition::set(&mut new.conditions, update, generation, view.now);
+    devices::set_condition(&mut new, state, generation, view);
     (node.status.as_ref() != Some(&new)).then_some(new)
 }
 
@@ -313,6 +322,7 @@ fn copy_report(status: &mut FabricNodeStatus, report: &NodeReport) {
         control_address: report.control_address.clone(),
         data_address: report.data_address.clone(),
         interface: report.interface.clone(),
+        devices: devices::counted(report, status.devices),
         mtu: report.mtu,
         link_mbps: report.link_mbps,
         ports: NodePorts {

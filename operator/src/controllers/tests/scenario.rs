@@ -185,6 +185,7 @@ pub(crate) fn report(name: &str, fabric: &str) -> NodeReport {
         copies: Vec::new(),
         copies_listed: true,
         unlisted_namespaces: Vec::new(),
+        devices: None,
     }
 }
 

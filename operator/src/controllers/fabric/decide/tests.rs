@@ -13,6 +13,7 @@ use crate::controllers::{
 };
 
 mod configuration;
+mod devices;
 mod labels;
 
 /// Labels of models of one namespace that a node may have.

@@ -5,6 +5,7 @@
 
 pub mod cluster;
 pub mod copies;
+pub mod devices;
 pub mod doctor;
 pub mod output;
 pub mod plan;

@@ -8,7 +8,7 @@ use std::{
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 use weft_cli::VERSION;
-use weft_kubectl::{copies, doctor, output::say, plan, roots, status, version};
+use weft_kubectl::{copies, devices, doctor, output::say, plan, roots, status, version};
 
 /// The arguments make no sense, or nothing could be found out.
 const UNKNOWN: u8 = 2;
@@ -46,6 +46,10 @@ enum Command {
     ///
     /// Exit status: 0; 2 when the cluster did not answer.
     Roots(Box<roots::Args>),
+    /// List the virtual RDMA devices of pods: node, rate, bytes sent and received, refused attempts, health.
+    ///
+    /// Exit status: 0; 1 when a node did not say which devices it has; 2 when the cluster did not answer.
+    Devices(Box<devices::Args>),
     /// Find what keeps a cluster from moving bytes well: reach of every pair of nodes by packets of
     /// every size and at every port, clocks, certificates, releases, kernels, buffers, memory.
     ///
@@ -74,6 +78,9 @@ fn main() -> ExitCode {
             block_on(copies::run(&command, &mut out, &mut err)),
         ),
         Command::Roots(args) => ended("roots", block_on(roots::run(&args, &mut out, &mut err))),
+        Command::Devices(args) => {
+            ended("devices", block_on(devices::run(&args, &mut out, &mut err)))
+        }
         Command::Version(args) => ended("version", block_on(version::run(&args, &mut out))),
         Command::Completion { shell } => ended(
             "completion",

@@ -401,3 +401,31 @@ fn no_text_that_others_chose_reaches_a_terminal_with_characters_that_it_obeys() 
     let json: Value = serde_json::from_str(&server.run("copies list -o json").out).expect("JSON");
     assert_eq!(json["items"][0]["path"], HOSTILE);
 }
+
+const DEVICES: &str = "/apis/live.weft.dev/v1alpha1/namespaces/team-a/poddevices";
+const ALL_DEVICES: &str = "/apis/live.weft.dev/v1alpha1/poddevices";
+
+/// A list of one device of team-a; node n2 did not answer.
+fn devices() -> Value {
+    json!({"apiVersion": "live.weft.dev/v1alpha1", "kind": "PodDeviceList", "metadata": {}, "items": [
+        {"namespace": "team-a", "pod": "trainer-0", "node": "n1", "device": "vdev-00003", "open": 1,
+         "bytesSent": 7, "bytesReceived": 8, "refusedPackets": 0, "refusedOffers": 3}],
+        "silentNodes": [{"node": "n2", "message": "try again"}]})
+}
+
+#[test]
+fn devices_are_listed_and_a_node_that_does_not_answer_is_named() {
+    let mut whole = devices();
+    whole["silentNodes"] = json!([]);
+    let server = Server::new([(DEVICES, 200, devices()), (ALL_DEVICES, 200, whole)]);
+    let shown = server.run("devices");
+    assert_eq!(shown.status, Some(1), "{}", shown.err);
+    let line = shown.out.lines().last().expect("a line");
+    let words: Vec<&str> = line.split_whitespace().collect();
+    assert_eq!(words[..3], ["trainer-0", "n1", "vdev-00003"]);
+    assert_eq!(words[words.len() - 2..], ["3", "Healthy"]);
+    assert!(shown.err.contains("node n2 are not shown: try again"));
+    let all = server.run("devices -A");
+    assert_eq!((all.status, all.err.as_str()), (Some(0), ""));
+    assert!(all.out.contains("team-a"), "{}", all.out);
+}

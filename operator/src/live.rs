@@ -11,6 +11,7 @@
 
 mod caller;
 mod copies;
+mod devices;
 mod diagnosis;
 mod front;
 mod leader;

@@ -65,6 +65,11 @@ pub(super) fn access_to_jobs(verb: &str, namespace: &str, name: &str) -> Resourc
     access(verb, (weft_crds::GROUP, "transferjobs"), namespace, name)
 }
 
+/// The same of pods, whose devices are listed.
+pub(super) fn access_to_pods(namespace: &str) -> ResourceAttributes {
+    access("list", ("", "pods"), namespace, "")
+}
+
 /// Whether a role allows it to a caller; an error is that nobody could say.
 pub(super) async fn allows(
     client: &Client,

@@ -20,15 +20,15 @@ use serde_json::json;
 use tokio::{sync::oneshot, time::timeout};
 use weft_crds::{
     AvailableRoot, AvailableRootList, CopyRemoval, CopyRemovalRequest, Diagnosis, DiagnosisRequest,
-    GROUP, LIVE_GROUP, LIVE_VERSION, NodeCopy, NodeCopyList, Obstacle, TransferJob, TransferPlan,
-    TransferProgress, TransferProgressList, live_api_version,
+    GROUP, LIVE_GROUP, LIVE_VERSION, NodeCopy, NodeCopyList, Obstacle, PodDevice, TransferJob,
+    TransferPlan, TransferProgress, TransferProgressList, live_api_version,
 };
 use weft_planner::Request;
 use weft_transfer::ConnectionPool;
 
 use super::{
-    caller::{self, access_to_jobs},
-    copies, diagnosis,
+    caller::{self, access_to_jobs, access_to_pods},
+    copies, devices, diagnosis,
     front::Headers,
     leader::Leader,
 };
@@ -68,6 +68,8 @@ pub(super) fn router(api: LiveApi) -> Router {
         .route(&of_all(NodeCopy::RESOURCE), get(LiveApi::copies))
         .route(&of_namespace(NodeCopy::RESOURCE), get(LiveApi::copies))
         .route(&of_namespace(AvailableRoot::RESOURCE), get(LiveApi::roots))
+        .route(&of_all(PodDevice::RESOURCE), get(LiveApi::devices))
+        .route(&of_namespace(PodDevice::RESOURCE), get(LiveApi::devices))
         .route(
             &of_namespace(CopyRemoval::RESOURCE),
             post(LiveApi::remove_copies),
@@ -165,6 +167,8 @@ async fn resources() -> Response {
              "namespaced": true, "kind": "NodeCopy", "verbs": ["list"]},
             {"name": AvailableRoot::RESOURCE, "singularName": "availableroot",
              "namespaced": true, "kind": "AvailableRoot", "verbs": ["list"]},
+            {"name": PodDevice::RESOURCE, "singularName": "poddevice",
+             "namespaced": true, "kind": "PodDevice", "verbs": ["list"]},
             {"name": CopyRemoval::RESOURCE, "singularName": "copyremoval",
              "namespaced": true, "kind": CopyRemoval::KIND, "verbs": ["create"]},
         ],
@@ -317,6 +321,19 @@ impl LiveApi {
             items: roots.await?,
         };
         Ok(answer(StatusCode::OK, &list))
+    }
+
+    /// The virtual devices of pods, for who may list these.
+    async fn devices(
+        State(api): State<Self>,
+        Path(names): Path<Names>,
+        call: HeaderMap,
+    ) -> Result<Response, Refused> {
+        let access = access_to_pods(&names.namespace);
+        let (leader, _) = api.authorize(&call, &access).await?;
+        let nodes = leader.ask(query::nodes_with_devices).await?;
+        let list = devices::list(&names.namespace, nodes, &leader.pool, leader.epoch);
+        Ok(answer(StatusCode::OK, &list.await))
     }
 
     async fn remove_copies(

@@ -3,6 +3,7 @@
 //! All trials share one cluster, which is made with the first of them, also that of volumes.
 
 mod faults;
+mod shown;
 
 use std::any::type_name_of_val;
 use std::process::{Child, Command, Stdio};
@@ -357,6 +358,7 @@ fn unprivileged_pods_run_verbs_programs_over_their_devices(devices: &Devices) {
             assert!(said.contains("bytes"), "{said}");
         }
     }
+    shown::devices_are_shown(devices);
     devices.delete(TEAM, "c");
 }
 
@@ -367,5 +369,6 @@ fn pods_of_another_namespace_are_not_reached(devices: &Devices) {
     let said = devices.pair(a, (OTHER_TEAM, "d"), &words);
     let said = said.expect_err("pods of two namespaces reach each other");
     assert!(said.contains("transport retry counter exceeded"), "{said}");
+    shown::refused_offers_are_shown(devices);
     devices.delete(OTHER_TEAM, "d");
 }

@@ -30,7 +30,8 @@ fn said(output: &Output) -> String {
     text(&output.stdout) + &text(&output.stderr)
 }
 
-fn told(cluster: &TestCluster, arguments: &[&str]) -> Value {
+/// What `kubectl weft` prints as JSON.
+pub(crate) fn told(cluster: &TestCluster, arguments: &[&str]) -> Value {
     let output = weft(cluster, arguments);
     assert!(output.status.success(), "{arguments:?}: {}", said(&output));
     serde_json::from_slice(&output.stdout).unwrap()

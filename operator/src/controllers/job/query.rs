@@ -199,6 +199,25 @@ pub(crate) fn neighbours(cache: &Cache, node: &str) -> Option<Neighbours> {
     })
 }
 
+/// How the agents are reached of the nodes whose pods can have devices, each with its fabric. What they report of devices in
+/// use is some seconds old.
+pub(crate) fn nodes_with_devices(view: &QueryView<'_>) -> Vec<(String, AgentEndpoint)> {
+    let reports = view.reports.iter();
+    let nodes = reports.filter(|(_, state)| state.report.devices.is_some());
+    let nodes = nodes.map(|(node, state)| {
+        // Where the agent may be called: what it reports itself may be another's address.
+        let node_view = view.cache.fabric_nodes.named(node);
+        let address = node_view
+            .and_then(|node_view| Some(node_view.status.as_ref()?.control_address.clone()));
+        let endpoint = AgentEndpoint {
+            node: node.clone(),
+            address: address.unwrap_or_default(),
+        };
+        (state.fabric.clone(), endpoint)
+    });
+    nodes.collect()
+}
+
 /// The verified copies of the jobs of a namespace, or of all.
 pub(crate) fn copies(view: &QueryView<'_>, namespace: Option<&str>) -> Vec<ReportedCopy> {
     let QueryView { cache, reports, .. } = *view;

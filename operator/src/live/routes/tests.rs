@@ -206,6 +206,18 @@ async fn who_may_list_jobs_sees_copies_and_who_may_delete_jobs_removes_them() {
 }
 
 #[tokio::test]
+async fn who_may_list_the_pods_of_a_namespace_sees_their_devices() {
+    let router = leading(&Roles::new([access_to_pods("team-a")]));
+    let (code, list) = call(&router, "GET", "/namespaces/team-a/poddevices", "").await;
+    assert_eq!((code, &list["items"]), (StatusCode::OK, &json!([])));
+    for path in ["/namespaces/team-b/poddevices", "/poddevices"] {
+        let (code, status) = call(&router, "GET", path, "").await;
+        assert_eq!(code, StatusCode::FORBIDDEN);
+        assert!(message(&status).contains("may not list pods"), "{status}");
+    }
+}
+
+#[tokio::test]
 async fn a_call_that_names_nobody_is_nobodys() {
     let roles = Roles::default();
     let (head, _) = call_as(None, &leading(&roles), "GET", "/transferprogress", "").await;
@@ -301,5 +313,5 @@ async fn a_replica_that_does_not_lead_serves_the_discovery_and_asks_callers_to_t
             );
         }
     }
-    assert_eq!(resources.len(), 6);
+    assert_eq!(resources.len(), 7);
 }

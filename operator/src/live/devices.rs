@@ -1,0 +1,157 @@
+//! The virtual devices of pods, asked of the agents of their nodes.
+
+use std::time::Duration;
+
+use futures::{StreamExt as _, stream};
+use tokio::time::{Instant, timeout_at};
+use weft_crds::{PodDevice, PodDeviceList, SilentNode, live_api_version};
+use weft_proto::agent::v1::{self as agent, ListPodDevicesRequest};
+use weft_transfer::{AgentEndpoint, ConnectionPool};
+
+/// Agents that are asked at once: all nodes with devices are.
+const CONCURRENCY_MAX: usize = 64;
+/// For all agents together: less than the 60 s after which an API server gives an answer up.
+const WITHIN: Duration = Duration::from_secs(45);
+
+/// The devices of the pods of a namespace, or of all pods where it is empty.
+pub(super) async fn list(
+    namespace: &str,
+    nodes: Vec<(String, AgentEndpoint)>,
+    pool: &ConnectionPool,
+    leader_epoch: u64,
+) -> PodDeviceList {
+    let deadline = Instant::now() + WITHIN;
+    let calls = nodes.into_iter().map(|(fabric, endpoint)| async move {
+        let pool = pool.of_fabric(&fabric);
+        let asked = of_node(namespace, &endpoint, &pool, leader_epoch);
+        let late = || {
+            format!(
+                "its agent has not answered within {} s; try again",
+                WITHIN.as_secs()
+            )
+        };
+        let answer = timeout_at(deadline, asked).await;
+        (endpoint.node, answer.unwrap_or_else(|_| Err(late())))
+    });
+    let mut calls = stream::iter(calls).buffer_unordered(CONCURRENCY_MAX);
+    let mut list = PodDeviceList {
+        api_version: live_api_version(),
+        kind: PodDeviceList::KIND.to_owned(),
+        metadata: Default::default(),
+        items: Vec::new(),
+        silent_nodes: Vec::new(),
+    };
+    while let Some((node, answer)) = calls.next().await {
+        match answer {
+            Ok(devices) => {
+                let devices = devices.into_iter();
+                list.items
+                    .extend(devices.map(|device| shown(&node, device)));
+            }
+            Err(message) => list.silent_nodes.push(SilentNode { node, message }),
+        }
+    }
+    list.items.sort_by(|one, other| key(one).cmp(&key(other)));
+    let silent = &mut list.silent_nodes;
+    silent.sort_by(|one, other| one.node.cmp(&other.node));
+    list
+}
+
+fn key(device: &PodDevice) -> [&str; 4] {
+    let PodDevice {
+        namespace,
+        pod,
+        node,
+        device,
+        ..
+    } = device;
+    [namespace, pod, node, device]
+}
+
+async fn of_node(
+    namespace: &str,
+    endpoint: &AgentEndpoint,
+    pool: &ConnectionPool,
+    leader_epoch: u64,
+) -> Result<Vec<agent::PodDevice>, String> {
+    let mut devices: Vec<agent::PodDevice> = Vec::new();
+    loop {
+        let after = devices.last().map(|device| device.device.clone());
+        let request = ListPodDevicesRequest {
+            leader_epoch,
+            namespace: namespace.to_owned(),
+            after: after.unwrap_or_default(),
+        };
+        let answer = weft_transfer::list_pod_devices(request, pool, endpoint).await;
+        let answer = answer.map_err(|failure| failure.message)?;
+        let has_more = answer.has_more && !answer.devices.is_empty();
+        // Who asks may not see others, whatever an agent says.
+        let devices_of =
+            |device: &agent::PodDevice| namespace.is_empty() || device.namespace == namespace;
+        devices.extend(answer.devices.into_iter().filter(devices_of));
+        if !has_more {
+            return Ok(devices);
+        }
+    }
+}
+
+fn shown(node: &str, device: agent::PodDevice) -> PodDevice {
+    let text = |text: String| (!text.is_empty()).then_some(text);
+    PodDevice {
+        namespace: device.namespace,
+        pod: device.pod,
+        node: node.to_owned(),
+        device: device.device,
+        cap_bps: (device.cap_bps > 0).then_some(device.cap_bps),
+        operations_per_second: (device.ops_per_s > 0).then_some(device.ops_per_s),
+        open: device.contexts,
+        bytes_sent: device.bytes_sent,
+        bytes_received: device.bytes_received,
+        refused_packets: device.refused,
+        refused_offers: device.refused_offers,
+        reason: text(device.reason),
+        message: text(device.message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use weft_identity::authority::Authority;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_node_whose_agent_does_not_answer_is_named() {
+        let pool = ConnectionPool::new(Arc::new(Authority::new("weft").unwrap()));
+        let node = |name: &str| {
+            let endpoint = AgentEndpoint {
+                node: name.to_owned(),
+                // Nobody listens there.
+                address: "127.0.0.1:1".to_owned(),
+            };
+            ("default".to_owned(), endpoint)
+        };
+        let list = list("team-a", vec![node("n2"), node("n1")], &pool, 1).await;
+        assert!(list.items.is_empty());
+        let silent = list.silent_nodes.iter().map(|silent| &*silent.node);
+        assert_eq!(silent.collect::<Vec<_>>(), ["n1", "n2"]);
+        assert!(list.silent_nodes[0].message.contains("127.0.0.1:1"));
+    }
+
+    #[test]
+    fn what_has_no_limit_and_no_fault_is_absent() {
+        let device = agent::PodDevice {
+            pod: "trainer-0".to_owned(),
+            ops_per_s: 20_000,
+            reason: "DeviceLost".to_owned(),
+            ..agent::PodDevice::default()
+        };
+        let device = shown("n1", device);
+        assert_eq!((&*device.node, &*device.pod), ("n1", "trainer-0"));
+        assert_eq!((device.cap_bps, device.message), (None, None));
+        assert_eq!(device.operations_per_second, Some(20_000));
+        assert_eq!(device.reason.as_deref(), Some("DeviceLost"));
+    }
+}

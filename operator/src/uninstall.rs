@@ -19,7 +19,7 @@ use kube::{
 };
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
-use weft_crds::{DeletionPolicy, Phase, TransferJob};
+use weft_crds::{DeletionPolicy, FabricNode, Phase, TransferJob};
 
 use crate::{
     NAME,
@@ -40,15 +40,33 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 const GRACE: Duration = Duration::from_secs(30);
 /// After that, nodes may be written to for so long: thousands take seconds.
 const LABELS_WITHIN: Duration = Duration::from_secs(60);
-/// Jobs could not be let go.
+
+/// Why the chart stays.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "TransferJobs that keep the finalizer {FINALIZER}: {left}{because}; look at the operator's log, or \
-     uninstall with --no-hooks and take the finalizer away by hand"
-)]
-pub struct UninstallError {
-    left: String,
-    because: String,
+pub enum UninstallError {
+    /// Jobs could not be let go.
+    #[error(
+        "TransferJobs that keep the finalizer {FINALIZER}: {left}{because}; look at the operator's log, or \
+         uninstall with --no-hooks and take the finalizer away by hand"
+    )]
+    Held {
+        /// Which.
+        left: String,
+        /// What was in the way.
+        because: String,
+    },
+    /// Pods use what the chart brought.
+    #[error(
+        "pods use virtual devices: {0}; `kubectl weft devices -A` lists them. Delete these pods, or set uninstall.force=true \
+         in the chart: then their programs fail"
+    )]
+    InUse(String),
+    /// It is not known whether pods do.
+    #[error(
+        "FabricNodes cannot be read, so nobody knows whether pods use virtual devices: {0}; set uninstall.force=true in the \
+         chart to uninstall all the same"
+    )]
+    NotRead(String),
 }
 
 /// What a job needs next.
@@ -84,9 +102,24 @@ fn step(job: &TransferJob, late: bool) -> Option<Step> {
 /// Stops all jobs and lets them go, within [`PATIENCE`] and a little more; then nodes say nothing of
 /// fabrics and models any more. What cannot be taken from them is no reason to stay installed.
 ///
+/// Unless it is forced, it begins only where no pod uses a virtual device: their programs end with the engines.
+///
 /// # Errors
-/// Some jobs are still held.
-pub async fn run(client: Client, board: impl LeaseStore) -> Result<(), UninstallError> {
+/// [`UninstallError`].
+pub async fn run(
+    client: Client,
+    board: impl LeaseStore,
+    force: bool,
+) -> Result<(), UninstallError> {
+    if !force {
+        let nodes: Api<FabricNode> = Api::all(client.clone());
+        match call(nodes.list(&ListParams::default())).await {
+            Ok(nodes) => nobody_uses_devices(&nodes.items)?,
+            // The definition is gone, and with it all nodes.
+            Err(error) if error.is_conflict() => {}
+            Err(error) => return Err(UninstallError::NotRead(error.to_string())),
+        }
+    }
     let_go(&client).await?;
     match timeout(LABELS_WITHIN, labels::remove(&client, board)).await {
         Ok(Ok(nodes)) => tracing::info!(nodes, "no node says anything of fabrics and models"),
@@ -98,6 +131,22 @@ pub async fn run(client: Client, board: impl LeaseStore) -> Result<(), Uninstall
         ),
     }
     Ok(())
+}
+
+/// Names the nodes whose pods do, with the number of devices.
+fn nobody_uses_devices(nodes: &[FabricNode]) -> Result<(), UninstallError> {
+    let mut in_use: Vec<String> = Vec::new();
+    for node in nodes {
+        let devices = node.status.as_ref().and_then(|status| status.devices);
+        let count = devices.map_or(0, |devices| devices.in_use);
+        if count > 0 {
+            in_use.push(format!("{count} of node {}", node.name_any()));
+        }
+    }
+    match in_use.len() {
+        0 => Ok(()),
+        _ => Err(UninstallError::InUse(in_use.join(", "))),
+    }
 }
 
 async fn let_go(client: &Client) -> Result<(), UninstallError> {
@@ -118,7 +167,7 @@ async fn let_go(client: &Client) -> Result<(), UninstallError> {
         }
         if begun.elapsed() >= PATIENCE + GRACE {
             let because = problem;
-            return Err(UninstallError { left, because });
+            return Err(UninstallError::Held { left, because });
         }
         if !problem.is_empty() {
             tracing::warn!("TransferJobs cannot be stopped{problem}; trying on");
@@ -202,6 +251,25 @@ mod tests {
             "status": {"phase": phase},
         });
         serde_json::from_value(job).unwrap()
+    }
+
+    #[test]
+    fn devices_that_pods_use_keep_the_chart_and_are_listed() {
+        let node = |name: &str, in_use: u32| -> FabricNode {
+            let node = json!({
+                "apiVersion": "weft.dev/v1alpha1",
+                "kind": "FabricNode",
+                "metadata": {"name": name},
+                "spec": {"fabric": "default"},
+                "status": {"devices": {"total": 8, "inUse": in_use, "unhealthy": 0}},
+            });
+            serde_json::from_value(node).unwrap()
+        };
+        let refused = nobody_uses_devices(&[node("n1", 2), node("n2", 0), node("n3", 1)]);
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("2 of node n1, 1 of node n3;"), "{refused}");
+        nobody_uses_devices(&[node("n2", 0)]).unwrap();
+        nobody_uses_devices(&[]).unwrap();
     }
 
     #[test]

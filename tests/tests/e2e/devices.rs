@@ -79,6 +79,10 @@ pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
         },
         type_name_of_val(&volumes::a_pod_mounts_a_verified_model_when_its_copy_is_complete),
     );
+    add(
+        faults::helm_uninstall_is_refused_while_pods_have_devices,
+        type_name_of_val(&faults::helm_uninstall_is_refused_while_pods_have_devices),
+    );
     trials
 }
 

@@ -1,12 +1,13 @@
 //! Volumes of pods: unprivileged pods of restricted namespaces read verified copies.
 
 use std::fs;
+use std::process::Command;
 use std::time::Instant;
 
 use serde_json::{Value, json};
 
 use crate::journey::{self, TEAM};
-use crate::test_cluster::{SYSTEM, TestCluster, report};
+use crate::test_cluster::{SYSTEM, TestCluster, report, repository};
 use crate::tree::{self, Tree};
 
 const OTHER_TEAM: &str = "team-b";

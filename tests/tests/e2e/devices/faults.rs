@@ -201,3 +201,19 @@ pub(super) fn a_pod_that_is_deleted_by_force_leaves_no_device(devices: &Devices)
     cluster.wait_until("its device is gone", || (counts() == [0, 0]).then_some(()));
     report("pod deleted by force to its device gone", begun);
 }
+
+pub(super) fn helm_uninstall_is_refused_while_pods_have_devices(devices: &Devices) {
+    let cluster = &devices.cluster;
+    let [a, b] = devices.two_pods();
+    let refused = cluster
+        .inner
+        .command("helm")
+        .args(["uninstall", "weft", "--namespace", SYSTEM])
+        .output();
+    assert!(!refused.unwrap().status.success());
+    let said = cluster.kubectl(&["logs", "--namespace", SYSTEM, "job/weft-uninstall"]);
+    let in_use = "pods use virtual devices: 1 of node node0, 1 of node node1;";
+    assert!(said.contains(in_use), "{said}");
+    let said = devices.pair(a, b, &["ibv_rc_pingpong", "-c", "-g", "0"]);
+    said.unwrap_or_else(|said| cluster.fail(&said));
+}

@@ -7,6 +7,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed={}", root.display());
     let definitions = [
         "weft/agent/v1/agent.proto",
+        "weft/claims/v1/claims.proto",
         "weft/engine/v1/engine.proto",
         "weft/operator/v1/operator.proto",
         "weft/volumes/v1/volumes.proto",

@@ -13,8 +13,9 @@ mod values;
 mod yaml;
 
 pub use fabric::{
-    CongestionControl, Encryption, FabricStatus, Link, Nics, NodeCount, Objects, PathPolicy, Ports,
-    RdmaFabric, RdmaFabricSpec, Root, RootAccess, RootScope, Topology, Transport,
+    CongestionControl, Devices, Encryption, FabricStatus, Link, Nics, NodeCount, Objects,
+    PathPolicy, Ports, RdmaFabric, RdmaFabricSpec, Root, RootAccess, RootScope, Topology,
+    Transport,
 };
 pub use fabric_node::{
     FabricNode, FabricNodeSpec, FabricNodeStatus, Finding, NodeDevices, NodePorts,

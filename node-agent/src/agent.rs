@@ -19,6 +19,7 @@ use crate::control::authorization::Authorization;
 use crate::control::fence::Fence;
 use crate::control::listener::ControlListener;
 use crate::control::service::Service;
+use crate::devices::claims::{self, FindClaim};
 use crate::devices::health::{HealthWatcher, NodeDevices};
 use crate::devices::peers::{FindNode, OperatorPeers, Peers};
 use crate::devices::{Devices, programs};
@@ -66,7 +67,8 @@ pub enum AgentError {
         /// The system's answer.
         source: std::io::Error,
     },
-    /// The socket by which the node's `weft-engine` leaves its devices to the next one, or the file with its flags.
+    /// The socket by which the node's `weft-engine` leaves its devices to the next one, that for the device plugin, or a file
+    /// with flags.
     #[error(
         "devices.socket: {path}: {source}: give a path in a directory that this process may write to; on a cluster set devices.enabled of the chart"
     )]
@@ -101,6 +103,8 @@ pub(crate) struct Environment {
     pub(crate) operator: Option<Arc<dyn FindNode>>,
     /// How it is asked which job a pod's volume names.
     pub(crate) jobs: Option<Arc<dyn FindJob>>,
+    /// How it is asked which devices a ResourceClaim has.
+    pub(crate) claims: Option<Arc<dyn FindClaim>>,
 }
 
 impl Environment {
@@ -113,6 +117,7 @@ impl Environment {
             opener: Arc::default(),
             operator: None,
             jobs: None,
+            claims: None,
         })
     }
 }
@@ -226,6 +231,13 @@ impl Agent {
                 agent.spawn("device health", watcher.run());
             }
             keep_descriptors(&of_node.socket)?;
+            if let Some(operator) = agent.environment.claims.clone() {
+                let path = of_node.socket.with_file_name(weft_proto::claims::SOCKET);
+                let listener = claims::listen(&path);
+                let listener =
+                    listener.map_err(|source| AgentError::EngineFile { path, source })?;
+                agent.spawn("claims", claims::serve(listener, operator));
+            }
             devices.dropped.register(&mut registries.agent);
             agent.spawn("offers", Arc::clone(&devices).pass_offers_on());
             agent.spawn("certificates", devices.follow_certificates());

@@ -4,6 +4,7 @@
 //! The engine believes its own agent only. So the agent answers for the node that an offer comes from: the caller's
 //! certificate names it, and the device that offers must be one of that node.
 
+pub(crate) mod claims;
 pub(crate) mod health;
 pub(crate) mod listing;
 pub(crate) mod peers;

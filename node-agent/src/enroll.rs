@@ -7,6 +7,7 @@
 
 mod assigned;
 mod error;
+mod find_claim;
 mod find_job;
 mod find_node;
 mod interface;

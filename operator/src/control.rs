@@ -28,6 +28,7 @@ use weft_identity::{
     tls::{self, ClientCertificate, TlsError},
     tls_listener::{TlsListener, TlsRefusals},
 };
+use weft_proto::claims::v1::{FindClaimRequest, FindClaimResponse};
 use weft_proto::operator::v1::{
     EnrollRequest, EnrollResponse, FindJobRequest, FindJobResponse, FindNodeRequest,
     FindNodeResponse, NodeConfig, NodeConfigUpdate, NodeReport,
@@ -35,6 +36,7 @@ use weft_proto::operator::v1::{
 };
 
 use crate::{
+    claims::Claims,
     enrollment_limit::EnrollmentLimit,
     fault::Fault,
     pod_jobs::PodJobs,
@@ -112,6 +114,8 @@ pub(crate) struct Control {
     pub reviews: Reviews,
     /// Knows which jobs and namespaces there are.
     pub pod_jobs: PodJobs,
+    /// Knows which devices a claim has.
+    pub claims: Claims,
     /// The agents' service account, `system:serviceaccount:NAMESPACE:NAME`.
     pub account: String,
     /// Which fabrics there are, with their nodes and the configuration of those.
@@ -328,6 +332,19 @@ impl Operator for Control {
         let found = self.pod_jobs.find(request.get_ref()).await;
         let found = found.map_err(|fault| refuse((fault, caller.node)))?;
         Ok(Response::new(found))
+    }
+
+    async fn find_claim(
+        &self,
+        request: Request<FindClaimRequest>,
+    ) -> Result<Response<FindClaimResponse>, Status> {
+        let refuse = |refused| self.refuse("FindClaim", &refused);
+        let caller = self.admit_node(&request).map_err(refuse)?;
+        let found = self.claims.find(&caller.node, request.get_ref()).await;
+        match found {
+            Ok(found) => Ok(Response::new(found)),
+            Err(fault) => Err(refuse((fault, caller.node))),
+        }
     }
 
     type ReportStream = Pin<Box<dyn Stream<Item = Result<NodeConfigUpdate, Status>> + Send>>;

@@ -10,12 +10,14 @@ mod cache;
 mod cluster_node;
 pub(crate) mod condition;
 mod controller;
+mod device_slices;
 mod fabric;
 pub(crate) mod job;
 mod kinds;
 mod membership;
 mod metrics;
 mod request;
+mod resource_slice;
 mod work_queue;
 mod write_fence;
 mod writer;
@@ -36,6 +38,7 @@ use self::{
     api_writer::{ApiWriter, WriteError},
     cache::Key,
     controller::{Controller, ReconcileContext, Setup, TICK},
+    device_slices::SliceController,
     fabric::FabricController,
     job::{JobController, secret::Secrets},
     kinds::{Cache, WatchEvent, for_each_kind},
@@ -71,7 +74,7 @@ pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infall
         secrets: secrets.clone(),
         wake: Arc::clone(&wake),
     };
-    let mut watches = kinds::watch(&context.client, namespace);
+    let mut watches = kinds::watch(&context.client, namespace, context.resource_slices);
     let mut reports = context.reports.clone();
     let mut manager = ControllerManager {
         controllers: controllers(&setup),

@@ -108,6 +108,22 @@ pub(crate) enum Fault {
         "the API server does not say which namespace and job there are ({0}): the operator needs it; try again"
     )]
     NotAnswered(CallError),
+    /// There is no such ResourceClaim, or it has nothing of the node.
+    #[error(
+        "ResourceClaim {claim} {problem}: look at its status, and at the node that its pod is on"
+    )]
+    NoClaim {
+        /// NAMESPACE/NAME.
+        claim: String,
+        /// What is missing.
+        problem: String,
+    },
+    /// The API server could not be asked about a claim.
+    #[error(
+        "the ResourceClaim cannot be read ({0}): the operator needs an API server that serves resource.k8s.io/v1, and the \
+         chart's value devices.mode dra or both; try again"
+    )]
+    ClaimNotRead(CallError),
     /// A later stream of the same node has taken over.
     #[error("another agent reports for this node now: stop one of the two")]
     Superseded,
@@ -161,6 +177,8 @@ impl Fault {
             Self::NoNode { .. } => ("NoNode", Code::NotFound, true),
             Self::NoNamespace { .. } => ("NoNamespace", Code::NotFound, true),
             Self::NotAnswered(_) => ("NotAnswered", Code::Unavailable, true),
+            Self::NoClaim { .. } => ("NoClaim", Code::NotFound, true),
+            Self::ClaimNotRead(_) => ("ClaimNotRead", Code::Unavailable, true),
             Self::Superseded => ("Superseded", Code::Aborted, false),
             Self::CertificateEnded => ("CertificateEnded", Code::Unauthenticated, false),
             Self::NotIssued(error) => (error.reason(), Code::Internal, false),

@@ -8,6 +8,7 @@
 
 mod api;
 pub mod check;
+mod claims;
 pub mod control;
 pub mod controllers;
 mod enrollment_limit;

@@ -43,6 +43,7 @@ use weft_transfer::ConnectionPool;
 use crate::{
     NAME,
     api::{ANSWER_WITHIN, CallError, call, retry_until_answered},
+    claims::Claims,
     control::{self, Control, ControlError, Metrics},
     controllers,
     enrollment_limit::EnrollmentLimit,
@@ -103,6 +104,9 @@ pub struct Settings {
     /// Labels of models of one namespace that a node may have.
     #[arg(long, value_name = "NUMBER", default_value = "32")]
     labels_per_namespace: NonZeroU32,
+    /// Publish the virtual devices of nodes as ResourceSlices (resource.k8s.io/v1), for pods that ask for them by claims.
+    #[arg(long)]
+    resource_slices: bool,
 }
 
 /// Why the program ended.
@@ -343,6 +347,7 @@ impl Leader {
                 owner: address.owner.clone(),
             },
             service_problem: problem,
+            resource_slices: settings.resource_slices,
             writes_per_second: settings.writes_per_second,
             jobs_per_namespace: settings.jobs_per_namespace,
             labels_per_namespace: settings.labels_per_namespace,
@@ -363,6 +368,7 @@ impl Leader {
             limit: EnrollmentLimit::default(),
             reviews: Reviews::new(self.client.clone()),
             pod_jobs: PodJobs::new(self.client.clone()),
+            claims: Claims::new(self.client.clone()),
             account: format!(
                 "system:serviceaccount:{}:{}",
                 settings.namespace, settings.agent_account

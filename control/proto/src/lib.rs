@@ -3,8 +3,8 @@
 //! The definitions are in `proto/`; every message and field is documented there. Callers: the agent
 //! serves its own, which the operator and `weft play` call, and agents each other's `Connect`,
 //! `FetchManifest` and `OfferQueuePair`; the operator serves its own, which the agents of a cluster call; the engine of
-//! virtual devices serves its own, which its node's agent and `weft device` call; and an agent serves its node's driver of
-//! volumes.
+//! virtual devices serves its own, which its node's agent and `weft device` call; an agent serves its node's driver of
+//! volumes, and answers `FindClaim` to its node's device plugin.
 #![allow(
     missing_docs,
     unreachable_pub,
@@ -107,6 +107,32 @@ pub mod engine {
     /// Messages, client and server of `weft.engine.v1`.
     pub mod v1 {
         tonic::include_proto!("weft.engine.v1");
+    }
+}
+
+/// What devices a ResourceClaim has, as a node's agent answers it at a Unix socket, version 1.
+pub mod claims {
+    use std::path::Path;
+    use std::time::Duration;
+
+    use tonic::transport::Channel;
+
+    /// The name of the socket, beside that of the node's engine.
+    pub const SOCKET: &str = "claims.sock";
+
+    /// The agent asks the operator, and the operator the API server; each gives up sooner.
+    const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+    /// A client of the agent at this socket; each call connects where there is no connection. To be called within a
+    /// runtime of tokio.
+    pub fn client(socket: &Path) -> v1::claims_client::ClaimsClient<Channel> {
+        let channel = crate::unix_channel(socket, ANSWER_TIMEOUT);
+        v1::claims_client::ClaimsClient::new(channel)
+    }
+
+    /// Messages, client and server of `weft.claims.v1`.
+    pub mod v1 {
+        tonic::include_proto!("weft.claims.v1");
     }
 }
 

@@ -68,6 +68,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     // Each with a connection of its own: a pod that waits for its volume holds up no device.
     environment.operator = Some(queries());
     environment.jobs = Some(queries());
+    environment.claims = Some(queries());
     let (health, fence) = (environment.health.clone(), environment.fence.clone());
     tracing::info!(
         node = %settings.node, fabric = %settings.fabric, operator = settings.operator, "enrolling"

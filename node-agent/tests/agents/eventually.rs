@@ -1,4 +1,4 @@
-//! How tests wait. The end-to-end tests include this file, too.
+//! How tests wait. The end-to-end tests and those of claims include this file, too.
 
 use std::future::Future;
 use std::time::{Duration, Instant};

@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod certificates;
 #[cfg(test)]
+mod claims;
+#[cfg(test)]
 mod copies;
 #[cfg(test)]
 mod devices;

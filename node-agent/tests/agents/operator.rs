@@ -20,6 +20,7 @@ use tonic::{Request, Response, Status, Streaming};
 use weft_agent::enroll::{self, EnrollError, Settings, Timing};
 use weft_proto::Message as _;
 use weft_proto::agent::v1::ErrorDetail;
+use weft_proto::claims::v1::{AllocatedDevice, FindClaimRequest, FindClaimResponse};
 use weft_proto::operator::v1::operator_server::{Operator as Serve, OperatorServer};
 use weft_proto::operator::v1::*;
 
@@ -337,6 +338,24 @@ impl Serve for Operator {
         Ok(Response::new(FindJobResponse {
             namespace_uid: "namespace-1".to_owned(),
             job: found,
+        }))
+    }
+
+    /// Every claim has a device, which has the name of the claim.
+    async fn find_claim(
+        &self,
+        request: Request<FindClaimRequest>,
+    ) -> Result<Response<FindClaimResponse>, Status> {
+        if request.peer_certs().is_none_or(|chain| chain.is_empty()) {
+            return Err(Status::unauthenticated("no certificate"));
+        }
+        let device = AllocatedDevice {
+            device: request.into_inner().name,
+            ..AllocatedDevice::default()
+        };
+        Ok(Response::new(FindClaimResponse {
+            devices: vec![device],
+            ..FindClaimResponse::default()
         }))
     }
 

@@ -1,6 +1,12 @@
 use std::collections::BTreeMap;
 
-use axum::{Router, body::Bytes, http::StatusCode, routing::post};
+use axum::{
+    Router,
+    body::Bytes,
+    extract::Path,
+    http::StatusCode,
+    routing::{get, post},
+};
 use kube::Client;
 use rcgen::{CertificateParams, Issuer, KeyPair, SanType};
 use serde_json::{Value, json};
@@ -69,7 +75,31 @@ fn reviews() -> Client {
         (StatusCode::CREATED, review.to_string())
     };
     let path = "/apis/authentication.k8s.io/v1/tokenreviews";
-    Client::new(Router::new().route(path, post(review)), "default")
+    let claims = "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}";
+    let router = Router::new().route(path, post(review));
+    Client::new(router.route(claims, get(claim)), "default")
+}
+
+/// The claim `vdev`, which has a device of n1; there is no other.
+async fn claim(Path((_, name)): Path<(String, String)>) -> (StatusCode, String) {
+    if name != "vdev" {
+        let details = json!({"name": name, "kind": "resourceclaims"});
+        let status = json!({
+            "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404,
+            "message": "there is none", "details": details,
+        });
+        return (StatusCode::NOT_FOUND, status.to_string());
+    }
+    let device =
+        json!({"request": "rdma", "driver": "vdev.weft.dev", "pool": "n1", "device": "vdev-7"});
+    let claim = json!({
+        "metadata": {"namespace": "team-a", "name": name, "uid": "5d1e"},
+        "status": {
+            "allocation": {"devices": {"results": [device]}},
+            "reservedFor": [{"resource": "pods", "name": "trainer-0", "uid": "77"}],
+        },
+    });
+    (StatusCode::OK, claim.to_string())
 }
 
 /// An operator that leads, with the fabric `lab` of the nodes n1 and n2.
@@ -120,6 +150,7 @@ impl Stage {
             limit: EnrollmentLimit::default(),
             reviews: Reviews::new(reviews()),
             pod_jobs: PodJobs::new(reviews()),
+            claims: Claims::new(reviews()),
             account: ACCOUNT.to_owned(),
             fabrics: known,
             reports: stage.reports.clone(),
@@ -636,5 +667,36 @@ fn a_long_finding_keeps_its_beginning_and_its_remedy() {
         let message = &report.findings[0].message;
         assert!(message.len() <= FINDING_BYTES_MAX, "{}", message.len());
         assert!(message.starts_with("root ") && message.ends_with(": mount it"));
+    }
+}
+
+#[tokio::test]
+async fn an_agent_learns_which_devices_of_its_node_a_claim_has() {
+    let stage = Stage::new().await;
+    let find = async |node: Option<&str>, name: &str| {
+        let identity = node.map(|node| stage.authority.of_fabric("lab").node(node).unwrap());
+        let request = FindClaimRequest {
+            namespace: "team-a".to_owned(),
+            name: name.to_owned(),
+            uid: "5d1e".to_owned(),
+        };
+        let found = stage.client(identity).await.find_claim(request).await;
+        found.map(Response::into_inner)
+    };
+    let found = find(Some("n1"), "vdev").await.unwrap();
+    assert_eq!(
+        (&*found.pod, &*found.devices[0].device),
+        ("trainer-0", "vdev-7")
+    );
+    for (node, name, code, reason) in [
+        (Some("n2"), "vdev", Code::NotFound, "NoClaim"),
+        (Some("n1"), "other", Code::NotFound, "NoClaim"),
+        (Some("n1"), "../vdev", Code::InvalidArgument, "BadRequest"),
+        (None, "vdev", Code::Unauthenticated, "NoCertificate"),
+    ] {
+        let before = stage.refusals("FindClaim", reason);
+        let status = find(node, name).await.unwrap_err();
+        assert_eq!(status.code(), code, "{name}: {status}");
+        assert_eq!(stage.refusals("FindClaim", reason), before + 1);
     }
 }

@@ -52,6 +52,9 @@ impl Key {
 pub(crate) trait Cached:
     Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + Sync + 'static
 {
+    /// Whether the cache is complete without it: not every API server has the kind, and it is watched only if asked.
+    const IS_OPTIONAL: bool = false;
+
     /// Whether the two differ in anything but their versions.
     fn differs(&self, other: &Self) -> bool;
 

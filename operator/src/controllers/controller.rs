@@ -53,6 +53,8 @@ pub struct Context {
     pub template: AgentTemplate,
     /// What is wrong with the Service that owns the DaemonSets.
     pub service_problem: watch::Receiver<Option<String>>,
+    /// Whether nodes' devices are published as ResourceSlices.
+    pub resource_slices: bool,
     /// Requests to the API server in a second, at most; Events are among them.
     pub writes_per_second: NonZeroU32,
     /// Jobs of one namespace that may run at a time.

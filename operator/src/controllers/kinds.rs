@@ -21,6 +21,7 @@ use super::{
     cluster_node::ClusterNode,
     job::obstacle::Obstacle,
     request::{ObjectId, Request, qualified},
+    resource_slice::ResourceSlice,
 };
 use weft_transfer::ReadSecret;
 
@@ -65,13 +66,13 @@ macro_rules! kinds {
                 )*
             }
 
-            /// Every kind has been listed once.
+            /// Every kind has been listed once, but for those that not every API server has.
             pub(crate) fn is_synced(&self) -> bool {
                 let mut is_synced = true;
                 $(
                     $(#[cfg($condition)])?
                     {
-                        is_synced &= self.$store.is_synced();
+                        is_synced &= <$kind>::IS_OPTIONAL || self.$store.is_synced();
                     }
                 )*
                 is_synced
@@ -86,16 +87,19 @@ macro_rules! kinds {
             }
         }
 
-        /// Watches every kind. Never ends; a watch that breaks off begins again.
-        #[expect(clippy::vec_init_then_push, reason = "a kind may be of tests only")]
+        /// Watches every kind, of those that not every API server has only if asked. Never ends; a watch that breaks off
+        /// begins again.
         pub(crate) fn watch(
             client: &Client,
             namespace: &str,
+            with_optional: bool,
         ) -> impl Stream<Item = WatchEvent> + Send + Unpin + use<> {
             let mut watches = Vec::new();
             $(
                 $(#[cfg($condition)])?
-                watches.push(watch_kind(client, namespace, |cache| &mut cache.$store));
+                if with_optional || !<$kind>::IS_OPTIONAL {
+                    watches.push(watch_kind(client, namespace, |cache| &mut cache.$store));
+                }
             )*
             stream::select_all(watches)
         }
@@ -118,6 +122,8 @@ macro_rules! for_each_kind {
             namespaces: PartialObjectMeta<Namespace>,
             /// The agents' DaemonSets: what they were made from.
             daemon_sets: PartialObjectMeta<DaemonSet>,
+            /// The slices of the nodes' devices: what they were made from.
+            resource_slices: PartialObjectMeta<ResourceSlice> => SliceController,
             /// What docs/add-a-kind.md adds.
             #[cfg(test)]
             shortcuts: $crate::controllers::tests::example::Shortcut

@@ -20,7 +20,7 @@ use self::{
     example::{Shortcut, ShortcutSpec},
 };
 use crate::{
-    controllers::*,
+    controllers::{resource_slice::ResourceSlice, *},
     reports::{Fabrics, NodeState},
     web::Heartbeat,
 };
@@ -68,6 +68,7 @@ impl Stage {
                 ..AgentTemplate::default()
             },
             service_problem: watch::channel(None).1,
+            resource_slices: true,
             writes_per_second: NonZeroU32::new(50).unwrap(),
             jobs_per_namespace: NonZeroU32::new(256).unwrap(),
             labels_per_namespace: NonZeroU32::new(32).unwrap(),
@@ -190,6 +191,29 @@ async fn a_fabric_is_ready_once_its_agents_run_and_report() {
     stage.pass(SECOND).await;
     let before = stage.server.log().len();
     stage.pass(60 * SECOND).await;
+    assert_eq!(stage.server.log()[before..], [""; 0]);
+}
+
+/// As a kubelet does when the node's driver is away for 30 s.
+#[tokio::test(start_paused = true)]
+async fn slices_of_a_fabrics_devices_come_with_its_nodes_and_again_when_a_kubelet_removes_them() {
+    let stage = Stage::new(2).await;
+    stage.until(10 * SECOND, Stage::is_fabric_ready).await;
+    let slices = |stage: &Stage| stage.server.all::<ResourceSlice>().len();
+    assert_eq!(slices(&stage), 0);
+    let mut fabric: RdmaFabric = stage.server.get("", "default").unwrap();
+    fabric.spec.devices = Some(serde_json::from_str(r#"{"perNode": 256}"#).unwrap());
+    stage.server.put(&fabric);
+    stage.until(5 * SECOND, |stage| slices(stage) == 4).await;
+    // The answers have come.
+    stage.pass(SECOND).await;
+    stage.server.delete::<ResourceSlice>("", "vdev-n2-1");
+    assert_eq!(slices(&stage), 3);
+    stage.until(5 * SECOND, |stage| slices(stage) == 4).await;
+    // Nothing is written while nothing changes.
+    stage.pass(5 * SECOND).await;
+    let before = stage.server.log().len();
+    stage.pass(30 * SECOND).await;
     assert_eq!(stage.server.log()[before..], [""; 0]);
 }
 

@@ -249,6 +249,7 @@ pub(crate) fn cache(nodes: usize) -> Cache {
         nodes: (1..=nodes).map(|i| node(&name(i), &["gpu"])).collect(),
         namespaces: [namespace("team-a", &["models"])].into_iter().collect(),
         daemon_sets: std::iter::empty().collect(),
+        resource_slices: std::iter::empty().collect(),
         ticket_key: "0a".repeat(32),
         secrets: BTreeMap::new(),
         label_problems: BTreeMap::new(),

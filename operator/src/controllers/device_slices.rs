@@ -1,0 +1,230 @@
+//! The ResourceSlices by which the scheduler knows how many virtual devices a node has: one pool for each node of a fabric
+//! with `spec.devices`, named after the node.
+//!
+//! They say what there is to count. A device itself is made by the node's device plugin when a pod has a claim for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kube::{Resource as _, ResourceExt as _, core::PartialObjectMeta};
+use serde_json::{Map, Value, json};
+use weft_crds::{Devices, FabricNode};
+
+use super::{
+    cache::{Key, uid},
+    controller::{Controller, ReconcileContext, Setup},
+    fabric::agents::{APPLIED, FABRIC_LABEL},
+    kinds::Cache,
+    request::{Change, Request},
+    resource_slice::ResourceSlice,
+};
+use crate::claims::DRIVER;
+
+/// Devices of one slice: what the API takes (`ResourceSliceMaxDevices`).
+const DEVICES_PER_SLICE: u32 = 128;
+/// Devices of one node. A scheduler keeps every one of them in memory, and so does the API server: four times the default of
+/// `spec.devices.perNode`.
+const DEVICES_MAX: u32 = 1024;
+/// The generation of the slice's pool.
+const GENERATION: &str = "weft.dev/pool-generation";
+/// What the devices of a pool are written from, to be raised with each change of how they are written.
+const FORMAT: u32 = 1;
+
+/// Decides which slices there are.
+pub(crate) struct SliceController {
+    /// Whether devices are given by claims.
+    is_enabled: bool,
+}
+
+impl SliceController {
+    pub(crate) fn new(setup: &Setup<'_>) -> Self {
+        Self {
+            is_enabled: setup.context.resource_slices,
+        }
+    }
+}
+
+impl Controller for SliceController {
+    fn name(&self) -> &'static str {
+        "resourceslices"
+    }
+
+    fn reconcile(&mut self, context: &mut ReconcileContext<'_>) {
+        if self.is_enabled && context.cache.resource_slices.is_synced() {
+            context.submit(&Key::default(), decide(context.cache));
+        }
+    }
+}
+
+/// The slices of one node.
+struct Pool<'a> {
+    node: &'a FabricNode,
+    devices: &'a Devices,
+}
+
+/// What is to be written so that each node has its slices.
+fn decide(cache: &Cache) -> Vec<Request> {
+    let mut existing: BTreeMap<String, Vec<Slice>> = BTreeMap::new();
+    for (key, slice) in cache.resource_slices.iter() {
+        let owner = slice.owner_references().first();
+        let node = owner.map(|owner| owner.name.clone()).unwrap_or_default();
+        let of_node = existing.entry(node).or_default();
+        of_node.push(Slice::of(key, slice));
+    }
+    let mut requests = Vec::new();
+    for (key, node) in cache.fabric_nodes.iter() {
+        let existing = existing.remove(&key.name).unwrap_or_default();
+        match pool(cache, node) {
+            Some(pool) => requests.extend(pool.requests(&existing)),
+            None => requests.extend(existing.iter().filter_map(Slice::delete)),
+        }
+    }
+    let orphans = existing.values().flatten();
+    requests.extend(orphans.filter_map(Slice::delete));
+    requests
+}
+
+/// None where the node's agent has not yet said what there is, or the fabric has no devices.
+fn pool<'a>(cache: &'a Cache, node: &'a FabricNode) -> Option<Pool<'a>> {
+    let is_known = node
+        .status
+        .as_ref()
+        .is_some_and(|status| !status.data_address.is_empty());
+    let fabric = cache.fabrics.named(&node.spec.fabric)?;
+    let devices = fabric.spec.devices.as_ref()?;
+    let is_there = is_known && node.metadata.deletion_timestamp.is_none();
+    is_there.then_some(Pool { node, devices })
+}
+
+/// A slice as the API server has it.
+struct Slice {
+    key: Key,
+    uid: String,
+    is_deleted: bool,
+    applied: String,
+    generation: u64,
+}
+
+impl Slice {
+    fn of(key: &Key, slice: &PartialObjectMeta<ResourceSlice>) -> Self {
+        let annotation = |name: &str| slice.annotations().get(name).cloned();
+        let generation = annotation(GENERATION).and_then(|text| text.parse().ok());
+        Self {
+            key: key.clone(),
+            uid: uid(slice),
+            is_deleted: slice.metadata.deletion_timestamp.is_some(),
+            applied: annotation(APPLIED).unwrap_or_default(),
+            generation: generation.unwrap_or_default(),
+        }
+    }
+
+    fn delete(&self) -> Option<Request> {
+        let request = Request {
+            uid: self.uid.clone(),
+            ..Request::new::<ResourceSlice>(self.key.clone(), Change::Delete)
+        };
+        (!self.is_deleted).then_some(request)
+    }
+}
+
+impl Pool<'_> {
+    fn count(&self) -> u32 {
+        self.devices.per_node.min(DEVICES_MAX)
+    }
+
+    fn slices(&self) -> u32 {
+        self.count().div_ceil(DEVICES_PER_SLICE)
+    }
+
+    fn key(&self, slice: u32) -> Key {
+        Key::cluster_scoped(&format!("vdev-{}-{slice}", self.node.name_any()))
+    }
+
+    /// Of each device: what its claims can select by.
+    fn attributes(&self) -> Map<String, Value> {
+        let status = self.node.status.as_ref();
+        let link_mbps = status.map(|status| status.link_mbps);
+        let numbers = [
+            ("linkMbps", link_mbps.filter(|mbps| *mbps > 0)),
+            ("capMbps", self.devices.cap_mbps),
+        ];
+        let fabric = json!({"string": self.node.spec.fabric});
+        let mut attributes = Map::from_iter([("fabric".to_owned(), fabric)]);
+        for (name, number) in numbers {
+            attributes.extend(number.map(|number| (name.to_owned(), json!({"int": number}))));
+        }
+        attributes
+    }
+
+    /// Names what the slices are written from; equal pools have equal names.
+    fn hash(&self) -> String {
+        let owner = uid(self.node);
+        let text = json!([FORMAT, owner, self.count(), self.attributes()]).to_string();
+        blake3::hash(text.as_bytes()).to_hex()[..16].to_owned()
+    }
+
+    /// The scheduler uses a pool when all its slices have the same generation and none is missing. So a change of the pool
+    /// gives all of them another one.
+    fn requests(&self, existing: &[Slice]) -> Vec<Request> {
+        let hash = self.hash();
+        let wanted: BTreeSet<Key> = (0..self.slices()).map(|slice| self.key(slice)).collect();
+        let is_right = |slice: &&Slice| slice.applied == hash && wanted.contains(&slice.key);
+        let newest = |slices: &[&Slice]| slices.iter().map(|slice| slice.generation).max();
+        let (right, wrong): (Vec<&Slice>, Vec<&Slice>) = existing.iter().partition(is_right);
+        let generation = match (newest(&right), newest(&wrong)) {
+            // The others are being written.
+            (Some(right), wrong) if wrong.is_none_or(|wrong| right > wrong) => right,
+            (right, wrong) => right.max(wrong).unwrap_or_default() + 1,
+        };
+        let mut requests = Vec::new();
+        for slice in 0..self.slices() {
+            let key = self.key(slice);
+            let found = existing.iter().find(|slice| slice.key == key);
+            let is_written =
+                found.is_some_and(|slice| slice.applied == hash && slice.generation == generation);
+            if !is_written {
+                let manifest = self.manifest(slice, generation, &hash);
+                requests.push(Request {
+                    // One that is deleted meanwhile is not brought back by a late answer.
+                    uid: found.map(|slice| slice.uid.clone()).unwrap_or_default(),
+                    ..Request::new::<ResourceSlice>(key, Change::Apply(manifest))
+                });
+            }
+        }
+        let surplus = existing.iter().filter(|slice| !wanted.contains(&slice.key));
+        requests.extend(surplus.filter_map(Slice::delete));
+        requests
+    }
+
+    fn manifest(&self, slice: u32, generation: u64, hash: &str) -> Value {
+        let node = self.node.name_any();
+        let attributes = Value::Object(self.attributes());
+        let first = slice * DEVICES_PER_SLICE;
+        let end = (first + DEVICES_PER_SLICE).min(self.count());
+        let device = |number| json!({"name": format!("vdev-{number}"), "attributes": attributes});
+        json!({
+            "metadata": {
+                "labels": { FABRIC_LABEL: self.node.spec.fabric },
+                "annotations": { APPLIED: hash, GENERATION: generation.to_string() },
+                "ownerReferences": [{
+                    "apiVersion": FabricNode::api_version(&()),
+                    "kind": FabricNode::kind(&()),
+                    "name": node,
+                    "uid": uid(self.node),
+                }],
+            },
+            "spec": {
+                "driver": DRIVER,
+                "nodeName": node,
+                "pool": {
+                    "name": node,
+                    "generation": generation,
+                    "resourceSliceCount": self.slices(),
+                },
+                "devices": (first..end).map(device).collect::<Vec<Value>>(),
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

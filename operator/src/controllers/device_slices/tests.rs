@@ -1,0 +1,140 @@
+use kube::core::{ObjectMeta, PartialObjectMetaExt as _};
+
+use super::*;
+use crate::controllers::tests::scenario;
+
+/// A fabric of n1 and n2 with so many devices, and what there is of slices.
+fn cache(per_node: u32) -> Cache {
+    let mut cache = scenario::cache(2);
+    set_devices(&mut cache, Some(per_node));
+    for name in ["n1", "n2"] {
+        let mut node = scenario::ready(name, "default");
+        node.status.as_mut().unwrap().data_address = scenario::address(name);
+        node.metadata.resource_version = Some("9".to_owned());
+        cache.fabric_nodes.update(node);
+    }
+    cache
+}
+
+fn set_devices(cache: &mut Cache, per_node: Option<u32>) {
+    let mut fabric = cache.fabrics.named("default").unwrap().clone();
+    fabric.spec.devices =
+        per_node.map(|per_node| serde_json::from_value(json!({"perNode": per_node})).unwrap());
+    let version: u64 = fabric.resource_version().unwrap().parse().unwrap();
+    fabric.metadata.resource_version = Some((version + 1).to_string());
+    cache.fabrics.update(fabric);
+}
+
+/// Does what the API server does with a request. Returns the slice.
+fn obey(cache: &mut Cache, request: &Request) -> Option<Value> {
+    if request.change == Change::Delete {
+        cache.resource_slices.forget(&request.key);
+        return None;
+    }
+    let mut body = request.body(1);
+    body["metadata"]["uid"] = json!(format!("slice-{}", request.key.name));
+    let metadata: ObjectMeta = serde_json::from_value(body["metadata"].clone()).unwrap();
+    let slice = metadata.into_response_partial::<ResourceSlice>();
+    cache.resource_slices.update(slice);
+    Some(body)
+}
+
+/// The slices after all is written, by name.
+fn settle(cache: &mut Cache) -> BTreeMap<String, Value> {
+    let mut slices = BTreeMap::new();
+    for request in decide(cache) {
+        let slice = obey(cache, &request);
+        slices.extend(slice.map(|slice| (request.key.name.clone(), slice)));
+    }
+    assert!(decide(cache).is_empty());
+    slices
+}
+
+fn generations(cache: &Cache) -> Vec<u64> {
+    let slices = cache.resource_slices.iter();
+    slices
+        .map(|(key, slice)| Slice::of(key, slice).generation)
+        .collect()
+}
+
+#[test]
+fn a_node_has_a_pool_with_its_devices_in_slices_of_what_the_api_takes() {
+    let mut cache = cache(200);
+    let slices = settle(&mut cache);
+    let names: Vec<&String> = slices.keys().collect();
+    assert_eq!(names, ["vdev-n1-0", "vdev-n1-1", "vdev-n2-0", "vdev-n2-1"]);
+    let slice = &slices["vdev-n1-1"];
+    let spec = &slice["spec"];
+    assert_eq!(
+        (&spec["driver"], &spec["nodeName"]),
+        (&json!(DRIVER), &json!("n1"))
+    );
+    let pool = json!({"name": "n1", "generation": 1, "resourceSliceCount": 2});
+    assert_eq!(spec["pool"], pool);
+    let devices = spec["devices"].as_array().unwrap();
+    assert_eq!(devices.len(), 72);
+    let first = json!({
+        "name": "vdev-128",
+        "attributes": {"fabric": {"string": "default"}, "linkMbps": {"int": 1000}},
+    });
+    assert_eq!(devices[0], first);
+    assert_eq!(
+        slice["metadata"]["ownerReferences"][0]["uid"],
+        "fabric-node-n1"
+    );
+}
+
+#[test]
+fn another_number_of_devices_gives_all_slices_of_a_pool_another_generation() {
+    let mut cache = cache(200);
+    settle(&mut cache);
+    set_devices(&mut cache, Some(129));
+    // One write of each pool is answered before the others: these follow with the same generation.
+    let requests = decide(&cache);
+    assert_eq!(requests.len(), 4);
+    obey(&mut cache, &requests[0]);
+    obey(&mut cache, &requests[3]);
+    settle(&mut cache);
+    assert_eq!(generations(&cache), [2, 2, 2, 2]);
+    set_devices(&mut cache, Some(1));
+    let slices = settle(&mut cache);
+    assert_eq!(slices["vdev-n1-0"]["spec"]["pool"]["resourceSliceCount"], 1);
+    assert_eq!(generations(&cache), [3, 3]);
+}
+
+/// A kubelet removes the slices of its node when the driver is away for 30 s.
+#[test]
+fn slices_that_are_gone_are_written_again() {
+    let mut cache = cache(200);
+    settle(&mut cache);
+    cache
+        .resource_slices
+        .forget(&Key::cluster_scoped("vdev-n2-1"));
+    let requests = decide(&cache);
+    assert_eq!(requests.len(), 1);
+    assert_eq!(requests[0].key.name, "vdev-n2-1");
+    settle(&mut cache);
+    assert_eq!(generations(&cache), [1, 1, 1, 1]);
+}
+
+#[test]
+fn a_node_or_a_fabric_without_devices_has_no_slices() {
+    let mut cache = cache(8);
+    // Its agent has not reported.
+    let mut new = scenario::ready("n3", "default");
+    new.status = None;
+    cache.fabric_nodes.update(new);
+    assert_eq!(settle(&mut cache).len(), 2);
+    cache.fabric_nodes.forget(&Key::cluster_scoped("n1"));
+    settle(&mut cache);
+    assert_eq!(generations(&cache).len(), 1);
+    set_devices(&mut cache, None);
+    settle(&mut cache);
+    assert!(generations(&cache).is_empty());
+}
+
+#[test]
+fn a_pool_has_no_more_than_a_scheduler_can_keep() {
+    let mut cache = cache(65_536);
+    assert_eq!(settle(&mut cache).len(), 2 * 8);
+}

@@ -3,12 +3,14 @@
 //!
 //! <https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md>, version 0.6.0.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use crate::pods::Pod;
 
 /// The version of the format: the first that containerd 1.7 and CRI-O 1.27 know.
 const VERSION: &str = "0.6.0";
@@ -21,11 +23,56 @@ const PRELOADED: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 /// How directories are mounted.
 const READ_ONLY: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
 
+/// A device of a claim, as the annotations of its file say. The container runtime reads none of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ClaimDevice {
+    /// Which of its pod's devices it is.
+    pub(crate) index: usize,
+    pub(crate) pod: Pod,
+    pub(crate) pod_uid: String,
+}
+
+const INDEX: &str = "weft.dev/index";
+const POD_NAMESPACE: &str = "weft.dev/pod-namespace";
+const POD_NAME: &str = "weft.dev/pod-name";
+const POD_UID: &str = "weft.dev/pod-uid";
+
+impl ClaimDevice {
+    fn annotations(&self) -> BTreeMap<&'static str, String> {
+        BTreeMap::from([
+            (INDEX, self.index.to_string()),
+            (POD_NAMESPACE, self.pod.namespace.clone()),
+            (POD_NAME, self.pod.name.clone()),
+            (POD_UID, self.pod_uid.clone()),
+        ])
+    }
+
+    fn of(mut annotations: BTreeMap<String, String>) -> Option<Self> {
+        Some(Self {
+            index: annotations.get(INDEX)?.parse().ok()?,
+            pod: Pod {
+                namespace: annotations.remove(POD_NAMESPACE)?,
+                name: annotations.remove(POD_NAME)?,
+            },
+            pod_uid: annotations.remove(POD_UID)?,
+        })
+    }
+}
+
+/// Of a file, what is read again.
+#[derive(Debug, Deserialize)]
+struct Annotated {
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+}
+
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Spec<'a> {
     cdi_version: &'a str,
     kind: &'a str,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    annotations: BTreeMap<&'static str, String>,
     devices: [Device<'a>; 1],
 }
 
@@ -99,6 +146,36 @@ impl Cdi {
 
     /// Writes what the container of a device gets whose directory that is. It is the container's device number `index`, from 0.
     pub(crate) fn write(&self, id: &str, index: usize, device: &Path) -> io::Result<()> {
+        self.write_annotated(id, index, device, BTreeMap::new())
+    }
+
+    /// The same for a device of a claim.
+    pub(crate) fn write_for_claim(
+        &self,
+        id: &str,
+        claim: &ClaimDevice,
+        device: &Path,
+    ) -> io::Result<()> {
+        self.write_annotated(id, claim.index, device, claim.annotations())
+    }
+
+    /// What was written for a device of a claim. None where there is no file, or another one.
+    pub(crate) fn read(&self, id: &str) -> io::Result<Option<ClaimDevice>> {
+        let text = match fs::read(self.path(id)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other?,
+        };
+        let found: Option<Annotated> = serde_json::from_slice(&text).ok();
+        Ok(found.and_then(|found| ClaimDevice::of(found.annotations)))
+    }
+
+    fn write_annotated(
+        &self,
+        id: &str,
+        index: usize,
+        device: &Path,
+        annotations: BTreeMap<&'static str, String>,
+    ) -> io::Result<()> {
         let name = format!("weft{index}");
         let preloaded = PRELOADED.map(|library| format!("{LIBRARIES}/{library}"));
         let preloaded = format!("LD_PRELOAD={}", preloaded.join(":"));
@@ -114,6 +191,7 @@ impl Cdi {
         let spec = Spec {
             cdi_version: VERSION,
             kind: &self.kind,
+            annotations,
             devices: [Device {
                 name: id,
                 container_edits: Edits {
@@ -158,8 +236,8 @@ impl Cdi {
         })
     }
 
-    /// The ids that have a file.
-    pub(crate) fn ids(&self) -> io::Result<BTreeSet<String>> {
+    /// The ids that have a file, of those that begin so.
+    pub(crate) fn ids(&self, begin: &str) -> io::Result<BTreeSet<String>> {
         let entries = match fs::read_dir(&self.directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
             other => other?,
@@ -169,10 +247,8 @@ impl Cdi {
         for entry in entries {
             let name = entry?.file_name();
             let id = name.to_str().and_then(|name| name.strip_prefix(&prefix));
-            ids.extend(
-                id.and_then(|id| id.strip_suffix(".json"))
-                    .map(str::to_owned),
-            );
+            let id = id.and_then(|id| id.strip_suffix(".json"));
+            ids.extend(id.filter(|id| id.starts_with(begin)).map(str::to_owned));
         }
         Ok(ids)
     }
@@ -196,11 +272,11 @@ mod tests {
         let own = directory.path().join("cdi");
         let libraries = Path::new("/opt/weft/lib");
         let cdi = Cdi::new(&own, "weft.dev/vdev", libraries, None);
-        assert!(cdi.ids().unwrap().is_empty());
+        assert!(cdi.ids("vdev-").unwrap().is_empty());
         let device = Path::new("/run/weft/devices/vdev-00007");
         cdi.write("vdev-00007", 1, device).unwrap();
         assert_eq!(cdi.name("vdev-00007"), "weft.dev/vdev=vdev-00007");
-        assert_eq!(cdi.ids().unwrap(), ["vdev-00007".to_owned()].into());
+        assert_eq!(cdi.ids("vdev-").unwrap(), ["vdev-00007".to_owned()].into());
         let text = fs::read(own.join("weft.dev-vdev_vdev-00007.json")).unwrap();
         let spec: serde_json::Value = serde_json::from_slice(&text).unwrap();
         let wanted = serde_json::json!({
@@ -250,6 +326,29 @@ mod tests {
         assert_eq!(edits["hooks"], wanted);
         cdi.remove("vdev-00007").unwrap();
         cdi.remove("vdev-00007").unwrap();
-        assert!(cdi.ids().unwrap().is_empty());
+        assert!(cdi.ids("vdev-").unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_file_of_a_claims_device_says_whose_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let cdi = Cdi::new(directory.path(), "weft.dev/vdev", Path::new("/lib"), None);
+        let claim = ClaimDevice {
+            index: 1,
+            pod: Pod {
+                namespace: "team-a".to_owned(),
+                name: "trainer-0".to_owned(),
+            },
+            pod_uid: "77".to_owned(),
+        };
+        assert_eq!(cdi.read("dra-1").unwrap(), None);
+        let device = Path::new("/run/weft/devices/dra-1");
+        cdi.write_for_claim("dra-1", &claim, device).unwrap();
+        assert_eq!(cdi.read("dra-1").unwrap(), Some(claim));
+        cdi.write("vdev-00001", 0, device).unwrap();
+        assert_eq!(cdi.read("vdev-00001").unwrap(), None);
+        // Of the two ways to a device each sees its own.
+        assert_eq!(cdi.ids("vdev-").unwrap(), ["vdev-00001".to_owned()].into());
+        assert_eq!(cdi.ids("dra-").unwrap(), ["dra-1".to_owned()].into());
     }
 }

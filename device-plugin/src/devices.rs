@@ -7,18 +7,16 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use tokio::sync::Mutex;
-use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::Status;
 use weft_proto::Message as _;
-use weft_proto::engine::v1::engine_client::EngineClient;
-use weft_proto::engine::v1::{CreateDeviceRequest, DestroyDeviceRequest, ListDevicesRequest};
 
 use crate::Config;
 use crate::cdi::Cdi;
+use crate::engine::Engine;
 use crate::pods::{Allocation, Pod, PodResources};
 use crate::reconcile::{Decision, EngineDevice, Found, Health, OfEngine, Reconciler};
 
-/// What the ids of devices begin with; the engine may have others, which are nobody's here.
+/// What the ids of devices begin with; the engine may have others, as those of claims, which are nobody's here.
 pub(crate) const ID_PREFIX: &str = "vdev-";
 
 /// Why a container cannot have its devices. The kubelet shows it as an event of the pod, and tries again.
@@ -42,7 +40,7 @@ pub(crate) enum DeviceError {
 /// The devices of this node's pods.
 #[derive(Debug)]
 pub(crate) struct Devices {
-    engine: EngineClient<Channel>,
+    engine: Engine,
     pods: PodResources,
     /// The plugin's own pod: a kubelet that does not list it knows no pods yet.
     own_pod: Option<Pod>,
@@ -50,9 +48,6 @@ pub(crate) struct Devices {
     directory: PathBuf,
     /// What the node's agent reads.
     health_file: PathBuf,
-    cap_bps: u64,
-    ops_per_s: u32,
-    cross_namespace: bool,
     started: Instant,
     /// Held while devices are made and destroyed.
     reconciler: Mutex<Reconciler>,
@@ -66,20 +61,12 @@ impl Devices {
             name: name.clone(),
         });
         Self {
-            engine: weft_proto::engine::client(&config.engine),
+            engine: Engine::new(config),
             pods: PodResources::new(&config.pod_resources, &config.resource),
             own_pod,
-            cdi: Cdi::new(
-                &config.cdi,
-                &config.resource,
-                &config.libraries,
-                config.hook.as_deref(),
-            ),
+            cdi: config.cdi(),
             directory: config.directory.clone(),
             health_file: weft_proto::engine::health_file(&config.engine),
-            cap_bps: config.cap_bps,
-            ops_per_s: config.ops_per_s,
-            cross_namespace: config.cross_namespace,
             started: Instant::now(),
             reconciler: Mutex::default(),
         }
@@ -128,37 +115,14 @@ impl Devices {
     }
 
     async fn make_anew(&self, id: &str, pod: &Pod) -> Result<(), Status> {
-        self.destroy(id).await?;
-        let tenant = match self.cross_namespace {
-            true => "",
-            false => &pod.namespace,
-        };
-        let request = CreateDeviceRequest {
-            name: id.to_owned(),
-            gid: Vec::new(),
-            cap_bps: self.cap_bps,
-            ops_per_s: self.ops_per_s,
-            tenant: tenant.to_owned(),
-            owner: pod.to_string(),
-        };
-        self.engine.clone().create_device(request).await?;
-        Ok(())
-    }
-
-    async fn destroy(&self, id: &str) -> Result<(), Status> {
-        let request = DestroyDeviceRequest {
-            name: id.to_owned(),
-        };
-        match self.engine.clone().destroy_device(request).await {
-            Err(status) if status.code() != Code::NotFound => Err(status),
-            _ => Ok(()),
-        }
+        self.engine.destroy(id).await?;
+        self.engine.create(id, pod).await
     }
 
     /// Looks at engine and kubelet, destroys the devices that no pod has, and says how devices are: to the node's agent as well.
     pub(crate) async fn reconcile(&self) -> Health {
         let mut reconciler = self.reconciler.lock().await;
-        let described = self.cdi.ids().unwrap_or_else(|error| {
+        let described = self.cdi.ids(ID_PREFIX).unwrap_or_else(|error| {
             tracing::warn!("files of the Container Device Interface: {error}");
             BTreeSet::new()
         });
@@ -200,7 +164,7 @@ impl Devices {
 
     async fn reclaim(&self, id: &str) -> Result<(), DeviceError> {
         let id = || id.to_owned();
-        let destroyed = self.destroy(&id()).await;
+        let destroyed = self.engine.destroy(&id()).await;
         destroyed.map_err(|status| DeviceError::Engine { id: id(), status })?;
         let removed = self.cdi.remove(&id());
         removed.map_err(|source| DeviceError::Cdi { id: id(), source })?;
@@ -209,13 +173,10 @@ impl Devices {
     }
 
     async fn of_engine(&self) -> Result<OfEngine, String> {
-        let mut engine = self.engine.clone();
-        let listed = engine.list_devices(ListDevicesRequest {}).await;
+        let listed = self.engine.list(ID_PREFIX).await;
         let listed = listed
             .map_err(|status| format!("the node's engine does not answer: {}", status.message()))?;
-        let listed = listed.into_inner();
-        let devices = listed.devices.into_iter();
-        let ours = devices.filter(|device| device.name.starts_with(ID_PREFIX));
+        let ours = listed.devices.into_iter();
         let by_id = ours.map(|device| {
             let found = EngineDevice {
                 is_open: device.contexts > 0,

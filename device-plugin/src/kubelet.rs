@@ -48,3 +48,36 @@ pub mod pod_resources {
 
     tonic::include_proto!("v1");
 }
+
+/// How a plugin registers by a socket in the kubelet's directory `plugins_registry`, v1.
+pub mod plugin_registration {
+    #![allow(
+        missing_docs,
+        unreachable_pub,
+        clippy::all,
+        clippy::pedantic,
+        rustdoc::all,
+        dead_code
+    )]
+
+    tonic::include_proto!("pluginregistration");
+}
+
+/// The API of drivers of Dynamic Resource Allocation, v1.
+pub mod dra {
+    #![allow(
+        missing_docs,
+        unreachable_pub,
+        clippy::all,
+        clippy::pedantic,
+        rustdoc::all,
+        dead_code
+    )]
+
+    tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1");
+
+    /// What a driver registers as.
+    pub const TYPE: &str = "DRAPlugin";
+    /// The version that it registers with.
+    pub const VERSION: &str = "v1.DRAPlugin";
+}

@@ -1,6 +1,8 @@
 //! Gives a node's virtual RDMA devices to pods.
 //!
-//! The kubelet is shown ids (device plugin API v1beta1). A device is made when a container that has the id is about to start
+//! By the device plugin API (v1beta1), or by Dynamic Resource Allocation (v1; decision 0044), or by both.
+//!
+//! By the device plugin API the kubelet is shown ids. A device is made when a container that has the id is about to start
 //! (`PreStartContainer`), for the pod that the Pod Resources API names; so every container gets a device that nobody had
 //! before it, also after a restart of the container, the kubelet or the node. What a container is given is a file of the
 //! Container Device Interface, which the container runtime reads. Decision 0042 has the design.
@@ -8,9 +10,13 @@
 //! The program keeps nothing: the kubelet knows which pod has which id, the node's engine knows which devices there are.
 
 mod cdi;
+mod claims;
 mod devices;
+mod dra;
+mod engine;
 mod install;
 pub mod kubelet;
+mod plugin_registration;
 mod pods;
 mod reconcile;
 mod registration;
@@ -18,13 +24,15 @@ mod service;
 
 pub use install::{InstallError, install};
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
+use crate::cdi::Cdi;
+use crate::claims::Claims;
 use crate::devices::Devices;
 use crate::reconcile::{Health, Unhealthy};
 use crate::registration::Registration;
@@ -40,8 +48,10 @@ pub struct Config {
     pub engine: PathBuf,
     /// Where the engine makes devices, on the node: each is a directory there, named by its id.
     pub directory: PathBuf,
-    /// The kubelet's directory for device plugins.
-    pub device_plugins: PathBuf,
+    /// The kubelet's directory for device plugins. None where this program is none.
+    pub device_plugins: Option<PathBuf>,
+    /// Where pods have devices by claims.
+    pub by_claims: Option<ByClaims>,
     /// The kubelet's directory with the socket of the Pod Resources API.
     pub pod_resources: PathBuf,
     /// The namespace and the name of the plugin's own pod, where it runs in one.
@@ -63,6 +73,28 @@ pub struct Config {
     pub ops_per_s: u32,
     /// Pods of different namespaces may reach each other.
     pub cross_namespace: bool,
+}
+
+/// What a driver of Dynamic Resource Allocation works with.
+#[derive(Debug, Clone)]
+pub struct ByClaims {
+    /// The socket of the node's agent, which says what claims have been allocated.
+    pub agent: PathBuf,
+    /// The kubelet's directory `plugins_registry`.
+    pub plugins_registry: PathBuf,
+    /// The driver's own directory, below the kubelet's, by the path by which the kubelet has it.
+    pub directory: PathBuf,
+}
+
+impl Config {
+    fn cdi(&self) -> Cdi {
+        Cdi::new(
+            &self.cdi,
+            &self.resource,
+            &self.libraries,
+            self.hook.as_deref(),
+        )
+    }
 }
 
 /// Why the plugin ends.
@@ -94,14 +126,53 @@ pub enum PluginError {
 /// # Errors
 /// [`PluginError`].
 pub async fn run(config: Config, stopped: impl Future<Output = ()>) -> Result<(), PluginError> {
-    let (shown, health) = watch::channel(Health::default());
-    let devices = Arc::new(Devices::new(&config));
-    let service = Service::new(config.count, Arc::clone(&devices), health);
-    let registration = Registration::new(&config.device_plugins, &config.resource, service)?;
+    let device_plugin = async {
+        match &config.device_plugins {
+            Some(directory) => serve_devices(&config, directory).await,
+            None => std::future::pending().await,
+        }
+    };
+    let driver = async {
+        match &config.by_claims {
+            Some(by_claims) => serve_claims(&config, by_claims).await,
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
-        ended = serve(&devices, &shown, registration) => ended,
+        ended = device_plugin => ended,
+        ended = driver => ended,
         () = stopped => Ok(()),
     }
+}
+
+async fn serve_claims(config: &Config, by_claims: &ByClaims) -> Result<(), PluginError> {
+    let claims = Arc::new(Claims::new(config, &by_claims.agent));
+    let reconciling = async {
+        let mut last_problem = String::new();
+        let mut ticks = tokio::time::interval(RECONCILE_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let problem = claims.reconcile().await.err().map(|it| it.to_string());
+            let problem = problem.unwrap_or_default();
+            if problem != last_problem && !problem.is_empty() {
+                tracing::warn!("devices of claims: {problem}");
+            }
+            last_problem = problem;
+        }
+    };
+    tokio::select! {
+        ended = dra::serve(Arc::clone(&claims), by_claims) => ended,
+        () = reconciling => Ok(()),
+    }
+}
+
+async fn serve_devices(config: &Config, directory: &Path) -> Result<(), PluginError> {
+    let (shown, health) = watch::channel(Health::default());
+    let devices = Arc::new(Devices::new(config));
+    let service = Service::new(config.count, Arc::clone(&devices), health);
+    let registration = Registration::new(directory, &config.resource, service)?;
+    serve(&devices, &shown, registration).await
 }
 
 async fn serve(

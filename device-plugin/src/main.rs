@@ -6,13 +6,24 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
-use weft_device_plugin::{Config, install, run};
+use weft_device_plugin::{ByClaims, Config, install, run};
 
 /// How often the flags are read again.
 const FLAGS_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How pods ask for devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Mode {
+    /// By the resource.
+    DevicePlugin,
+    /// By ResourceClaims (Dynamic Resource Allocation, Kubernetes 1.34).
+    Dra,
+    /// By either.
+    Both,
+}
 
 /// Gives a node's virtual RDMA devices to pods.
 ///
@@ -27,6 +38,26 @@ struct Arguments {
     /// Where weft-engine makes devices (its --devices), as the container runtime sees it.
     #[arg(long, value_name = "DIR", default_value = "/run/weft/devices")]
     directory: PathBuf,
+    /// How pods ask for devices.
+    #[arg(long, value_enum, default_value = "device-plugin")]
+    mode: Mode,
+    /// The socket of the node's weft-agent, which says what claims have been allocated.
+    #[arg(long, value_name = "PATH", default_value = "/run/weft/claims.sock")]
+    agent: PathBuf,
+    /// The kubelet's directory in which drivers register.
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/var/lib/kubelet/plugins_registry"
+    )]
+    plugins_registry: PathBuf,
+    /// The driver's own directory, by the path by which the kubelet has it.
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/var/lib/kubelet/plugins/vdev.weft.dev"
+    )]
+    driver_directory: PathBuf,
     /// The kubelet's directory for device plugins: it is this one whatever the kubelet's own directory is.
     #[arg(
         long,
@@ -92,10 +123,16 @@ struct Arguments {
 
 impl Arguments {
     fn config(&self) -> Config {
+        let by_claims = ByClaims {
+            agent: self.agent.clone(),
+            plugins_registry: self.plugins_registry.clone(),
+            directory: self.driver_directory.clone(),
+        };
         Config {
             engine: self.engine.clone(),
             directory: self.directory.clone(),
-            device_plugins: self.device_plugins.clone(),
+            device_plugins: (self.mode != Mode::Dra).then(|| self.device_plugins.clone()),
+            by_claims: (self.mode != Mode::DevicePlugin).then_some(by_claims),
             pod_resources: self.pod_resources.clone(),
             own_pod: self.pod_namespace.clone().zip(self.pod_name.clone()),
             cdi: self.cdi.clone(),

@@ -168,7 +168,8 @@ impl Node {
         let config = Config {
             engine: self.at("engine.sock"),
             directory: self.at("devices"),
-            device_plugins: self.at("device-plugins"),
+            device_plugins: Some(self.at("device-plugins")),
+            by_claims: None,
             pod_resources: self.at("pod-resources"),
             own_pod: None,
             cdi: self.at("cdi"),

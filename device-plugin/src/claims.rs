@@ -1,0 +1,247 @@
+//! The devices of ResourceClaims: one for each device that a claim has been allocated, as long as the kubelet has the claim
+//! prepared.
+//!
+//! Nothing is kept but the devices at the engine and the files of the container runtime. Both are named after the claim's UID,
+//! and not after the device of the pool, which the scheduler may give to the next claim before the kubelet lets go of this one.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tokio::sync::Mutex;
+use tonic::Status;
+use tonic::transport::Channel;
+use weft_proto::claims::v1::claims_client::ClaimsClient;
+use weft_proto::claims::v1::{AllocatedDevice, FindClaimRequest};
+
+use crate::Config;
+use crate::cdi::{Cdi, ClaimDevice};
+use crate::engine::Engine;
+use crate::kubelet::dra as proto;
+use crate::pods::Pod;
+
+/// What the ids of these devices begin with. The device plugin's begin otherwise, and each leaves the other's alone.
+pub(crate) const ID_PREFIX: &str = "dra-";
+/// Digits of a claim's UID in an id, which an engine takes at most 20 letters of: 48 random bits, and a node has a thousand
+/// claims.
+const UID_DIGITS: usize = 12;
+
+/// Why a claim is not prepared or unprepared. The kubelet shows it as an event of the pod, and tries again.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClaimError {
+    #[error("claim.uid: `{0}` is no UUID: the kubelet must give the claim's UID")]
+    Uid(String),
+    #[error("the node's agent does not say which devices the claim has: {}", .0.message())]
+    Agent(Status),
+    #[error("the node's engine does not answer: {}", .0.message())]
+    Engine(Status),
+    #[error("{id}: the node's engine does not make or destroy the device: {}", .status.message())]
+    Device { id: String, status: Status },
+    #[error(
+        "{id}: its file of the Container Device Interface cannot be written or removed: {source}: the container runtime reads \
+         it there"
+    )]
+    Cdi { id: String, source: io::Error },
+    #[error("the files of the Container Device Interface cannot be listed: {0}")]
+    Files(io::Error),
+}
+
+/// The devices of this node's claims.
+#[derive(Debug)]
+pub(crate) struct Claims {
+    engine: Engine,
+    agent: ClaimsClient<Channel>,
+    cdi: Cdi,
+    directory: PathBuf,
+    /// Held while devices are made and destroyed.
+    changing: Mutex<()>,
+}
+
+impl Claims {
+    /// `agent` is the socket of the node's agent.
+    pub(crate) fn new(config: &Config, agent: &Path) -> Self {
+        Self {
+            engine: Engine::new(config),
+            agent: weft_proto::claims::client(agent),
+            cdi: config.cdi(),
+            directory: config.directory.clone(),
+            changing: Mutex::default(),
+        }
+    }
+
+    /// Makes the devices of a claim that are not there yet. What containers that use the claim get.
+    pub(crate) async fn prepare(
+        &self,
+        claim: &proto::Claim,
+    ) -> Result<Vec<proto::Device>, ClaimError> {
+        let prefix = prefix(&claim.uid)?;
+        let request = FindClaimRequest {
+            namespace: claim.namespace.clone(),
+            name: claim.name.clone(),
+            uid: claim.uid.clone(),
+        };
+        let found = self.agent.clone().find_claim(request).await;
+        let found = found.map_err(ClaimError::Agent)?.into_inner();
+        let pod = Pod {
+            namespace: claim.namespace.clone(),
+            name: found.pod,
+        };
+        let _changing = self.changing.lock().await;
+        let made = self.engine.ids(&prefix).await;
+        let made = made.map_err(ClaimError::Engine)?;
+        let mut devices = Vec::new();
+        for (number, allocated) in found.devices.into_iter().enumerate() {
+            // An allocation does not change, so a device keeps its number.
+            let id = format!("{prefix}{number}");
+            let device = self.claim_device(&id, &pod, &found.pod_uid)?;
+            // Before the device: one without a file would be nobody's after a restart.
+            self.describe(&id, &device)?;
+            if !made.contains(&id) {
+                self.make(&id, &pod).await?;
+                let Pod { namespace, name } = &pod;
+                tracing::info!(id, namespace, pod = name, claim = claim.name, "device made");
+            }
+            devices.push(prepared(allocated, self.cdi.name(&id)));
+        }
+        Ok(devices)
+    }
+
+    /// Destroys the devices of a claim that are there.
+    pub(crate) async fn unprepare(&self, claim: &proto::Claim) -> Result<(), ClaimError> {
+        let prefix = prefix(&claim.uid)?;
+        let _changing = self.changing.lock().await;
+        let made = self.engine.ids(&prefix).await;
+        let mut ids = made.map_err(ClaimError::Engine)?;
+        ids.extend(self.described(&prefix)?);
+        for id in ids {
+            let destroyed = self.engine.destroy(&id).await;
+            let failed = |status| ClaimError::Device {
+                id: id.clone(),
+                status,
+            };
+            destroyed.map_err(failed)?;
+            let removed = self.cdi.remove(&id);
+            removed.map_err(|source| ClaimError::Cdi {
+                id: id.clone(),
+                source,
+            })?;
+            tracing::info!(id, claim = claim.name, "device destroyed");
+        }
+        Ok(())
+    }
+
+    /// Makes the devices again that an engine has lost under their pods: a container that is restarted finds its device.
+    pub(crate) async fn reconcile(&self) -> Result<(), ClaimError> {
+        let _changing = self.changing.lock().await;
+        let described = self.described(ID_PREFIX)?;
+        if described.is_empty() {
+            return Ok(());
+        }
+        let made = self.engine.ids(ID_PREFIX).await;
+        let made = made.map_err(ClaimError::Engine)?;
+        for id in described.difference(&made) {
+            if let Some(device) = self.read(id)? {
+                self.make(id, &device.pod).await?;
+                tracing::warn!(
+                    id,
+                    "the engine had lost the device: it is made again, restart its container"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    async fn make(&self, id: &str, pod: &Pod) -> Result<(), ClaimError> {
+        let made = self.engine.create(id, pod).await;
+        made.map_err(|status| ClaimError::Device {
+            id: id.to_owned(),
+            status,
+        })
+    }
+
+    fn describe(&self, id: &str, device: &ClaimDevice) -> Result<(), ClaimError> {
+        let written = self
+            .cdi
+            .write_for_claim(id, device, &self.directory.join(id));
+        written.map_err(|source| ClaimError::Cdi {
+            id: id.to_owned(),
+            source,
+        })
+    }
+
+    /// What the file of a device says, or is to say: its index is the first that no other device of the pod has.
+    fn claim_device(&self, id: &str, pod: &Pod, pod_uid: &str) -> Result<ClaimDevice, ClaimError> {
+        if let Some(device) = self.read(id)? {
+            return Ok(device);
+        }
+        let mut taken = BTreeSet::new();
+        for other in self.described(ID_PREFIX)? {
+            let other = self.read(&other)?;
+            taken.extend(other.filter(|it| it.pod_uid == pod_uid).map(|it| it.index));
+        }
+        let index = (0..).find(|index| !taken.contains(index));
+        Ok(ClaimDevice {
+            index: index.unwrap_or_default(),
+            pod: pod.clone(),
+            pod_uid: pod_uid.to_owned(),
+        })
+    }
+
+    fn read(&self, id: &str) -> Result<Option<ClaimDevice>, ClaimError> {
+        self.cdi.read(id).map_err(|source| ClaimError::Cdi {
+            id: id.to_owned(),
+            source,
+        })
+    }
+
+    /// The devices with a file whose ids begin so.
+    fn described(&self, prefix: &str) -> Result<BTreeSet<String>, ClaimError> {
+        self.cdi.ids(prefix).map_err(ClaimError::Files)
+    }
+}
+
+fn prepared(allocated: AllocatedDevice, cdi: String) -> proto::Device {
+    // Containers name the request, also where it has alternatives.
+    let request = allocated.request.split('/').next().map(str::to_owned);
+    proto::Device {
+        request_names: request.into_iter().collect(),
+        pool_name: allocated.pool,
+        device_name: allocated.device,
+        cdi_device_ids: vec![cdi],
+    }
+}
+
+/// What the ids of a claim's devices begin with; their numbers follow.
+fn prefix(uid: &str) -> Result<String, ClaimError> {
+    let is_digit = |digit: &char| digit.is_ascii_digit() || matches!(digit, 'a'..='f');
+    let digits: String = uid.chars().filter(is_digit).take(UID_DIGITS).collect();
+    match digits.len() {
+        UID_DIGITS => Ok(format!("{ID_PREFIX}{digits}-")),
+        _ => Err(ClaimError::Uid(uid.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_name_the_claim_and_are_as_long_as_an_engine_takes() {
+        let prefix = prefix("0f5f57f1-84b6-4f4e-9d3c-3f0a3c1b2a55").unwrap();
+        assert_eq!(prefix, "dra-0f5f57f184b6-");
+        // A claim has 32 devices at most (AllocationResultsMaxSize).
+        assert!(format!("{prefix}31").len() <= 20);
+        assert!(super::prefix("no-uuid").is_err());
+    }
+
+    #[test]
+    fn a_device_is_for_the_request_and_not_for_its_alternative() {
+        let allocated = AllocatedDevice {
+            request: "rdma/fast".to_owned(),
+            pool: "n1".to_owned(),
+            device: "vdev-7".to_owned(),
+        };
+        let device = prepared(allocated, "weft.dev/vdev=dra-1".to_owned());
+        assert_eq!(device.request_names, ["rdma"]);
+    }
+}

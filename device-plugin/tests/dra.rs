@@ -1,0 +1,311 @@
+//! The driver of claims between a kubelet and an agent that a test plays, and a real engine.
+
+#[path = "../../node-agent/tests/agents/eventually.rs"]
+mod eventually;
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use tempfile::TempDir;
+use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+use weft_device_plugin::kubelet::dra::dra_plugin_client::DraPluginClient;
+use weft_device_plugin::kubelet::dra::{
+    Claim, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest,
+};
+use weft_device_plugin::kubelet::plugin_registration::registration_client::RegistrationClient;
+use weft_device_plugin::kubelet::plugin_registration::{InfoRequest, RegistrationStatus};
+use weft_device_plugin::{ByClaims, Config, kubelet, run};
+use weft_engine::{EngineConfig, PortRange, Secret};
+use weft_node_engine::Shutdown;
+use weft_proto::claims::v1::claims_server::{Claims, ClaimsServer};
+use weft_proto::claims::v1::{AllocatedDevice, FindClaimRequest, FindClaimResponse};
+use weft_proto::engine::v1::{DestroyDeviceRequest, Device, ListDevicesRequest};
+
+use crate::eventually::eventually;
+
+const TRAINER: &str = "0f5f57f1-84b6-4f4e-9d3c-3f0a3c1b2a55";
+const LOADER: &str = "1c3e57f1-84b6-4f4e-9d3c-3f0a3c1b2a55";
+
+/// What claims have been allocated, by their UIDs.
+#[derive(Clone, Default)]
+struct Agent(Arc<Mutex<BTreeMap<String, FindClaimResponse>>>);
+
+#[tonic::async_trait]
+impl Claims for Agent {
+    async fn find_claim(
+        &self,
+        request: Request<FindClaimRequest>,
+    ) -> Result<Response<FindClaimResponse>, Status> {
+        let request = request.into_inner();
+        let claims = self.0.lock().expect("no test panics here");
+        let none = || Status::not_found(format!("ResourceClaim {} is not there", request.name));
+        let found = claims.get(&request.uid).cloned().ok_or_else(none)?;
+        Ok(Response::new(found))
+    }
+}
+
+impl Agent {
+    fn allocate(&self, uid: &str, pod: &str, devices: &[&str]) {
+        let device = |device: &&str| AllocatedDevice {
+            request: "rdma".to_owned(),
+            pool: "n1".to_owned(),
+            device: (*device).to_owned(),
+        };
+        let found = FindClaimResponse {
+            pod: pod.to_owned(),
+            pod_uid: format!("uid of {pod}"),
+            devices: devices.iter().map(device).collect(),
+        };
+        let mut claims = self.0.lock().expect("no test panics here");
+        claims.insert(uid.to_owned(), found);
+    }
+}
+
+/// A node with an engine, a driver, and what plays its agent and its kubelet.
+struct Node {
+    home: TempDir,
+    agent: Agent,
+    driver: JoinHandle<()>,
+    engine: JoinHandle<()>,
+    served: JoinHandle<()>,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        for task in [&self.driver, &self.engine, &self.served] {
+            task.abort();
+        }
+    }
+}
+
+impl Node {
+    fn start(first_port: u16) -> Self {
+        let home = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir(home.path().join("device-plugins")).expect("it is ours");
+        let agent = Agent::default();
+        let socket = home.path().join("claims.sock");
+        let listener = UnixListener::bind(socket).expect("it is ours");
+        let service = ClaimsServer::new(agent.clone());
+        let served = tokio::spawn(async move {
+            let served = Server::builder()
+                .add_service(service)
+                .serve_with_incoming(UnixListenerStream::new(listener));
+            served.await.expect("it is served");
+        });
+        Self {
+            driver: start_driver(&home),
+            engine: start_engine(&home, first_port),
+            home,
+            agent,
+            served,
+        }
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    /// As when its container ends at once: its sockets stay.
+    async fn restart_driver(&mut self) {
+        self.driver.abort();
+        let _ = (&mut self.driver).await;
+        let stale = self.at("plugins/vdev.weft.dev");
+        std::fs::create_dir_all(&stale).expect("it is ours");
+        drop(std::os::unix::net::UnixListener::bind(stale.join("dra.sock")).expect("it is free"));
+        self.driver = start_driver(&self.home);
+    }
+
+    /// As with an engine that is killed: its devices are gone.
+    async fn lose_device(&self, name: &str) {
+        let mut engine = weft_proto::engine::client(&self.at("engine.sock"));
+        let name = name.to_owned();
+        let destroyed = engine.destroy_device(DestroyDeviceRequest { name }).await;
+        destroyed.expect("it is there");
+    }
+
+    /// The driver, as a kubelet finds it that has just started.
+    async fn registered(&self) -> DraPluginClient<tonic::transport::Channel> {
+        let socket = self.at("plugins_registry/vdev.weft.dev-reg.sock");
+        let info = eventually("it registers", async || {
+            let mut plugin = RegistrationClient::new(kubelet::channel(&socket));
+            plugin.get_info(InfoRequest {}).await.ok()
+        });
+        let info = info.await.into_inner();
+        assert_eq!((&*info.r#type, &*info.name), ("DRAPlugin", "vdev.weft.dev"));
+        assert_eq!(info.supported_versions, ["v1.DRAPlugin"]);
+        let mut plugin = RegistrationClient::new(kubelet::channel(&socket));
+        let status = RegistrationStatus {
+            plugin_registered: true,
+            error: String::new(),
+        };
+        let told = plugin.notify_registration_status(status).await;
+        told.expect("it is told");
+        DraPluginClient::new(kubelet::channel(info.endpoint.as_ref()))
+    }
+
+    async fn prepare(&self, uid: &str) -> NodePrepareResourceResponse {
+        let request = NodePrepareResourcesRequest {
+            claims: vec![claim(uid)],
+        };
+        let mut driver = self.registered().await;
+        let prepared = driver.node_prepare_resources(request).await;
+        let mut claims = prepared.expect("it answers").into_inner().claims;
+        claims.remove(uid).expect("it says how it went")
+    }
+
+    async fn unprepare(&self, uid: &str) -> String {
+        let request = NodeUnprepareResourcesRequest {
+            claims: vec![claim(uid)],
+        };
+        let mut driver = self.registered().await;
+        let unprepared = driver.node_unprepare_resources(request).await;
+        let mut claims = unprepared.expect("it answers").into_inner().claims;
+        claims.remove(uid).expect("it says how it went").error
+    }
+
+    async fn list(&self) -> Option<Vec<Device>> {
+        let mut engine = weft_proto::engine::client(&self.at("engine.sock"));
+        let listed = engine.list_devices(ListDevicesRequest {}).await;
+        listed.ok().map(|listed| listed.into_inner().devices)
+    }
+
+    async fn devices(&self) -> Vec<Device> {
+        eventually("the engine answers", || self.list()).await
+    }
+
+    /// Where a container finds the device of this id.
+    fn container_path(&self, id: &str) -> String {
+        let file = self.at(&format!("cdi/weft.dev-vdev_{id}.json"));
+        let text = std::fs::read(file).expect("it is written");
+        let file: serde_json::Value = serde_json::from_slice(&text).expect("it is JSON");
+        let mount = &file["devices"][0]["containerEdits"]["mounts"][0];
+        mount["containerPath"].as_str().expect("a path").to_owned()
+    }
+}
+
+fn claim(uid: &str) -> Claim {
+    Claim {
+        namespace: "team-a".to_owned(),
+        uid: uid.to_owned(),
+        name: "claim".to_owned(),
+    }
+}
+
+fn start_engine(home: &TempDir, first: u16) -> JoinHandle<()> {
+    let ports = PortRange { first, count: 1 };
+    let config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([7; 32]));
+    let (socket, devices) = (home.path().join("engine.sock"), home.path().join("devices"));
+    tokio::spawn(async move {
+        let stopped = std::future::pending::<Shutdown>();
+        let served = weft_node_engine::serve(&socket, &devices, config, 1, stopped);
+        served.await.expect("it serves");
+    })
+}
+
+/// A driver that is a device plugin as well, as by the chart's mode `both`.
+fn start_driver(home: &TempDir) -> JoinHandle<()> {
+    let at = |name: &str| home.path().join(name);
+    let config = Config {
+        engine: at("engine.sock"),
+        directory: at("devices"),
+        device_plugins: Some(at("device-plugins")),
+        by_claims: Some(ByClaims {
+            agent: at("claims.sock"),
+            plugins_registry: at("plugins_registry"),
+            directory: at("plugins/vdev.weft.dev"),
+        }),
+        pod_resources: at("pod-resources"),
+        own_pod: None,
+        cdi: at("cdi"),
+        libraries: "/opt/weft/lib".into(),
+        hook: None,
+        resource: "weft.dev/vdev".to_owned(),
+        count: 4,
+        cap_bps: 400_000_000,
+        ops_per_s: 0,
+        cross_namespace: false,
+    };
+    tokio::spawn(async move {
+        let served = run(config, std::future::pending());
+        served.await.expect("it serves");
+    })
+}
+
+#[tokio::test]
+async fn a_claim_has_its_devices_from_prepare_to_unprepare_however_often_these_are_called() {
+    let mut node = Node::start(31_828);
+    let refused = node.prepare(TRAINER).await;
+    assert!(refused.error.contains("ResourceClaim claim is not there"));
+    node.agent
+        .allocate(TRAINER, "trainer-0", &["vdev-7", "vdev-3"]);
+    let first = node.prepare(TRAINER).await;
+    assert_eq!(first.error, "");
+    let device = &first.devices[1];
+    assert_eq!((&*device.pool_name, &*device.device_name), ("n1", "vdev-3"));
+    assert_eq!(device.request_names, ["rdma"]);
+    let id = "dra-0f5f57f184b6-1";
+    assert_eq!(device.cdi_device_ids, [format!("weft.dev/vdev={id}")]);
+    assert_eq!(node.container_path(id), "/dev/weft/weft1");
+    let made = node.devices().await;
+    assert_eq!(made.len(), 2);
+    for device in &made {
+        assert_eq!(
+            (&*device.tenant, &*device.owner),
+            ("team-a", "team-a/trainer-0")
+        );
+        assert_eq!(device.cap_bps, 400_000_000);
+    }
+
+    // Another kubelet, then another driver: the claim keeps its devices.
+    let gids = |devices: &[Device]| devices.iter().map(|it| it.gid.clone()).collect::<Vec<_>>();
+    assert_eq!(node.prepare(TRAINER).await, first);
+    node.restart_driver().await;
+    assert_eq!(node.prepare(TRAINER).await, first);
+    assert_eq!(gids(&node.devices().await), gids(&made));
+
+    node.restart_driver().await;
+    for _ in 0..2 {
+        assert_eq!(node.unprepare(TRAINER).await, "");
+        assert!(node.devices().await.is_empty());
+    }
+    assert!(!node.at(&format!("cdi/weft.dev-vdev_{id}.json")).exists());
+}
+
+#[tokio::test]
+async fn claims_of_one_pod_have_devices_of_different_names_and_a_late_end_harms_no_other_claim() {
+    let node = Node::start(31_832);
+    node.agent.allocate(TRAINER, "trainer-0", &["vdev-7"]);
+    // The scheduler gives a device to the next claim before the kubelet has let go of the first.
+    node.agent.allocate(LOADER, "trainer-0", &["vdev-7"]);
+    assert_eq!(node.prepare(TRAINER).await.error, "");
+    assert_eq!(node.prepare(LOADER).await.error, "");
+    assert_eq!(node.container_path("dra-0f5f57f184b6-0"), "/dev/weft/weft0");
+    assert_eq!(node.container_path("dra-1c3e57f184b6-0"), "/dev/weft/weft1");
+    assert_eq!(node.unprepare(TRAINER).await, "");
+    let left = node.devices().await;
+    let left: Vec<&str> = left.iter().map(|device| &*device.name).collect();
+    assert_eq!(left, ["dra-1c3e57f184b6-0"]);
+}
+
+#[tokio::test]
+async fn a_device_that_an_engine_has_lost_is_made_again_for_its_pod() {
+    let node = Node::start(31_836);
+    node.agent.allocate(TRAINER, "trainer-0", &["vdev-7"]);
+    assert_eq!(node.prepare(TRAINER).await.error, "");
+    node.lose_device("dra-0f5f57f184b6-0").await;
+    let made = eventually("it is made again", async || {
+        let devices = node.list().await?;
+        devices.into_iter().next()
+    });
+    let made = made.await;
+    assert_eq!(
+        (&*made.tenant, &*made.owner),
+        ("team-a", "team-a/trainer-0")
+    );
+}

@@ -1156,6 +1156,50 @@ fn volumes_take_a_privileged_daemonset_and_a_driver_that_is_told_whose_pod_it_is
 }
 
 #[test]
+fn devices_by_claims_take_a_class_two_directories_and_rules_of_the_operator_and_else_there_is_none()
+{
+    let shows = |mode: &str| {
+        let mode = format!("devices.mode={}", json!(mode));
+        let with = rendered(&["devices.enabled=true", &mode]);
+        let plugin = &with.find("DaemonSet", "weft-device-plugin")["spec"]["template"]["spec"];
+        let container = &plugin["containers"][0];
+        let mounts = container["volumeMounts"].as_array().unwrap();
+        let has_mount = |path: &str| mounts.iter().any(|one| one["mountPath"] == path);
+        let rules = &with.find("ClusterRole", "weft-operator")["rules"];
+        let rules = rules.as_array().unwrap().iter();
+        let mut of_claims = rules.filter(|rule| rule["apiGroups"][0] == "resource.k8s.io");
+        let operator = &with.operator()["spec"]["containers"][0];
+        let by_claims = [
+            with.of_kind("DeviceClass").count() == 1,
+            of_claims.any(|rule| rule["resources"] == json!(["resourceclaims"])),
+            strings(&operator["args"]).contains(&"--resource-slices"),
+            has_mount("/var/lib/kubelet/plugins_registry"),
+            has_mount("/var/lib/kubelet/plugins/vdev.weft.dev"),
+        ];
+        let by_resource = [
+            has_mount("/var/lib/kubelet/device-plugins"),
+            has_mount("/var/lib/kubelet/pod-resources"),
+        ];
+        let args = strings(&container["args"]);
+        let mode = args.iter().find_map(|arg| arg.strip_prefix("--mode="));
+        (by_claims, by_resource, mode.map(str::to_owned))
+    };
+    assert_eq!(shows("devicePlugin"), ([false; 5], [true; 2], None));
+    assert_eq!(
+        shows("dra"),
+        ([true; 5], [false; 2], Some("dra".to_owned()))
+    );
+    assert_eq!(
+        shows("both"),
+        ([true; 5], [true; 2], Some("both".to_owned()))
+    );
+    // The flags of the operator are of no use without devices.
+    let without = rendered(&[r#"devices.mode="dra""#]);
+    assert_eq!(without.of_kind("DeviceClass").count(), 0);
+    assert!(refusal(r#"devices.mode="csi""#).contains("devices.mode"));
+}
+
+#[test]
 fn devices_take_two_daemonsets_without_a_capability_and_none_where_they_are_not_enabled() {
     let none = rendered(&[]);
     let names = |rendered: &Rendered| -> Vec<String> {

@@ -1,4 +1,18 @@
 {{/*
+How pods ask for devices. A release that is upgraded with --reuse-values may lack the value.
+*/}}
+{{- define "weft.devices.mode" -}}
+{{ .Values.devices.mode | default "devicePlugin" }}
+{{- end }}
+
+{{/*
+Not empty where pods have devices by ResourceClaims.
+*/}}
+{{- define "weft.devices.dra" -}}
+{{- if and .Values.devices.enabled (ne (include "weft.devices.mode" .) "devicePlugin") }}true{{ end }}
+{{- end }}
+
+{{/*
 Where the programs of virtual devices run: at every node of a fabric. They wait where the fabric has no devices.
 */}}
 {{- define "weft.devices.scheduling" -}}

@@ -292,3 +292,29 @@ pub(crate) fn daemonsets_run_the_charts_agents_only(cluster: &TestCluster) {
         REFUSED.len()
     );
 }
+
+/// With `devices.mode` `dra`.
+pub(crate) fn resource_slices_of_other_drivers_are_not_the_operators(cluster: &TestCluster) {
+    let create = |driver: &str| {
+        let slice = json!({
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": "tried"},
+            "spec": {
+                "driver": driver,
+                "nodeName": "node0",
+                "pool": {"name": "tried", "generation": 1, "resourceSliceCount": 1},
+                "devices": [{"name": "d"}],
+            },
+        });
+        let file = cluster.scratch.path().join("slice.json");
+        fs::write(&file, slice.to_string()).unwrap();
+        tried(cluster, &["create", "-f", &file.display().to_string()])
+    };
+    let said = create("gpu.example.org").unwrap_err();
+    assert!(
+        said.contains("'operator-resourceslices.weft.dev'"),
+        "{said}"
+    );
+    create("vdev.weft.dev").unwrap();
+}

@@ -2,24 +2,31 @@
 //!
 //! All trials share one cluster, which is made with the first of them, also that of volumes.
 
+mod claims;
 mod faults;
 mod shown;
 
 use std::any::type_name_of_val;
-use std::process::{Child, Command, Stdio};
+use std::fs;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 use weft_cluster::{Settings, programs};
 
+use crate::harness::process;
 use crate::test_cluster::{SYSTEM, Shared, TestCluster, report, repository, share};
 use crate::{install, volumes};
 use weft_tests::program;
 
 const TEAM: &str = "team-a";
 const OTHER_TEAM: &str = "team-b";
+/// Two pods whose programs write to each other.
+const SERVER: &str = "server";
+const CLIENT: &str = "client";
 /// Devices of a node.
 const PER_NODE: u64 = 8;
 /// What a program that is refused a connection says after: the time in which it is offered.
@@ -74,6 +81,10 @@ pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
         type_name_of_val(&faults::a_pod_that_is_deleted_by_force_leaves_no_device),
     );
     add(
+        claims::pods_get_devices_by_dra,
+        type_name_of_val(&claims::pods_get_devices_by_dra),
+    );
+    add(
         |devices| {
             volumes::a_pod_mounts_a_verified_model_when_its_copy_is_complete(&devices.cluster)
         },
@@ -89,12 +100,6 @@ pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
 /// A cluster whose nodes have devices and volumes.
 pub(crate) struct Devices {
     cluster: TestCluster,
-}
-
-/// A pair of programs that have begun.
-struct Pair {
-    server: Child,
-    client: Child,
 }
 
 /// A pod with devices, and with as little of everything else as a pod can have.
@@ -143,6 +148,7 @@ impl Devices {
             SYSTEM,
             "--reuse-values",
             "--set=devices.enabled=true",
+            "--set=devices.mode=both",
             "--set=volumes.enabled=true",
             "--set=devices.libraryPath=/var/lib/weft-devices",
             "--wait",
@@ -194,53 +200,62 @@ impl Devices {
         [(TEAM, "a"), (TEAM, "b")]
     }
 
-    /// A pair of programs that write for so many seconds.
-    fn begin_pair(&self, seconds: u32) -> Pair {
-        let [server, client] = self.two_pods();
-        let seconds = seconds.to_string();
-        let words = ["ib_write_bw", "-D", &seconds];
-        let begin = |pod, words: &[&str]| {
-            let mut command = self.command(pod, words);
-            command.stdout(Stdio::piped()).stderr(Stdio::piped());
-            command.spawn().unwrap()
+    /// A pair of pods whose programs write for so many seconds. They are no children of a kubelet's connection.
+    fn begin_pair(&self, seconds: u32) {
+        let cluster = &self.cluster;
+        let words = ["ib_write_bw".to_owned(), format!("-D{seconds}")];
+        let begin = |name: &str, node: &str, words: &[String]| {
+            let mut pod = pod(TEAM, name, node, 1);
+            pod["metadata"]["labels"] = json!({"app": "pair"});
+            pod["spec"]["restartPolicy"] = json!("Never");
+            pod["spec"]["containers"][0]["command"] = json!(words);
+            cluster.apply(&pod);
+            self.wait_for(TEAM, name);
         };
-        let serving = begin(server, &words);
-        let address = self.address(server.0, server.1);
-        self.await_listener(server);
-        let client = begin(client, &[&words[..], &[&address]].concat());
-        Pair {
-            server: serving,
-            client,
-        }
-    }
-
-    /// Until a program listens where these do.
-    fn await_listener(&self, pod: (&str, &str)) {
+        begin(SERVER, "node0", &words);
         // 18515 in the kernel's list of sockets.
-        self.cluster.wait_until("the server listens", || {
-            let mut command = self.command(pod, &["cat", "/proc/net/tcp", "/proc/net/tcp6"]);
+        cluster.wait_until("the server listens", || {
+            let mut command = self.command((TEAM, SERVER), &["cat", "/proc/net/tcp"]);
             let listed = command.output().ok()?.stdout;
             String::from_utf8_lossy(&listed)
                 .contains(":4853 ")
                 .then_some(())
         });
+        let address = self.address(TEAM, SERVER);
+        begin(CLIENT, "node1", &[&words[..], &[address]].concat());
     }
 
     /// Both must run still, so that they have met what was done meanwhile, and end well.
-    fn end(&self, mut pair: Pair) {
-        let both = [&mut pair.client, &mut pair.server].map(|child| child.try_wait().unwrap());
-        let ended_early = both.iter().any(Option::is_some);
-        let mut said = String::new();
-        let mut are_well = !ended_early;
-        for child in [pair.client, pair.server] {
-            let output = child.wait_with_output().unwrap();
-            are_well &= output.status.success();
-            said += &String::from_utf8_lossy(&[output.stdout, output.stderr].concat());
+    fn end_pair(&self) {
+        let cluster = &self.cluster;
+        let phase = "-o=jsonpath={.items[*].status.phase}";
+        let both = ["get", "pod", "--namespace", TEAM, "-l=app=pair", phase];
+        assert_eq!(cluster.kubectl(&both), "Running Running");
+        for name in [SERVER, CLIENT] {
+            let pod = format!("pod/{name}");
+            let ended = "--for=jsonpath={.status.phase}=Succeeded";
+            let ended = ["wait", ended, &pod, "--timeout=90s", "--namespace", TEAM];
+            cluster.kubectl(&ended);
+            self.delete(TEAM, name);
         }
-        if !are_well {
-            let early = if ended_early { "ended early: " } else { "" };
-            self.cluster.fail(&format!("{early}{said}"));
-        }
+    }
+
+    /// The plugin's process on a node.
+    fn plugin(&self, node: &str) -> Pid {
+        let pod = faults::pod_of(self, "app.kubernetes.io/name=weft-device-plugin", node);
+        let variable = format!("POD_NAME={}", pod.expect("the node has a plugin"));
+        process(&self.cluster, "weft-device-plugin", &variable).expect("it runs")
+    }
+
+    /// How many devices of this kind a node has, and files for its container runtime: as the plugin sees them.
+    fn made(&self, node: &str, kind: &str) -> [usize; 2] {
+        let plugin = self.plugin(node);
+        ["/run/weft/devices", "/var/run/cdi"].map(|directory| {
+            let entries = fs::read_dir(format!("/proc/{plugin}/root{directory}"));
+            let names = entries.unwrap().map(|entry| entry.unwrap().file_name());
+            let names = names.map(|name| name.to_string_lossy().into_owned());
+            names.filter(|name| name.contains(kind)).count()
+        })
     }
 
     fn wait_for(&self, namespace: &str, name: &str) {

@@ -152,7 +152,9 @@ impl Devices {
 
     /// Lets the node's agent read how devices are, and that this program runs. It never sees half of a file.
     fn tell_agent(&self, decision: &Decision) {
-        let health = decision.health.to_proto(decision.in_use);
+        let of_claims = self.cdi.ids(crate::claims::ID_PREFIX);
+        let of_claims = of_claims.map_or(0, |ids| ids.len() as u32);
+        let health = decision.health.to_proto(decision.in_use + of_claims);
         let temporary = self.health_file.with_extension("new");
         let written = fs::write(&temporary, health.encode_to_vec());
         let written = written.and_then(|()| fs::rename(&temporary, &self.health_file));

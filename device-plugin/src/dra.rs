@@ -14,8 +14,8 @@ use crate::{ByClaims, PluginError};
 
 /// The driver's name, as ResourceSlices and the chart's DeviceClass have it.
 const DRIVER: &str = "vdev.weft.dev";
-/// The name of the driver's socket, in its own directory.
-const SOCKET: &str = "dra.sock";
+/// The name of the driver's socket, in its own directory: as that of a registration, for the kubelet calls both alike.
+const SOCKET: &str = "weft@dra.sock";
 
 /// Serves until it cannot.
 pub(crate) async fn serve(claims: Arc<Claims>, kubelet: &ByClaims) -> Result<(), PluginError> {

@@ -126,12 +126,6 @@ pub enum PluginError {
 /// # Errors
 /// [`PluginError`].
 pub async fn run(config: Config, stopped: impl Future<Output = ()>) -> Result<(), PluginError> {
-    let device_plugin = async {
-        match &config.device_plugins {
-            Some(directory) => serve_devices(&config, directory).await,
-            None => std::future::pending().await,
-        }
-    };
     let driver = async {
         match &config.by_claims {
             Some(by_claims) => serve_claims(&config, by_claims).await,
@@ -139,7 +133,7 @@ pub async fn run(config: Config, stopped: impl Future<Output = ()>) -> Result<()
         }
     };
     tokio::select! {
-        ended = device_plugin => ended,
+        ended = serve_devices(&config) => ended,
         ended = driver => ended,
         () = stopped => Ok(()),
     }
@@ -167,31 +161,33 @@ async fn serve_claims(config: &Config, by_claims: &ByClaims) -> Result<(), Plugi
     }
 }
 
-async fn serve_devices(config: &Config, directory: &Path) -> Result<(), PluginError> {
+/// As a device plugin, where the kubelet is to have one. How devices are the node's agent is told in any case.
+async fn serve_devices(config: &Config) -> Result<(), PluginError> {
     let (shown, health) = watch::channel(Health::default());
     let devices = Arc::new(Devices::new(config));
-    let service = Service::new(config.count, Arc::clone(&devices), health);
-    let registration = Registration::new(directory, &config.resource, service)?;
-    serve(&devices, &shown, registration).await
-}
-
-async fn serve(
-    devices: &Devices,
-    shown: &watch::Sender<Health>,
-    registration: Registration,
-) -> Result<(), PluginError> {
+    let registration = config.device_plugins.as_ref().map(|directory| {
+        let service = Service::new(config.count, Arc::clone(&devices), health);
+        Registration::new(directory, &config.resource, service)
+    });
+    let registration = registration.transpose()?;
     // Containers may start as soon as it is registered, also those of pods that had their devices before a restart.
-    reconcile(devices, shown).await;
+    reconcile(&devices, &shown).await;
     let reconciling = async {
         let mut ticks = tokio::time::interval(RECONCILE_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            reconcile(devices, shown).await;
+            reconcile(&devices, &shown).await;
+        }
+    };
+    let registered = async {
+        match registration {
+            Some(registration) => registration.run().await,
+            None => std::future::pending().await,
         }
     };
     tokio::select! {
-        ended = registration.run() => ended,
+        ended = registered => ended,
         () = reconciling => Ok(()),
     }
 }

@@ -46,13 +46,20 @@ pub(crate) fn bind(path: &Path) -> Result<(SocketFile, UnixListenerStream), Plug
 
 /// Tells kubelets of a plugin, which serves already, until this cannot be done.
 pub(crate) async fn register(directory: &Path, plugin: PluginInfo) -> Result<(), PluginError> {
-    let path = directory.join(format!("{}-reg.sock", plugin.name));
+    let path = directory.join(socket_name(&plugin.name));
     let (_removed, connections) = bind(&path)?;
     tonic::transport::Server::builder()
         .add_service(RegistrationServer::new(Plugin(plugin)))
         .serve_with_incoming(connections)
         .await?;
     Ok(())
+}
+
+/// When the kubelet asks what it has found in its directory, it sends the whole path as the call's authority, with `%2F` in place of
+/// each slash. That is none in a host, and HTTP/2 servers refuse it (kubernetes/kubernetes#109081); before an `@` it is the name
+/// of a user, and allowed.
+fn socket_name(plugin: &str) -> String {
+    format!("weft@{plugin}-reg.sock")
 }
 
 struct Plugin(PluginInfo);
@@ -83,5 +90,20 @@ impl Registration for Plugin {
             ),
         }
         Ok(Response::new(proto::RegistrationStatusResponse {}))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::codegen::http::uri::Authority;
+
+    use super::*;
+
+    #[test]
+    fn the_path_of_the_socket_is_an_authority_as_the_kubelet_sends_it() {
+        let sent = |name: &str| format!("%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2F{name}");
+        let read: Authority = sent(&socket_name("vdev.weft.dev")).parse().unwrap();
+        assert_eq!(read.host(), "vdev.weft.dev-reg.sock");
+        assert!(sent("vdev.weft.dev-reg.sock").parse::<Authority>().is_err());
     }
 }

@@ -177,12 +177,16 @@ impl VolumeService {
         let found = fail_fast::spawn_blocking("volumes", move || {
             // When the caller hangs up, the work goes on.
             let _place = place;
+            let mut not_shown = None;
             for root in roots {
-                if let Some(found) = use_copy(&root, &volume, &pod, &wanted)? {
-                    return Ok(Some(found));
+                match use_copy(&root, &volume, &pod, &wanted) {
+                    Ok(None) => {}
+                    // Another root may have a copy that can be shown.
+                    Err(error) => not_shown = not_shown.or(Some(error)),
+                    found => return found,
                 }
             }
-            Ok(None)
+            not_shown.map_or(Ok(None), Err)
         });
         found.await.map_err(|error: NotShown| match error {
             NotShown::NotOwn(_) | NotShown::NoHostPath(_) => {

@@ -30,6 +30,11 @@ use crate::registration::RegistrationService;
 /// By which pods name the driver.
 pub const NAME: &str = "csi.weft.dev";
 
+/// Its socket, in the kubelet's directory of plugins. When the kubelet asks what it has found there, it sends the whole path as the
+/// call's authority, with `%2F` in place of each slash. That is none in a host, and HTTP/2 servers refuse it
+/// (kubernetes/kubernetes#109081); before an `@` it is the name of a user, and allowed.
+const SOCKET: &str = "weft@csi.weft.dev.sock";
+
 /// What the driver works with.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -71,10 +76,7 @@ pub enum DriverError {
 /// # Errors
 /// [`DriverError`].
 pub async fn run(config: Config, stopped: impl Future<Output = ()>) -> Result<(), DriverError> {
-    let path = config
-        .kubelet
-        .join("plugins_registry")
-        .join(format!("{NAME}.sock"));
+    let path = config.kubelet.join("plugins_registry").join(SOCKET);
     let listener = bind(&path).map_err(|source| DriverError::Socket {
         path: path.clone(),
         source,
@@ -109,5 +111,29 @@ impl Drop for Removed<'_> {
     fn drop(&mut self) {
         // Where that fails, the next one that starts removes it.
         let _ = std::fs::remove_file(self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::codegen::http::uri::Authority;
+
+    use super::*;
+
+    /// As grpc-go makes an authority of what it dials.
+    fn authority(path: &Path) -> String {
+        path.display().to_string().replace('/', "%2F")
+    }
+
+    #[test]
+    fn the_path_of_the_socket_is_an_authority_as_the_kubelet_sends_it() {
+        for kubelet in ["/var/lib/kubelet", "/mnt/k0s_1/kubelet-data"] {
+            let directory = Path::new(kubelet).join("plugins_registry");
+            let sent = authority(&directory.join(SOCKET));
+            let read: Authority = sent.parse().unwrap();
+            assert_eq!(read.host(), "csi.weft.dev.sock");
+            let plain = authority(&directory.join("csi.weft.dev.sock"));
+            assert!(plain.parse::<Authority>().is_err());
+        }
     }
 }

@@ -169,7 +169,7 @@ impl TestNode {
     }
 
     fn channel(&self) -> Channel {
-        let socket = self.at("kubelet/plugins_registry/csi.weft.dev.sock");
+        let socket = self.at("kubelet/plugins_registry/weft@csi.weft.dev.sock");
         weft_proto::unix_channel(&socket, PATIENCE)
     }
 
@@ -402,7 +402,7 @@ fn a_kubelet_registers_the_driver_at_its_own_socket_or_the_driver_ends() {
         assert!(ended.to_string().contains("taken"), "{ended}");
         assert!(
             !node
-                .at("kubelet/plugins_registry/csi.weft.dev.sock")
+                .at("kubelet/plugins_registry/weft@csi.weft.dev.sock")
                 .exists()
         );
     });

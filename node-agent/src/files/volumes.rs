@@ -95,13 +95,17 @@ pub fn use_copy(
     let Some(records) = Records::open(root)? else {
         return Ok(None);
     };
+    let own = RootPath::parse(&namespace.name)?;
+    // Of several copies one that can be shown, and of these the first, whatever order the file system has.
+    let rank = |record: &CopyRecord| (!record.base.is_within(&own), record.base.clone());
     let mut found = None;
     for name in records.names()? {
         match records.read(&name) {
             Ok(Some(record)) if is_wanted(&record, namespace, wanted) => {
-                // Of several copies the first, whatever order the file system has.
-                let is_first = |other: &CopyRecord| record.base < other.base;
-                if found.as_ref().is_none_or(is_first) {
+                if found
+                    .as_ref()
+                    .is_none_or(|other| rank(&record) < rank(other))
+                {
                     found = Some(record);
                 }
             }

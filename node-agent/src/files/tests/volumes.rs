@@ -126,6 +126,12 @@ fn a_copy_outside_of_the_namespaces_directory_is_not_shown() {
         assert!(matches!(refused, NotShown::NotOwn(_)), "{path}: {refused}");
         release(&node.root, "a").unwrap();
     }
+    for path in ["shared", "team-a/m"] {
+        copy(&node, path, &source, &owner("team-a", "a")).unwrap();
+    }
+    let found = path_shown(&node, "team-a", &by_name(&["a"]));
+    assert_eq!(found.as_deref(), Some("team-a/m"));
+    std::fs::remove_file(in_use(&node).join("csi-1")).unwrap();
     assert_eq!(std::fs::read_dir(in_use(&node)).unwrap().count(), 0);
 }
 

@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use weft_cluster::Order;
 
 use super::{Devices, PER_NODE, TEAM, pod};
-use crate::harness::{process, processes};
+use crate::harness::processes;
 use crate::test_cluster::{SYSTEM, report};
 
 /// Programs write for so many seconds while something fails.
@@ -18,7 +18,7 @@ const RESTARTS: u32 = 20;
 const CHECKPOINT: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
 
 /// Of one node, which the kubelet's list says by a pod's label.
-fn pod_of(devices: &Devices, label: &str, node: &str) -> Option<String> {
+pub(super) fn pod_of(devices: &Devices, label: &str, node: &str) -> Option<String> {
     let label = format!("-l={label}");
     let node = format!("--field-selector=spec.nodeName={node}");
     let name = "-o=jsonpath={.items[*].metadata.name}";
@@ -31,7 +31,7 @@ fn pod_of(devices: &Devices, label: &str, node: &str) -> Option<String> {
 }
 
 /// Deletes the pod of a DaemonSet on a node, and waits for the next one.
-fn replace(devices: &Devices, label: &str, node: &str) {
+pub(super) fn replace(devices: &Devices, label: &str, node: &str) {
     let cluster = &devices.cluster;
     let find = || pod_of(devices, label, node);
     let before = cluster.wait_until("the node has the pod", find);
@@ -46,7 +46,7 @@ fn replace(devices: &Devices, label: &str, node: &str) {
 
 pub(super) fn a_kubelet_that_is_killed_twenty_times_takes_no_device_away(devices: &Devices) {
     let kubelet = "node1/kubelet".to_owned();
-    let pair = devices.begin_pair(SECONDS);
+    devices.begin_pair(SECONDS);
     for _ in 0..RESTARTS {
         devices
             .cluster
@@ -59,11 +59,12 @@ pub(super) fn a_kubelet_that_is_killed_twenty_times_takes_no_device_away(devices
             .ask(&Order::Start(kubelet.clone()))
             .unwrap();
     }
-    devices.end(pair);
+    devices.end_pair();
     let begun = Instant::now();
     devices.wait_for_node("node1");
     devices.start(TEAM, "e", "node1");
     report("kubelet restarted to the next pod Ready", begun);
+    devices.two_pods();
     let words = ["ibv_rc_pingpong", "-c", "-g", "0"];
     for client in ["b", "e"] {
         let said = devices.pair((TEAM, "a"), (TEAM, client), &words);
@@ -73,25 +74,25 @@ pub(super) fn a_kubelet_that_is_killed_twenty_times_takes_no_device_away(devices
 }
 
 pub(super) fn programs_go_on_when_the_engine_is_replaced(devices: &Devices) {
-    let pair = devices.begin_pair(SECONDS);
+    devices.begin_pair(SECONDS);
     let begun = Instant::now();
     replace(devices, "app.kubernetes.io/name=weft-engine", "node1");
     report("engine's pod deleted to the next one Ready", begun);
-    devices.end(pair);
-    let words = ["ibv_rc_pingpong", "-c", "-g", "0"];
-    let said = devices.pair((TEAM, "a"), (TEAM, "b"), &words);
+    devices.end_pair();
+    let [a, b] = devices.two_pods();
+    let said = devices.pair(a, b, &["ibv_rc_pingpong", "-c", "-g", "0"]);
     said.unwrap_or_else(|said| devices.cluster.fail(&said));
 }
 
 pub(super) fn programs_go_on_when_the_agents_are_replaced(devices: &Devices) {
-    let pair = devices.begin_pair(SECONDS);
+    devices.begin_pair(SECONDS);
     for node in ["node0", "node1"] {
         replace(devices, "weft.dev/fabric", node);
     }
-    devices.end(pair);
+    devices.end_pair();
     // And another connection is made, by what the new agents know.
-    let words = ["ibv_rc_pingpong", "-c", "-g", "0"];
-    let said = devices.pair((TEAM, "a"), (TEAM, "b"), &words);
+    let [a, b] = devices.two_pods();
+    let said = devices.pair(a, b, &["ibv_rc_pingpong", "-c", "-g", "0"]);
     said.unwrap_or_else(|said| devices.cluster.fail(&said));
 }
 
@@ -112,14 +113,7 @@ pub(super) fn a_container_starts_when_the_plugin_is_killed_after_its_pod_was_adm
         let noted = fs::read_to_string(cluster.inner.file("node1", CHECKPOINT)).ok()?;
         noted.contains(&uid).then_some(())
     });
-    let plugin = pod_of(
-        devices,
-        "app.kubernetes.io/name=weft-device-plugin",
-        "node1",
-    );
-    let variable = format!("POD_NAME={}", plugin.expect("node1 has a plugin"));
-    let plugin = process(cluster, "weft-device-plugin", &variable);
-    kill(plugin.expect("it runs"), Signal::SIGKILL).unwrap();
+    kill(devices.plugin("node1"), Signal::SIGKILL).unwrap();
     for engine in &engines {
         kill(*engine, Signal::SIGCONT).unwrap();
     }
@@ -173,21 +167,7 @@ pub(super) fn of_two_pods_one_has_the_last_device_and_the_other_waits_for_it(dev
 pub(super) fn a_pod_that_is_deleted_by_force_leaves_no_device(devices: &Devices) {
     let cluster = &devices.cluster;
     devices.start(TEAM, "i", "node2");
-    let plugin = pod_of(
-        devices,
-        "app.kubernetes.io/name=weft-device-plugin",
-        "node2",
-    );
-    let variable = format!("POD_NAME={}", plugin.expect("node2 has a plugin"));
-    let plugin = process(cluster, "weft-device-plugin", &variable).expect("it runs");
-    // As the plugin sees them: devices, and files for the container runtime.
-    let count = |directory: &str| {
-        let entries = fs::read_dir(format!("/proc/{plugin}/root{directory}"));
-        let names = entries.unwrap().map(|entry| entry.unwrap().file_name());
-        let names = names.map(|name| name.to_string_lossy().into_owned());
-        names.filter(|name| name.contains("vdev-")).count()
-    };
-    let counts = || [count("/run/weft/devices"), count("/var/run/cdi")];
+    let counts = || devices.made("node2", "vdev-");
     cluster.wait_until("only this pod has a device", || {
         (counts() == [1, 1]).then_some(())
     });

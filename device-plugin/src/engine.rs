@@ -62,8 +62,9 @@ impl Engine {
 
     /// The devices whose ids begin so, and how the engine is.
     pub(crate) async fn list(&self, prefix: &str) -> Result<ListDevicesResponse, Status> {
-        let listed = self.client.clone().list_devices(ListDevicesRequest {});
-        let mut listed = listed.await?.into_inner();
+        let mut client = self.client.clone();
+        let listed = client.list_devices(ListDevicesRequest {}).await;
+        let mut listed = listed?.into_inner();
         let is_ours = |device: &Device| device.name.starts_with(prefix);
         listed.devices.retain(is_ours);
         Ok(listed)

@@ -24,7 +24,7 @@ mod service;
 
 pub use install::{InstallError, install};
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 

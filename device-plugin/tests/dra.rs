@@ -117,7 +117,10 @@ impl Node {
         let _ = (&mut self.driver).await;
         let stale = self.at("plugins/vdev.weft.dev");
         std::fs::create_dir_all(&stale).expect("it is ours");
-        drop(std::os::unix::net::UnixListener::bind(stale.join("dra.sock")).expect("it is free"));
+        drop(
+            std::os::unix::net::UnixListener::bind(stale.join("weft@dra.sock"))
+                .expect("it is free"),
+        );
         self.driver = start_driver(&self.home);
     }
 
@@ -131,7 +134,7 @@ impl Node {
 
     /// The driver, as a kubelet finds it that has just started.
     async fn registered(&self) -> DraPluginClient<tonic::transport::Channel> {
-        let socket = self.at("plugins_registry/vdev.weft.dev-reg.sock");
+        let socket = self.at("plugins_registry/weft@vdev.weft.dev-reg.sock");
         let info = eventually("it registers", async || {
             let mut plugin = RegistrationClient::new(kubelet::channel(&socket));
             plugin.get_info(InfoRequest {}).await.ok()

@@ -75,11 +75,12 @@ INIT
 chmod 755 "$root/init"
 (cd "$root" && find . | cpio --quiet --create --format newc | gzip -1) >"$scratch/initramfs"
 
+status=0
 timeout 300 qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m 1024 -nographic -no-reboot -nodefaults -serial stdio \
     -kernel "$image/boot/vmlinuz-$kernel" -initrd "$scratch/initramfs" -append "console=ttyS0 quiet panic=-1" \
-    </dev/null >"$scratch/said" 2>&1 || true
+    </dev/null >"$scratch/said" 2>&1 || status=$?
 if ! grep -q '^finished' "$scratch/said"; then
-    echo "soft-roce: the virtual machine did not finish. It said:" >&2
+    echo "soft-roce: the virtual machine did not finish (qemu ended with $status). It said:" >&2
     tail -n 20 "$scratch/said" >&2
     exit 1
 fi

@@ -143,6 +143,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "weft-link",
             "weft-engine",
             "weft-device",
+            "weft-device-plugin",
             "weft-device-server",
             "weft-device-socket",
             "weft-sim",

@@ -28,11 +28,14 @@ pub const BASE_PACKET_BYTES: u16 = 1_200;
 /// data behind them needs.
 const PROBE_SPACING: Nanos = Nanos::from_micros(50);
 
-/// Where no path is live, each probe is twice as far from the next one as the one before, up to this: rather than all paths
+/// Where no path carries data, each probe is twice as far from the next one as the one before, up to this: rather than all paths
 /// at once, the NIC or what all paths have in common is at fault, and it may be that it has too much to do (as RFC 9002,
-/// section 6.2.1, doubles its probe timeout). It is short enough to find the one path of 16 that carries data again in a
-/// tenth of a second.
+/// section 6.2.1, doubles its probe timeout).
 const PROBE_SPACING_MAX: Nanos = Nanos::from_millis(10);
+
+/// But all paths are probed within so long: the one that carries data again is found by then, and suspended paths, probed once
+/// a second at least, leave time for the others.
+const PROBE_ROUND_MAX: Nanos = Nanos::from_millis(500);
 
 /// Whether data is sent on a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -469,6 +472,7 @@ impl PathSet {
                 path.state = PathState::Suspended;
                 path.timeouts = TIMEOUTS_UNTIL_SUSPENDED;
                 path.probe_at = now;
+                self.probe_spacing = PROBE_SPACING;
                 self.list();
             }
             PathState::Suspect if path.timeouts >= TIMEOUTS_UNTIL_SUSPENDED => {
@@ -500,13 +504,13 @@ impl PathSet {
     }
 
     /// The next path to send a probe on, if one is due, and how long the probe is, bytes: as the largest packet that
-    /// the path is to carry. Where that goes unanswered, a shorter one is sent with it. Counts the probe as sent.
+    /// the path is to carry. Where that goes unanswered, a shorter one is sent next. Counts the probe as sent.
     pub fn poll_probe(&mut self, now: Time) -> Option<(PathId, u16)> {
         let largest = self.largest;
         if self.live.len() == self.paths.len() || now < self.probe_from {
             return None;
         }
-        while let Some(index) = self.first_to_probe() {
+        while let Some(index) = self.first_to_probe(now) {
             let path = &mut self.paths[index];
             if path.probe_at > now {
                 break;
@@ -549,18 +553,28 @@ impl PathSet {
         None
     }
 
-    /// The path that has been due for longest, or that is due next.
-    fn first_to_probe(&self) -> Option<usize> {
+    /// The path to probe first: the one of which most probes went unanswered, once it is due, so that one soon tells whether
+    /// short packets come through; then the others in turns.
+    fn first_to_probe(&self, now: Time) -> Option<usize> {
         let paths = self.paths.iter().enumerate();
         let waiting = paths.filter(|(_, path)| path.state != PathState::Live);
-        Some(waiting.min_by_key(|(_, path)| path.probe_at)?.0)
+        let first = waiting
+            .clone()
+            .rev()
+            .max_by_key(|(_, path)| path.timeouts)?;
+        match first.1.probe_at <= now {
+            true => Some(first.0),
+            false => Some(waiting.min_by_key(|(_, path)| path.probe_at)?.0),
+        }
     }
 
     /// The next probe waits for a while.
     fn space_probes(&mut self, now: Time) {
         self.probe_from = now + self.probe_spacing;
-        if self.live.is_empty() {
-            self.probe_spacing = self.probe_spacing.times(2).min(PROBE_SPACING_MAX);
+        if self.live.is_empty() && self.narrow.is_empty() {
+            let round = PROBE_ROUND_MAX.get() / self.paths.len() as u64;
+            let max = PROBE_SPACING_MAX.min(Nanos::new(round));
+            self.probe_spacing = self.probe_spacing.times(2).min(max);
         }
     }
 
@@ -569,7 +583,11 @@ impl PathSet {
         if self.live.len() == self.paths.len() {
             return None;
         }
-        let first = self.paths[self.first_to_probe()?].probe_at;
+        let waiting = self
+            .paths
+            .iter()
+            .filter(|path| path.state != PathState::Live);
+        let first = waiting.map(|path| path.probe_at).min()?;
         Some(first.max(self.probe_from))
     }
 
@@ -927,17 +945,34 @@ mod tests {
         for path in (0..128).map(PathId) {
             set.on_loss(ms(1), path, ms(1));
         }
-        assert_eq!(probes_in(&mut set, ms(1), 10).len(), 8);
-        let others = probes_in(&mut set, ms(11), 1_210);
-        assert_eq!(others.len(), 121);
+        let probes = probes_in(&mut set, ms(1), 600);
+        assert!(probes.len() < 180, "{}", probes.len());
         let distinct = |probes: &[(PathId, u16)]| {
             let paths: BTreeSet<PathId> = probes.iter().map(|(path, _)| *path).collect();
             paths.len()
         };
-        assert_eq!(distinct(&others), 121);
-        answer(&mut set, ms(1_221), 5);
-        let probes = probes_in(&mut set, ms(1_221), 22);
-        assert_eq!(distinct(&probes), 127, "at once when one has answered");
+        assert_eq!(distinct(&probes), 128);
+        answer(&mut set, ms(601), 5);
+        let probes = probes_in(&mut set, ms(601), 35);
+        assert!(
+            distinct(&probes) >= 127,
+            "all others soon when one has answered"
+        );
+    }
+
+    #[test]
+    fn of_many_paths_that_stop_at_once_one_is_soon_tried_with_short_packets() {
+        let mut set = set(128);
+        for path in (0..128).map(PathId) {
+            set.on_sent(path, 9_000);
+            set.on_loss(ms(1), path, ms(1));
+        }
+        let probes = probes_in(&mut set, ms(1), 80);
+        assert!(probes.contains(&(PathId(0), BASE_PACKET_BYTES)));
+        set.on_answer(ms(81), &sample(0), BASE_PACKET_BYTES);
+        assert_eq!(set.packet_bytes_max(), Some(BASE_PACKET_BYTES));
+        // What is narrow carries data, so the others are probed as fast as ever.
+        assert!(probes_in(&mut set, ms(81), 10).len() > 100);
     }
 
     #[test]

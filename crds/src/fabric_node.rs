@@ -106,6 +106,9 @@ pub struct FabricNodeStatus {
     /// Its virtual devices; absent where it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub devices: Option<NodeDevices>,
+    /// Volumes of its pods that show verified copies now (csi.weft.dev).
+    #[serde(skip_serializing_if = "crate::unsaid")]
+    pub volumes_in_use: u32,
     /// The agent's release.
     pub version: String,
     /// The hash of the fabric's configuration that the agent's pod was made for.

@@ -40,6 +40,6 @@ pub const GROUP: &str = "weft.dev";
 pub const VERSION: &str = "v1alpha1";
 
 /// A number that nothing is said by.
-fn unsaid(number: &i64) -> bool {
-    *number == 0
+fn unsaid<T: Default + PartialEq>(number: &T) -> bool {
+    *number == T::default()
 }

@@ -64,6 +64,16 @@ pub(crate) fn bind(directory: &Path) -> io::Result<UnixListener> {
     }
 }
 
+/// How many volumes show copies now.
+pub(crate) fn count_in_use(directory: &Path) -> u32 {
+    // No driver has served a volume where there is no directory.
+    let entries = fs::read_dir(directory.join(IN_USE)).into_iter().flatten();
+    let names = entries.flatten().map(|entry| entry.file_name());
+    // One with a dot is being written.
+    let volumes = names.filter(|name| !name.as_encoded_bytes().starts_with(b"."));
+    u32::try_from(volumes.count()).unwrap_or(u32::MAX)
+}
+
 impl VolumeService {
     pub(crate) fn new(registry: Arc<AttemptRegistry>, operator: Arc<dyn FindJob>) -> Self {
         Self {

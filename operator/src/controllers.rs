@@ -55,6 +55,7 @@ pub use self::{
 };
 
 pub(crate) use self::{
+    cache::FORCE,
     job::{query, snapshot::manifest_summary},
     request::{FABRIC_FINALIZER, FINALIZER},
 };

@@ -50,12 +50,8 @@ enum Verb {
     /// Suspend all TransferJobs and let them go, so that nothing waits for an operator any more.
     ///
     /// Then nodes say nothing of fabrics and models any more. What `helm uninstall` runs before it removes
-    /// anything; ends within 150 s. Does nothing and fails where pods use virtual devices.
-    Uninstall {
-        /// Go on where pods use virtual devices: what their programs do next fails.
-        #[arg(long)]
-        force: bool,
-    },
+    /// anything; ends within 150 s. Does nothing and fails where pods have devices or volumes.
+    Uninstall,
     /// Say whether an operator leads and every RdmaFabric is Ready; what `helm test` runs.
     Check,
 }
@@ -110,10 +106,10 @@ fn carry_out(runtime: &Runtime, arguments: Arguments) -> Result<(), String> {
             let ended = runtime.block_on(process::run(settings));
             ended.map_err(|error| error.to_string())
         }
-        Some(Verb::Uninstall { force }) => runtime.block_on(async {
+        Some(Verb::Uninstall) => runtime.block_on(async {
             let client = process::client().await.map_err(|error| error.to_string())?;
             let board = LeaseBoard::new(client.clone(), &settings.namespace);
-            let done = uninstall::run(client, board, force).await;
+            let done = uninstall::run(client, board).await;
             done.map_err(|error| error.to_string())
         }),
         Some(Verb::Check) => runtime.block_on(async {

@@ -19,12 +19,12 @@ use kube::{
 };
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
-use weft_crds::{DeletionPolicy, FabricNode, Phase, TransferJob};
+use weft_crds::{DeletionPolicy, FabricNode, Phase, RdmaFabric, TransferJob};
 
 use crate::{
     NAME,
     api::{CallError, call},
-    controllers::FINALIZER,
+    controllers::{FINALIZER, FORCE},
     lease::LeaseStore,
 };
 
@@ -57,14 +57,14 @@ pub enum UninstallError {
     },
     /// Pods use what the chart brought.
     #[error(
-        "pods use virtual devices: {0}; `kubectl weft devices -A` lists them. Delete these pods, or set uninstall.force=true \
-         in the chart: then their programs fail"
+        "pods use {0}; `kubectl weft devices -A` lists those with devices. Delete these pods, or uninstall all the same after \
+         `kubectl annotate rdmafabrics --all {FORCE}=true`: then programs with devices fail, and pods with volumes cannot end. \
+         To keep the release, `helm rollback` it to its last revision: helm has noted that it is uninstalled"
     )]
     InUse(String),
     /// It is not known whether pods do.
     #[error(
-        "FabricNodes cannot be read, so nobody knows whether pods use virtual devices: {0}; set uninstall.force=true in the \
-         chart to uninstall all the same"
+        "nobody knows whether pods use devices or volumes ({0}); try again when the API server answers"
     )]
     NotRead(String),
 }
@@ -102,24 +102,13 @@ fn step(job: &TransferJob, late: bool) -> Option<Step> {
 /// Stops all jobs and lets them go, within [`PATIENCE`] and a little more; then nodes say nothing of
 /// fabrics and models any more. What cannot be taken from them is no reason to stay installed.
 ///
-/// Unless it is forced, it begins only where no pod uses a virtual device: their programs end with the engines.
+/// It begins only where no pod has a device or a volume: programs end with the engines, and nobody unmounts a volume without its
+/// driver. Those of a fabric with the annotation weft.dev/force=true do not count.
 ///
 /// # Errors
 /// [`UninstallError`].
-pub async fn run(
-    client: Client,
-    board: impl LeaseStore,
-    force: bool,
-) -> Result<(), UninstallError> {
-    if !force {
-        let nodes: Api<FabricNode> = Api::all(client.clone());
-        match call(nodes.list(&ListParams::default())).await {
-            Ok(nodes) => nobody_uses_devices(&nodes.items)?,
-            // The definition is gone, and with it all nodes.
-            Err(error) if error.is_conflict() => {}
-            Err(error) => return Err(UninstallError::NotRead(error.to_string())),
-        }
-    }
+pub async fn run(client: Client, board: impl LeaseStore) -> Result<(), UninstallError> {
+    nothing_is_in_use(&client).await?;
     let_go(&client).await?;
     match timeout(LABELS_WITHIN, labels::remove(&client, board)).await {
         Ok(Ok(nodes)) => tracing::info!(nodes, "no node says anything of fabrics and models"),
@@ -133,20 +122,57 @@ pub async fn run(
     Ok(())
 }
 
-/// Names the nodes whose pods do, with the number of devices.
-fn nobody_uses_devices(nodes: &[FabricNode]) -> Result<(), UninstallError> {
-    let mut in_use: Vec<String> = Vec::new();
+async fn nothing_is_in_use(client: &Client) -> Result<(), UninstallError> {
+    let all = ListParams::default();
+    let nodes: Api<FabricNode> = Api::all(client.clone());
+    let fabrics: Api<RdmaFabric> = Api::all(client.clone());
+    let found = match call(nodes.list(&all)).await {
+        Ok(nodes) => call(fabrics.list(&all))
+            .await
+            .map(|fabrics| (nodes, fabrics)),
+        Err(error) => Err(error),
+    };
+    match found {
+        Ok((nodes, fabrics)) => {
+            let forced = fabrics.items.iter().filter(|fabric| {
+                let force = fabric.annotations().get(FORCE);
+                force.is_some_and(|value| value == "true")
+            });
+            let forced = forced.map(|fabric| fabric.name_any()).collect();
+            let in_use = in_use(&nodes.items, &forced);
+            match in_use.is_empty() {
+                true => Ok(()),
+                false => Err(UninstallError::InUse(in_use.join(", "))),
+            }
+        }
+        // The definition is gone, and with it all nodes.
+        Err(error) if error.is_conflict() => Ok(()),
+        Err(error) => Err(UninstallError::NotRead(error.to_string())),
+    }
+}
+
+/// How many devices and volumes the pods of which node have.
+fn in_use(nodes: &[FabricNode], forced: &BTreeSet<String>) -> Vec<String> {
+    let mut in_use = Vec::new();
     for node in nodes {
-        let devices = node.status.as_ref().and_then(|status| status.devices);
-        let count = devices.map_or(0, |devices| devices.in_use);
-        if count > 0 {
-            in_use.push(format!("{count} of node {}", node.name_any()));
+        let Some(status) = &node.status else {
+            continue;
+        };
+        if forced.contains(&node.spec.fabric) {
+            continue;
+        }
+        let devices = status.devices.map_or(0, |devices| devices.in_use);
+        for (count, what) in [(devices, "device"), (status.volumes_in_use, "volume")] {
+            let plural = if count == 1 { "" } else { "s" };
+            if count > 0 {
+                in_use.push(format!(
+                    "{count} {what}{plural} of node {}",
+                    node.name_any()
+                ));
+            }
         }
     }
-    match in_use.len() {
-        0 => Ok(()),
-        _ => Err(UninstallError::InUse(in_use.join(", "))),
-    }
+    in_use
 }
 
 async fn let_go(client: &Client) -> Result<(), UninstallError> {
@@ -254,22 +280,29 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_pods_use_keep_the_chart_and_are_listed() {
-        let node = |name: &str, in_use: u32| -> FabricNode {
+    fn devices_and_volumes_of_pods_keep_the_chart_and_are_listed() {
+        let node = |name: &str, devices: u32, volumes: u32| -> FabricNode {
             let node = json!({
                 "apiVersion": "weft.dev/v1alpha1",
                 "kind": "FabricNode",
                 "metadata": {"name": name},
                 "spec": {"fabric": "default"},
-                "status": {"devices": {"total": 8, "inUse": in_use, "unhealthy": 0}},
+                "status": {
+                    "devices": {"total": 8, "inUse": devices, "unhealthy": 0},
+                    "volumesInUse": volumes,
+                },
             });
             serde_json::from_value(node).unwrap()
         };
-        let refused = nobody_uses_devices(&[node("n1", 2), node("n2", 0), node("n3", 1)]);
-        let refused = refused.unwrap_err().to_string();
-        assert!(refused.contains("2 of node n1, 1 of node n3;"), "{refused}");
-        nobody_uses_devices(&[node("n2", 0)]).unwrap();
-        nobody_uses_devices(&[]).unwrap();
+        let nodes = [node("n1", 2, 1), node("n2", 0, 0), node("n3", 0, 3)];
+        let found = in_use(&nodes, &BTreeSet::new());
+        let list = [
+            "2 devices of node n1",
+            "1 volume of node n1",
+            "3 volumes of node n3",
+        ];
+        assert_eq!(found, list);
+        assert!(in_use(&nodes, &["default".to_owned()].into()).is_empty());
     }
 
     #[test]

@@ -31,6 +31,7 @@ use crate::enroll::settings::Settings;
 use crate::enroll::{assigned, operator};
 use crate::fail_fast;
 use crate::files::FileError;
+use crate::volumes;
 
 /// A configuration that cannot be used.
 const CONFIG_REFUSED: &str = "ConfigRefused";
@@ -455,6 +456,11 @@ impl Member {
             copies: copy_report.copies,
             copies_listed: copy_report.is_complete && !copy_report.is_full,
             unlisted_namespaces,
+            volumes_in_use: self
+                .settings
+                .volumes
+                .as_deref()
+                .map_or(0, volumes::count_in_use),
             ..NodeReport::default()
         };
         if let Some((agent, start, nic)) = running {

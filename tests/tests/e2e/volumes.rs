@@ -173,6 +173,11 @@ pub(crate) fn a_pod_mounts_a_verified_model_when_its_copy_is_complete(cluster: &
     cluster.apply(&pod_of_the_guide());
     until_ready(cluster, "serve");
     reads(cluster, "serve", &files);
+    cluster.wait_until("the FabricNode counts the volumes", || {
+        let path = "-o=jsonpath={.status.volumesInUse}";
+        let said = cluster.inner.kubectl(&["get", "fabricnode", NODE, path]);
+        (said.ok()? == "3").then_some(())
+    });
     // The other namespace has no job of that name, whatever this one has.
     until_event(
         cluster,

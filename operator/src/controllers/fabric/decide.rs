@@ -323,6 +323,7 @@ fn copy_report(status: &mut FabricNodeStatus, report: &NodeReport) {
         data_address: report.data_address.clone(),
         interface: report.interface.clone(),
         devices: devices::counted(report, status.devices),
+        volumes_in_use: report.volumes_in_use,
         mtu: report.mtu,
         link_mbps: report.link_mbps,
         ports: NodePorts {

@@ -186,6 +186,7 @@ pub(crate) fn report(name: &str, fabric: &str) -> NodeReport {
         copies_listed: true,
         unlisted_namespaces: Vec::new(),
         devices: None,
+        volumes_in_use: 0,
     }
 }
 

@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
+use serde_json::Value;
 use weft_cluster::Order;
 
 use super::{Devices, PER_NODE, TEAM, pod};
@@ -185,15 +186,27 @@ pub(super) fn a_pod_that_is_deleted_by_force_leaves_no_device(devices: &Devices)
 pub(super) fn helm_uninstall_is_refused_while_pods_have_devices(devices: &Devices) {
     let cluster = &devices.cluster;
     let [a, b] = devices.two_pods();
-    let refused = cluster
-        .inner
-        .command("helm")
-        .args(["uninstall", "weft", "--namespace", SYSTEM])
-        .output();
-    assert!(!refused.unwrap().status.success());
+    for node in ["node0", "node1"] {
+        cluster.wait_until("the device is reported", || {
+            let path = "-o=jsonpath={.status.devices.inUse}";
+            let said = cluster.inner.kubectl(&["get", "fabricnode", node, path]);
+            (said.ok()? == "1").then_some(())
+        });
+    }
+    let uninstall = ["uninstall", "weft", "--namespace", SYSTEM];
+    let mut helm = cluster.inner.command("helm");
+    assert!(!helm.args(uninstall).output().unwrap().status.success());
     let said = cluster.kubectl(&["logs", "--namespace", SYSTEM, "job/weft-uninstall"]);
-    let in_use = "pods use virtual devices: 1 of node node0, 1 of node node1;";
+    let in_use = "pods use 1 device of node node0, 1 device of node node1;";
     assert!(said.contains(in_use), "{said}");
     let said = devices.pair(a, b, &["ibv_rc_pingpong", "-c", "-g", "0"]);
     said.unwrap_or_else(|said| cluster.fail(&said));
+    // As docs/operations.md says it: the release is kept, and then it goes all the same.
+    let history = cluster.helm(&["history", "weft", "--namespace", SYSTEM, "-o=json"]);
+    let history: Value = serde_json::from_str(&history).unwrap();
+    let last = history.as_array().and_then(|revisions| revisions.last());
+    let last = last.unwrap()["revision"].to_string();
+    cluster.helm(&["rollback", "weft", &last, "--namespace", SYSTEM]);
+    cluster.kubectl(&["annotate", "rdmafabrics", "--all", "weft.dev/force=true"]);
+    cluster.helm(&uninstall);
 }

@@ -9,12 +9,14 @@ use std::time::Instant;
 use tokio::sync::Mutex;
 use tonic::Status;
 use weft_proto::Message as _;
+use weft_proto::engine::v1::DeviceHealth;
 
 use crate::Config;
 use crate::cdi::Cdi;
+use crate::claims;
 use crate::engine::Engine;
 use crate::pods::{Allocation, Pod, PodResources};
-use crate::reconcile::{Decision, EngineDevice, Found, Health, OfEngine, Reconciler};
+use crate::reconcile::{Decision, EngineDevice, Found, Health, OfEngine, Reconciler, pod_named};
 
 /// What the ids of devices begin with; the engine may have others, as those of claims, which are nobody's here.
 pub(crate) const ID_PREFIX: &str = "vdev-";
@@ -54,7 +56,16 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
+    /// It goes on from what the device plugin said last, where it has run on this node before.
     pub(crate) fn new(config: &Config) -> Self {
+        let cdi = config.cdi();
+        let health_file = weft_proto::engine::health_file(&config.engine);
+        let said = fs::read(&health_file).ok();
+        let said = said.and_then(|said| DeviceHealth::decode(&*said).ok());
+        let reconciler = Reconciler::resume(
+            &said.unwrap_or_default(),
+            count_of_claims(&cdi).unwrap_or_default(),
+        );
         let own_pod = config.own_pod.as_ref();
         let own_pod = own_pod.map(|(namespace, name)| Pod {
             namespace: namespace.clone(),
@@ -64,11 +75,11 @@ impl Devices {
             engine: Engine::new(config),
             pods: PodResources::new(&config.pod_resources, &config.resource),
             own_pod,
-            cdi: config.cdi(),
+            cdi,
             directory: config.directory.clone(),
-            health_file: weft_proto::engine::health_file(&config.engine),
+            health_file,
             started: Instant::now(),
-            reconciler: Mutex::default(),
+            reconciler: Mutex::new(reconciler),
         }
     }
 
@@ -130,6 +141,7 @@ impl Devices {
             engine: self.of_engine().await,
             allocations: self.allocations().await,
             described,
+            of_claims: count_of_claims(&self.cdi),
         };
         if let Err(problem) = &found.allocations {
             tracing::warn!("the kubelet does not say which pods have devices: {problem}");
@@ -152,9 +164,7 @@ impl Devices {
 
     /// Lets the node's agent read how devices are, and that this program runs. It never sees half of a file.
     fn tell_agent(&self, decision: &Decision) {
-        let of_claims = self.cdi.ids(crate::claims::ID_PREFIX);
-        let of_claims = of_claims.map_or(0, |ids| ids.len() as u32);
-        let health = decision.health.to_proto(decision.in_use + of_claims);
+        let health = decision.health.to_proto(decision.in_use);
         let temporary = self.health_file.with_extension("new");
         let written = fs::write(&temporary, health.encode_to_vec());
         let written = written.and_then(|()| fs::rename(&temporary, &self.health_file));
@@ -175,21 +185,26 @@ impl Devices {
     }
 
     async fn of_engine(&self) -> Result<OfEngine, String> {
-        let listed = self.engine.list(ID_PREFIX).await;
+        let listed = self.engine.list("").await;
         let listed = listed
             .map_err(|status| format!("the node's engine does not answer: {}", status.message()))?;
-        let ours = listed.devices.into_iter();
-        let by_id = ours.map(|device| {
-            let found = EngineDevice {
-                is_open: device.contexts > 0,
-                is_stalled: device.stalled,
-            };
-            (device.name, found)
-        });
-        Ok(OfEngine {
-            devices: by_id.collect(),
+        let mut of_engine = OfEngine {
             link_problem: (!listed.link_problem.is_empty()).then_some(listed.link_problem),
-        })
+            ..OfEngine::default()
+        };
+        for device in listed.devices {
+            if device.name.starts_with(ID_PREFIX) {
+                let found = EngineDevice {
+                    is_open: device.contexts > 0,
+                    is_stalled: device.stalled,
+                };
+                of_engine.devices.insert(device.name, found);
+            } else if device.name.starts_with(claims::ID_PREFIX) && device.stalled {
+                let pod = pod_named(&device.owner);
+                of_engine.stalled_of_claims.insert(device.name, pod);
+            }
+        }
+        Ok(of_engine)
     }
 
     async fn allocations(&self) -> Result<BTreeMap<String, Allocation>, String> {
@@ -202,4 +217,13 @@ impl Devices {
             _ => Ok(pods.allocations),
         }
     }
+}
+
+/// How many devices claims have. None where that cannot be read.
+fn count_of_claims(cdi: &Cdi) -> Option<u32> {
+    let ids = cdi.ids(claims::ID_PREFIX);
+    let ids = ids.inspect_err(|error| {
+        tracing::warn!("files of the Container Device Interface: {error}");
+    });
+    u32::try_from(ids.ok()?.len()).ok()
 }

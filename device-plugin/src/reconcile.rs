@@ -22,6 +22,8 @@ const LINK_DOWN_MAX: Duration = Duration::from_secs(10);
 pub(crate) struct OfEngine {
     /// By id.
     pub(crate) devices: BTreeMap<String, EngineDevice>,
+    /// Devices of claims that stand still, by id, with the pods that have them.
+    pub(crate) stalled_of_claims: BTreeMap<String, Option<Pod>>,
     /// Why they reach no other node.
     pub(crate) link_problem: Option<String>,
 }
@@ -43,6 +45,8 @@ pub(crate) struct Found {
     pub(crate) allocations: Result<BTreeMap<String, Allocation>, String>,
     /// Those with a file for the container runtime.
     pub(crate) described: BTreeSet<String>,
+    /// How many devices of claims have one. None where it cannot be read.
+    pub(crate) of_claims: Option<u32>,
 }
 
 /// Why a pod cannot use a device, or cannot have one.
@@ -76,8 +80,15 @@ impl Fault {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unhealthy {
     pub(crate) fault: Fault,
-    /// None where the kubelet does not say.
+    /// None where the kubelet has not said.
     pub(crate) pod: Option<Pod>,
+}
+
+/// The pod of this name, NAMESPACE/NAME.
+pub(crate) fn pod_named(name: &str) -> Option<Pod> {
+    let (namespace, name) = name.split_once('/')?;
+    let (namespace, name) = (namespace.to_owned(), name.to_owned());
+    Some(Pod { namespace, name })
 }
 
 /// How the devices of a node are.
@@ -123,7 +134,7 @@ pub(crate) struct Decision {
     /// To write files for, each with the container's index of it.
     pub(crate) describe: Vec<(String, usize)>,
     pub(crate) health: Health,
-    /// How many devices pods have, as the kubelet said last.
+    /// How many devices pods have, as the kubelet and the files of claims said last.
     pub(crate) in_use: u32,
 }
 
@@ -137,17 +148,49 @@ pub(crate) struct Reconciler {
     in_use: BTreeSet<String>,
     /// How many devices the kubelet said last that containers have.
     allocated: u32,
+    /// How many devices claims had last.
+    of_claims: u32,
+    /// How devices were when the engine answered last.
+    last: Health,
 }
 
 impl Reconciler {
+    /// Goes on from what the device plugin said last before it was restarted, where claims have so many devices.
+    pub(crate) fn resume(said: &DeviceHealth, of_claims: u32) -> Self {
+        let known = said.devices.iter().filter_map(|device| {
+            let fault = match device.reason.as_str() {
+                "DeviceLost" => Fault::DeviceLost,
+                "DeviceStalled" => Fault::DeviceStalled,
+                _ => return None,
+            };
+            let pod = pod_named(&device.pod);
+            Some((device.device.clone(), Unhealthy { fault, pod }))
+        });
+        let unhealthy: BTreeMap<String, Unhealthy> = known.collect();
+        let lost = unhealthy
+            .iter()
+            .filter(|(_, device)| device.fault == Fault::DeviceLost);
+        Self {
+            in_use: lost.map(|(id, _)| id.clone()).collect(),
+            allocated: said.in_use.saturating_sub(of_claims),
+            of_claims,
+            last: Health {
+                problem: None,
+                unhealthy,
+            },
+            ..Self::default()
+        }
+    }
+
     /// Decides at `now`: time since any start.
     pub(crate) fn decide(&mut self, found: &Found, now: Duration) -> Decision {
         if let Ok(allocations) = &found.allocations {
             self.allocated = u32::try_from(allocations.len()).unwrap_or(u32::MAX);
         }
+        self.of_claims = found.of_claims.unwrap_or(self.of_claims);
         let mut decision = Decision {
             health: self.health(found, now),
-            in_use: self.allocated,
+            in_use: self.allocated.saturating_add(self.of_claims),
             ..Decision::default()
         };
         let Ok(allocations) = &found.allocations else {
@@ -183,9 +226,12 @@ impl Reconciler {
             Ok(engine) => engine,
             Err(problem) => {
                 let since = *self.silent_since.get_or_insert(now);
-                let is_late = now.saturating_sub(since) >= SILENCE_MAX;
+                if now.saturating_sub(since) < SILENCE_MAX {
+                    // What was wrong is not mended by an engine that is replaced.
+                    return self.last.clone();
+                }
                 return Health {
-                    problem: is_late.then(|| Fault::EngineAway(problem.clone())),
+                    problem: Some(Fault::EngineAway(problem.clone())),
                     ..Health::default()
                 };
             }
@@ -198,6 +244,10 @@ impl Reconciler {
         if engine.link_problem.is_none() {
             self.link_down_since = None;
         }
+        let stalled_of_claims = engine.stalled_of_claims.iter().map(|(id, pod)| {
+            let (fault, pod) = (Fault::DeviceStalled, pod.clone());
+            (id.clone(), Unhealthy { fault, pod })
+        });
         let engine = &engine.devices;
         if let Ok(allocations) = &found.allocations {
             self.in_use.retain(|id| allocations.contains_key(id));
@@ -208,18 +258,19 @@ impl Reconciler {
         let stalled = stalled.map(|(id, _)| (id, Fault::DeviceStalled));
         let lost = self.in_use.iter().filter(|id| !engine.contains_key(*id));
         let lost = lost.map(|id| (id, Fault::DeviceLost));
-        let pod = |id: &String| {
-            let allocation = found.allocations.as_ref().ok()?.get(id)?;
-            Some(allocation.pod.clone())
+        let pod = |id: &String| match &found.allocations {
+            Ok(allocations) => Some(allocations.get(id)?.pod.clone()),
+            Err(_) => self.last.unhealthy.get(id)?.pod.clone(),
         };
         let unhealthy = stalled.chain(lost).map(|(id, fault)| {
             let pod = pod(id);
             (id.clone(), Unhealthy { fault, pod })
         });
-        Health {
+        self.last = Health {
             problem: link_problem.cloned().map(Fault::LinkDown),
-            unhealthy: unhealthy.collect(),
-        }
+            unhealthy: unhealthy.chain(stalled_of_claims).collect(),
+        };
+        self.last.clone()
     }
 }
 
@@ -253,9 +304,17 @@ mod tests {
             described: engine.keys().cloned().collect(),
             engine: Ok(OfEngine {
                 devices: engine,
-                link_problem: None,
+                ..OfEngine::default()
             }),
             allocations: Ok(pods.iter().map(allocation).collect()),
+            of_claims: Some(0),
+        }
+    }
+
+    fn silent(found: Found) -> Found {
+        Found {
+            engine: Err("it does not answer".to_owned()),
+            ..found
         }
     }
 
@@ -304,10 +363,7 @@ mod tests {
     #[test]
     fn an_engine_is_silent_for_a_minute_before_pods_are_refused_devices() {
         let mut reconciler = Reconciler::default();
-        let silent = Found {
-            engine: Err("it does not answer".to_owned()),
-            ..found(&[], &[])
-        };
+        let silent = silent(found(&[], &[]));
         let mut is_good = |found: &Found, seconds| {
             let health = reconciler.decide(found, at(seconds)).health;
             health.is_good("a")
@@ -392,12 +448,102 @@ mod tests {
             ]
         );
         assert_eq!((health.node, health.in_use), (None, 2));
-        let away = Found {
-            engine: Err("it does not answer".to_owned()),
-            ..found(&[], &[])
-        };
+        let away = silent(found(&[], &[]));
         assert_eq!(told(&away, 2).node, None);
         let node = told(&away, 62).node.unwrap_or_default();
         assert_eq!((&*node.reason, &*node.device), ("EngineAway", ""));
+    }
+
+    #[test]
+    fn what_is_wrong_stays_wrong_while_an_engine_is_replaced() {
+        let mut reconciler = Reconciler::default();
+        let stalled = EngineDevice {
+            is_stalled: true,
+            ..IDLE
+        };
+        let pods = ["a", "b"];
+        reconciler.decide(&found(&[("a", stalled), ("b", IDLE)], &pods), at(0));
+        let mut down = found(&[("a", stalled)], &pods);
+        if let Ok(engine) = &mut down.engine {
+            engine.link_problem = Some("eth0 has no carrier".to_owned());
+        }
+        reconciler.decide(&down, at(1));
+        let before = reconciler.decide(&down, at(11)).health;
+        assert_eq!(before.unhealthy.len(), 2);
+        assert!(matches!(before.problem, Some(Fault::LinkDown(_))));
+        let away = silent(found(&[], &pods));
+        assert_eq!(reconciler.decide(&away, at(12)).health, before);
+        assert_eq!(reconciler.decide(&away, at(71)).health, before);
+        let late = reconciler.decide(&away, at(72)).health;
+        assert!(matches!(late.problem, Some(Fault::EngineAway(_))));
+        let well = found(&[("a", IDLE), ("b", IDLE)], &pods);
+        assert_eq!(reconciler.decide(&well, at(73)).health, Health::default());
+    }
+
+    #[test]
+    fn a_device_plugin_that_is_restarted_goes_on_from_what_it_said_last() {
+        let mut reconciler = Reconciler::default();
+        let all = Found {
+            of_claims: Some(3),
+            ..found(&[("a", IDLE), ("b", IDLE)], &["a", "b"])
+        };
+        reconciler.decide(&all, at(0));
+        let lost = Found {
+            of_claims: Some(3),
+            ..found(&[("b", IDLE)], &["a", "b"])
+        };
+        let told = |reconciler: &mut Reconciler, found: &Found| {
+            let decision = reconciler.decide(found, at(1));
+            decision.health.to_proto(decision.in_use)
+        };
+        let said = told(&mut reconciler, &lost);
+        assert_eq!((said.devices.len(), said.in_use), (1, 5));
+        let unheard = Found {
+            allocations: Err("it has not heard of this node's pods yet".to_owned()),
+            ..lost.clone()
+        };
+        for found in [&unheard, &silent(unheard.clone()), &lost] {
+            let mut reconciler = Reconciler::resume(&said, 3);
+            assert_eq!(told(&mut reconciler, found), said);
+        }
+        // Its pod has gone meanwhile.
+        let mut reconciler = Reconciler::resume(&said, 3);
+        let gone = told(&mut reconciler, &found(&[("b", IDLE)], &["b"]));
+        assert_eq!((gone.devices.len(), gone.in_use), (0, 1));
+    }
+
+    #[test]
+    fn devices_of_claims_are_counted_as_before_while_their_files_cannot_be_read() {
+        let mut reconciler = Reconciler::default();
+        let mut in_use = |of_claims| {
+            let found = Found {
+                of_claims,
+                ..found(&[("a", IDLE)], &["a"])
+            };
+            reconciler.decide(&found, at(0)).in_use
+        };
+        assert_eq!([in_use(Some(3)), in_use(None), in_use(Some(0))], [4, 4, 1]);
+    }
+
+    #[test]
+    fn a_device_of_a_claim_that_stands_still_is_unhealthy_and_never_destroyed() {
+        let mut reconciler = Reconciler::default();
+        let pod = pod_named("team-a/pod");
+        assert!(pod.is_some());
+        let mut found = found(&[], &[]);
+        if let Ok(engine) = &mut found.engine {
+            let stalled = ("dra-a-0".to_owned(), pod.clone());
+            engine.stalled_of_claims = BTreeMap::from([stalled]);
+        }
+        for seconds in [0, 1000] {
+            let decision = reconciler.decide(&found, at(seconds));
+            let fault = Fault::DeviceStalled;
+            let unhealthy = Unhealthy {
+                fault,
+                pod: pod.clone(),
+            };
+            assert_eq!(decision.health.unhealthy.get("dra-a-0"), Some(&unhealthy));
+            assert!(decision.destroy.is_empty());
+        }
     }
 }

@@ -5,13 +5,15 @@ use std::time::Duration;
 use futures::{StreamExt as _, stream};
 use tokio::time::{Instant, timeout_at};
 use weft_crds::{PodDevice, PodDeviceList, SilentNode, live_api_version};
-use weft_proto::agent::v1::{self as agent, ListPodDevicesRequest};
+use weft_proto::agent::v1::{self as agent, ListPodDevicesRequest, ListPodDevicesResponse};
 use weft_transfer::{AgentEndpoint, ConnectionPool};
 
 /// Agents that are asked at once: all nodes with devices are.
 const CONCURRENCY_MAX: usize = 64;
 /// For all agents together: less than the 60 s after which an API server gives an answer up.
 const WITHIN: Duration = Duration::from_secs(45);
+/// Of one node: many times what a node can have, so that an agent cannot fill the operator's memory.
+const DEVICES_MAX: usize = 65_536;
 
 /// The devices of the pods of a namespace, or of all pods where it is empty.
 pub(super) async fn list(
@@ -74,24 +76,55 @@ async fn of_node(
     pool: &ConnectionPool,
     leader_epoch: u64,
 ) -> Result<Vec<agent::PodDevice>, String> {
-    let mut devices: Vec<agent::PodDevice> = Vec::new();
+    let mut pages = Pages::default();
     loop {
-        let after = devices.last().map(|device| device.device.clone());
         let request = ListPodDevicesRequest {
             leader_epoch,
             namespace: namespace.to_owned(),
-            after: after.unwrap_or_default(),
+            after: pages.after.clone(),
         };
         let answer = weft_transfer::list_pod_devices(request, pool, endpoint).await;
         let answer = answer.map_err(|failure| failure.message)?;
-        let has_more = answer.has_more && !answer.devices.is_empty();
+        if !pages.take(answer, namespace)? {
+            return Ok(pages.devices);
+        }
+    }
+}
+
+/// What an agent has answered so far. It may say what it likes: it ends all the same.
+#[derive(Debug, Default)]
+struct Pages {
+    /// Those that who asks may see.
+    devices: Vec<agent::PodDevice>,
+    /// The last one that the agent has listed.
+    after: String,
+    /// How many it has listed.
+    listed: usize,
+}
+
+impl Pages {
+    /// Takes the next page. Whether there are more.
+    fn take(&mut self, page: ListPodDevicesResponse, namespace: &str) -> Result<bool, String> {
+        self.listed = self.listed.saturating_add(page.devices.len());
+        if self.listed > DEVICES_MAX {
+            return Err(format!(
+                "its agent lists more than {DEVICES_MAX} devices: see the log of its weft-agent"
+            ));
+        }
+        if page.has_more {
+            let last = page.devices.last().map(|device| &device.device);
+            let last = last.filter(|last| **last > self.after);
+            let last = last.ok_or(
+                "its agent lists the same devices again and again: see the log of its weft-agent",
+            )?;
+            self.after.clone_from(last);
+        }
         // Who asks may not see others, whatever an agent says.
         let devices_of =
             |device: &agent::PodDevice| namespace.is_empty() || device.namespace == namespace;
-        devices.extend(answer.devices.into_iter().filter(devices_of));
-        if !has_more {
-            return Ok(devices);
-        }
+        let devices = page.devices.into_iter().filter(devices_of);
+        self.devices.extend(devices);
+        Ok(page.has_more)
     }
 }
 
@@ -138,6 +171,52 @@ mod tests {
         let silent = list.silent_nodes.iter().map(|silent| &*silent.node);
         assert_eq!(silent.collect::<Vec<_>>(), ["n1", "n2"]);
         assert!(list.silent_nodes[0].message.contains("127.0.0.1:1"));
+    }
+
+    fn page(devices: impl IntoIterator<Item = (u32, &'static str)>) -> ListPodDevicesResponse {
+        let device = |(id, namespace): (u32, &str)| agent::PodDevice {
+            device: format!("vdev-{id:06}"),
+            namespace: namespace.to_owned(),
+            ..agent::PodDevice::default()
+        };
+        ListPodDevicesResponse {
+            devices: devices.into_iter().map(device).collect(),
+            has_more: true,
+        }
+    }
+
+    #[test]
+    fn the_next_page_begins_after_a_device_that_who_asks_may_not_see() {
+        let mut pages = Pages::default();
+        let first = page([(1, "team-a"), (2, "team-b")]);
+        assert_eq!(pages.take(first, "team-a"), Ok(true));
+        assert_eq!((pages.devices.len(), &*pages.after), (1, "vdev-000002"));
+        let last = ListPodDevicesResponse {
+            has_more: false,
+            ..page([(3, "team-a")])
+        };
+        assert_eq!(pages.take(last, "team-a"), Ok(false));
+        assert_eq!(pages.devices.len(), 2);
+    }
+
+    #[test]
+    fn an_agent_that_says_the_same_page_again_or_an_empty_one_with_more_is_given_up() {
+        let mut pages = Pages::default();
+        assert_eq!(pages.take(page([(1, "team-b")]), "team-a"), Ok(true));
+        for again in [page([(1, "team-b")]), page([(0, "team-b")]), page([])] {
+            let failed = pages.take(again, "team-a");
+            assert!(failed.is_err_and(|problem| problem.contains("again and again")));
+        }
+    }
+
+    #[test]
+    fn an_agent_that_lists_more_devices_than_a_node_can_have_is_given_up() {
+        let mut pages = Pages::default();
+        let most = DEVICES_MAX as u32;
+        let all = (0..most).map(|id| (id, "team-b"));
+        assert_eq!(pages.take(page(all), "team-a"), Ok(true));
+        let failed = pages.take(page([(most, "team-b")]), "team-a");
+        assert!(failed.is_err_and(|problem| problem.contains("65536")));
     }
 
     #[test]

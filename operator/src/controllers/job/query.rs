@@ -199,21 +199,19 @@ pub(crate) fn neighbours(cache: &Cache, node: &str) -> Option<Neighbours> {
     })
 }
 
-/// How the agents are reached of the nodes whose pods can have devices, each with its fabric. What they report of devices in
-/// use is some seconds old.
+/// How the agents are reached of the nodes whose pods can have devices, each with its fabric: by the FabricNodes, which say so
+/// also right after a change of leader and while an agent starts. A node whose agent then does not answer is named.
 pub(crate) fn nodes_with_devices(view: &QueryView<'_>) -> Vec<(String, AgentEndpoint)> {
-    let reports = view.reports.iter();
-    let nodes = reports.filter(|(_, state)| state.report.devices.is_some());
-    let nodes = nodes.map(|(node, state)| {
-        // Where the agent may be called: what it reports itself may be another's address.
-        let node_view = view.cache.fabric_nodes.named(node);
-        let address = node_view
-            .and_then(|node_view| Some(node_view.status.as_ref()?.control_address.clone()));
+    let nodes = view.cache.fabric_nodes.iter().map(|(_, node)| node);
+    let nodes = nodes.filter_map(|node| {
+        let status = node.status.as_ref()?;
+        status.devices.as_ref()?;
         let endpoint = AgentEndpoint {
-            node: node.clone(),
-            address: address.unwrap_or_default(),
+            node: node.name_any(),
+            // Where the agent may be called: what it reports itself may be another's address.
+            address: status.control_address.clone(),
         };
-        (state.fabric.clone(), endpoint)
+        Some((node.spec.fabric.clone(), endpoint))
     });
     nodes.collect()
 }
@@ -303,7 +301,7 @@ fn is_shared(job: &TransferJob) -> bool {
 #[cfg(test)]
 mod tests {
     use weft_crds::{
-        DestinationState, DestinationStatus, ManifestSummary, Phase, TransferJobStatus,
+        DestinationState, DestinationStatus, ManifestSummary, NodeDevices, Phase, TransferJobStatus,
     };
     use weft_transfer::TransferPhase;
 
@@ -571,6 +569,24 @@ mod tests {
         cache.fabric_nodes.update(asleep("n3", "default"));
         assert_eq!(names(&cache), ["n2"]);
         assert_eq!(neighbours(&cache, "n9"), None);
+    }
+
+    #[test]
+    fn nodes_with_devices_are_asked_before_their_agents_have_reported() {
+        let mut cache = scenario::cache(3);
+        let mut node = scenario::ready("n2", "default");
+        if let Some(status) = &mut node.status {
+            status.devices = Some(NodeDevices::default());
+        }
+        cache.fabric_nodes.update(node);
+        let stage = Fixture::new(cache);
+        assert!(stage.reports.is_empty());
+        let endpoint = AgentEndpoint {
+            node: "n2".to_owned(),
+            address: "10.0.0.2:7400".to_owned(),
+        };
+        let found = nodes_with_devices(&stage.view());
+        assert_eq!(found, [("default".to_owned(), endpoint)]);
     }
 
     #[test]

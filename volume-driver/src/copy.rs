@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Component, Path};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 use rustix::io::Errno;
@@ -64,7 +64,8 @@ pub(crate) fn of_attributes(
 }
 
 /// Opens the copy, by a descriptor that reads nothing: the same file or directory as the agent has compared with its record.
-pub(crate) fn open(host: &Path, copy: &UseCopyResponse) -> Result<File, Status> {
+/// An agent that others have taken over names no other namespace's directory.
+pub(crate) fn open(host: &Path, namespace: &str, copy: &UseCopyResponse) -> Result<File, Status> {
     let failed = |cause: io::Error| {
         let text = format!(
             "{:?} in {}: {cause}: the node's agent has it there; the pod's volume is tried again",
@@ -72,6 +73,10 @@ pub(crate) fn open(host: &Path, copy: &UseCopyResponse) -> Result<File, Status> 
         );
         Status::unavailable(text)
     };
+    if !is_within(namespace, &copy.path) {
+        let text = format!("is not in the directory of namespace {namespace}");
+        return Err(failed(io::Error::other(text)));
+    }
     let opened = open_in(host, copy).map_err(|cause| failed(cause.into()))?;
     let stat = fstat(&opened).map_err(|cause| failed(cause.into()))?;
     if (stat.st_dev, stat.st_ino) != (copy.device, copy.inode) {
@@ -79,6 +84,13 @@ pub(crate) fn open(host: &Path, copy: &UseCopyResponse) -> Result<File, Status> 
         return Err(failed(io::Error::other(other)));
     }
     Ok(File::from(opened))
+}
+
+/// Whether the path, relative to a root, is in the directory of the namespace: `openat2` takes a `..` that stays in the root.
+fn is_within(namespace: &str, path: &str) -> bool {
+    let mut components = Path::new(path).components();
+    components.next() == Some(Component::Normal(namespace.as_ref()))
+        && components.all(|component| matches!(component, Component::Normal(_)))
 }
 
 fn open_in(host: &Path, copy: &UseCopyResponse) -> Result<OwnedFd, Errno> {
@@ -92,12 +104,8 @@ fn open_in(host: &Path, copy: &UseCopyResponse) -> Result<OwnedFd, Errno> {
         flags | OFlags::DIRECTORY,
         resolve,
     )?;
-    let path = match copy.path.as_str() {
-        "" => ".",
-        path => path,
-    };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    lookup(&root, path, flags, resolve)
+    lookup(&root, &copy.path, flags, resolve)
 }
 
 fn lookup(
@@ -194,7 +202,7 @@ mod tests {
             device: stat.dev(),
             inode: stat.ino(),
         };
-        open(host.path(), &copy("team-a/minilm")).unwrap();
+        open(host.path(), "team-a", &copy("team-a/minilm")).unwrap();
         for path in [
             "team-a/link",
             "team-b/secret",
@@ -202,8 +210,35 @@ mod tests {
             "team-a/none",
             "",
         ] {
-            let refused = open(host.path(), &copy(path)).unwrap_err();
+            let refused = open(host.path(), "team-a", &copy(path)).unwrap_err();
             assert_eq!(refused.code(), tonic::Code::Unavailable, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_copy_in_the_directory_of_another_namespace_is_not_opened() {
+        let host = tempfile::tempdir().unwrap();
+        let at = |path: &str| host.path().join(path);
+        std::fs::create_dir_all(at("models/team-a/minilm")).unwrap();
+        std::fs::create_dir_all(at("models/team-b/secret")).unwrap();
+        // As an agent answers that others have taken over: it is the file that it says.
+        let answer = |path: &str| {
+            let stat = std::fs::metadata(at("models").join(path)).unwrap();
+            UseCopyResponse {
+                root_directory: "/models".to_owned(),
+                path: path.to_owned(),
+                device: stat.dev(),
+                inode: stat.ino(),
+            }
+        };
+        open(host.path(), "team-a", &answer("team-a/minilm")).unwrap();
+        open(host.path(), "team-a", &answer("team-a")).unwrap();
+        for path in ["", "team-b/secret", "team-a/../team-b/secret", "./team-b"] {
+            let refused = open(host.path(), "team-a", &answer(path)).unwrap_err();
+            assert!(
+                refused.message().contains("of namespace team-a"),
+                "{refused}"
+            );
         }
     }
 }

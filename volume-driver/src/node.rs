@@ -69,7 +69,7 @@ impl NodeService {
         let answer = self.agent.clone().use_copy(request).await;
         let found = answer.map_err(of_agent)?.into_inner();
         let (path, root) = (found.path.clone(), found.root_directory.clone());
-        self.mount(&volume, target, found).await?;
+        self.mount(&volume, &namespace, target, found).await?;
         tracing::info!(volume, namespace, root, path, "mounted");
         Ok(())
     }
@@ -88,12 +88,14 @@ impl NodeService {
     async fn mount(
         &self,
         volume: &str,
+        namespace: &str,
         target: Target,
         found: UseCopyResponse,
     ) -> Result<(), Status> {
         let (config, volume) = (Arc::clone(&self.config), volume.to_owned());
+        let namespace = namespace.to_owned();
         blocking(move || {
-            let copy = copy::open(&config.host, &found)?;
+            let copy = copy::open(&config.host, &namespace, &found)?;
             let mount = || {
                 mounts::remove(&target.path)?;
                 mounts::mount(&copy, &config.staging.join(&volume), &target.path)

@@ -92,15 +92,21 @@ impl NodeService {
         target: Target,
         found: UseCopyResponse,
     ) -> Result<(), Status> {
-        let (config, volume) = (Arc::clone(&self.config), volume.to_owned());
-        let namespace = namespace.to_owned();
+        let (config, in_use) = (Arc::clone(&self.config), self.in_use(volume));
+        let (volume, namespace) = (volume.to_owned(), namespace.to_owned());
         blocking(move || {
-            let copy = copy::open(&config.host, &namespace, &found)?;
-            let mount = || {
-                mounts::remove(&target.path)?;
-                mounts::mount(&copy, &config.staging.join(&volume), &target.path)
-            };
-            mount().map_err(|error| failed("mounted", &target.path, &error))
+            let mounted = copy::open(&config.host, &namespace, &found).and_then(|copy| {
+                let mount = || {
+                    mounts::remove(&target.path)?;
+                    mounts::mount(&copy, &config.staging.join(&volume), &target.path)
+                };
+                mount().map_err(|error| failed("mounted", &target.path, &error))
+            });
+            // The kubelet may never unmount what it has not mounted.
+            if mounted.is_err() && mounts::remove(&target.path).is_ok() {
+                give_back(&in_use)?;
+            }
+            mounted
         })
         .await?
     }
@@ -112,13 +118,8 @@ impl NodeService {
         let in_use = self.in_use(&volume);
         let unmount = move || {
             mounts::remove(&target).map_err(|error| failed("unmounted", &target, &error))?;
-            // Last: from then on the copy may be removed.
-            match fs::remove_file(&in_use) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    Err(failed("given back", &in_use, &error))
-                }
-                _ => Ok(()),
-            }
+            // Last.
+            give_back(&in_use)
         };
         blocking(unmount).await??;
         tracing::info!(volume, "unmounted");
@@ -128,6 +129,16 @@ impl NodeService {
     /// The file that says that a volume shows a copy.
     fn in_use(&self, volume: &str) -> PathBuf {
         self.config.volumes.join(IN_USE).join(volume)
+    }
+}
+
+/// Says that a volume shows nothing any more: from then on the copy may be removed.
+fn give_back(in_use: &Path) -> Result<(), Status> {
+    match fs::remove_file(in_use) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(failed("given back", in_use, &error))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -145,11 +156,12 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Status> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| Status::internal(error.to_string()))
+    done.map_err(|error| Status::unavailable(error.to_string()))
 }
 
+/// The kubelet calls again, and unmounts the volume of a pod that is deleted: after `Internal` it would do neither.
 fn failed(what: &str, path: &Path, error: &io::Error) -> Status {
-    Status::internal(format!(
+    Status::unavailable(format!(
         "{}: the volume cannot be {what}: {error}",
         path.display()
     ))

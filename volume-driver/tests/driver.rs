@@ -366,7 +366,23 @@ fn what_has_taken_the_place_of_a_copy_is_not_mounted() {
                 .contains("is another file than the agent's"),
             "{refused}"
         );
-        assert!(!node.target().exists());
+        assert!(!node.target().exists() && !node.is_in_use());
+    });
+}
+
+#[test]
+fn a_volume_that_cannot_be_mounted_is_not_in_use_and_is_tried_again() {
+    alone(|| async {
+        let node = TestNode::start().await;
+        node.complete();
+        let occupied = node.at("staging").join(VOLUME);
+        fs::create_dir_all(occupied.join("by another")).unwrap();
+        let refused = node.publish("team-a").await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+        assert!(!node.target().exists() && !node.is_in_use());
+        fs::remove_dir_all(occupied).unwrap();
+        node.publish("team-a").await.unwrap();
+        assert!(node.is_in_use());
     });
 }
 

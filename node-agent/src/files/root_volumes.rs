@@ -27,6 +27,22 @@ impl RootVolumes {
         fs::rename(new, self.in_use.join(volume))
     }
 
+    /// Whether it is still written down that a volume shows a copy: the driver removes that when its pod is gone.
+    pub(super) fn has(&self, volume: &str) -> io::Result<bool> {
+        self.in_use.join(volume).try_exists()
+    }
+
+    /// Says that a volume shows nothing.
+    pub(super) fn remove(&self, volume: &str) {
+        let path = self.in_use.join(volume);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!("{}: {error}: remove it, or its copy stays", path.display());
+            }
+            _ => {}
+        }
+    }
+
     /// Whether a volume shows what is at `path` of the root with this name, within it or around it.
     pub(super) fn show(&self, root: &str, path: &RootPath) -> io::Result<bool> {
         let entries = match fs::read_dir(&self.in_use) {

@@ -1,8 +1,8 @@
 //! Which verified copy the volume of a pod shows, and which copies volumes show now.
 //!
 //! A volume that shows a copy has a file in a directory of the node that is empty after a reboot, as the node's mounts are gone
-//! then. [`use_copy`] writes it, and the node's driver of volumes removes it after it has unmounted the volume. So both may be
-//! restarted. As long as it is there, no job removes the copy or replaces files of it.
+//! then. [`use_copy`] writes it before it compares the copy, and the node's driver of volumes removes it after it has unmounted the
+//! volume. So both may be restarted. As long as it is there, no job removes the copy or replaces files of it.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,9 +16,10 @@ use super::error::{FileError, Location};
 use super::file_state::FileState;
 use super::path::RootPath;
 use super::root::Root;
+use super::root_volumes::RootVolumes;
 
 /// The pod's namespace.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodNamespace {
     /// Its name.
     pub name: String,
@@ -27,7 +28,7 @@ pub struct PodNamespace {
 }
 
 /// What a volume is to show.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WantedCopy {
     /// The copy of a job of the namespace.
     Job {
@@ -72,6 +73,9 @@ pub enum NotShown {
     /// The operator is older than volumes.
     #[error("root {0:?}: the operator does not say where it is on the node: update the operator")]
     NoHostPath(String),
+    /// The pod is gone, or its volume.
+    #[error("{0}: the volume was unmounted while the copy was compared with its record")]
+    Unmounted(Location),
     /// The files cannot be looked at.
     #[error(transparent)]
     File(#[from] FileError),
@@ -157,29 +161,60 @@ fn show(
         Some(record) if record.base == base && is_wanted(&record, namespace, wanted) => record,
         _ => return Err(NotShown::Busy(location())),
     };
-    if let Some(what) = records.difference(&record)? {
-        return Err(NotShown::Changed(location(), what));
-    }
     let opened = root.open_at(&base, OFlags::PATH);
-    let stat = opened.and_then(fstat);
-    let stat = stat.map_err(|cause| FileError::reading(location(), cause))?;
+    let stat = match opened.and_then(fstat) {
+        Ok(stat) => stat,
+        Err(cause) => {
+            // It may be gone, or a link.
+            let what = records.difference(&record)?;
+            return Err(match what {
+                Some(what) => NotShown::Changed(location(), what),
+                None => FileError::reading(location(), cause).into(),
+            });
+        }
+    };
     let state = FileState::of(&stat);
-    let (device, inode) = (state.dev, state.ino);
     let in_use = InUse {
         root: root.name().to_owned(),
         path: base.as_str().to_owned(),
-        device,
-        inode,
+        device: state.dev,
+        inode: state.ino,
     };
+    // First: the comparison takes long, and the driver removes the file when the pod is gone meanwhile.
     let written = volumes.write(volume, &in_use);
-    written.map_err(|source| NotShown::NotWritten {
+    written
+        .map_err(|source| not_written(&volumes, volume, source))
+        .and_then(|()| compare((root, records), &record, &volumes, volume))
+        .inspect_err(|_| volumes.remove(volume))?;
+    Ok(Some(CopyInUse {
+        path: base,
+        device: in_use.device,
+        inode: in_use.inode,
+        host_path: volumes.host_path,
+    }))
+}
+
+/// Whether the copy is as it was verified, and its volume is wanted still.
+pub(super) fn compare(
+    (root, records): (&Root, &Records<'_>),
+    record: &CopyRecord,
+    volumes: &RootVolumes,
+    volume: &str,
+) -> Result<(), NotShown> {
+    let location = || root.location(&record.base);
+    if let Some(what) = records.difference(record)? {
+        return Err(NotShown::Changed(location(), what));
+    }
+    match volumes.has(volume) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(NotShown::Unmounted(location())),
+        Err(source) => Err(not_written(volumes, volume, source)),
+    }
+}
+
+fn not_written(volumes: &RootVolumes, volume: &str, source: io::Error) -> NotShown {
+    NotShown::NotWritten {
         path: volumes.in_use.join(volume),
         source,
-    })?;
-    Ok(Some(CopyInUse {
-        host_path: volumes.host_path,
-        path: base,
-        device,
-        inode,
-    }))
+    }
 }

@@ -3,8 +3,8 @@
 use std::os::unix::fs::{MetadataExt as _, symlink};
 
 use super::*;
-use crate::files::copies::{CopyJob, reconcile, release};
-use crate::files::volumes::{CopyInUse, NotShown, PodNamespace, WantedCopy, use_copy};
+use crate::files::copies::{CopyJob, Records, reconcile, release};
+use crate::files::volumes::{CopyInUse, NotShown, PodNamespace, WantedCopy, compare, use_copy};
 
 fn owner(namespace: &str, uid: &str) -> CopyJob {
     CopyJob {
@@ -157,6 +157,24 @@ fn a_copy_that_has_changed_and_a_link_in_its_place_are_not_shown() {
             .contains("run a job that copies it again"),
         "{refused}"
     );
+    assert!(!in_use(&node).join("csi-1").exists());
+}
+
+#[test]
+fn a_volume_that_is_unmounted_during_the_comparison_shows_nothing() {
+    let (from, node) = (Node::new(), node());
+    from.write("m/weights", b"w");
+    let job = owner("team-a", "a");
+    copy(&node, "team-a/m", &from.source("m").unwrap(), &job).unwrap();
+    shown(&node, "team-a", &by_name(&["a"])).unwrap().unwrap();
+    let records = Records::open(&node.root).unwrap().unwrap();
+    let name = records.names().unwrap().remove(0);
+    let record = records.read(&name).unwrap().unwrap();
+    let volumes = node.root.volumes().unwrap();
+    compare((&node.root, &records), &record, &volumes, "csi-1").unwrap();
+    std::fs::remove_file(in_use(&node).join("csi-1")).unwrap();
+    let refused = compare((&node.root, &records), &record, &volumes, "csi-1").unwrap_err();
+    assert!(matches!(refused, NotShown::Unmounted(_)), "{refused}");
 }
 
 #[test]

@@ -248,7 +248,7 @@ impl Agent {
                 source,
             };
             let listener = volumes::bind(directory).map_err(failed)?;
-            let service = VolumeService::new(agent.registry.clone(), jobs.clone());
+            let service = VolumeService::new(agent.registry.clone(), jobs.clone(), directory);
             agent.spawn("volumes", service.serve(listener));
         }
         agent.environment.health.set_ready(registries);

@@ -2,17 +2,16 @@
 //!
 //! The driver says which namespace a pod has. The agent knows namespaces and jobs by their UIDs, and asks the operator for them.
 
+mod comparisons;
+
 use std::fmt::Debug;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::net::UnixListener;
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
@@ -23,15 +22,10 @@ use weft_proto::volumes::v1::{UseCopyRequest, UseCopyResponse};
 use weft_proto::volumes::{IN_USE, SOCKET, is_id};
 
 use crate::control::attempt_registry::AttemptRegistry;
-use crate::fail_fast;
 use crate::files::volumes::{CopyInUse, NotShown, PodNamespace, WantedCopy, use_copy};
 use crate::files::{FileError, Root, RootPath};
+use crate::volumes::comparisons::{Comparisons, Wanted};
 
-/// Copies that are compared with their records at a time, which takes a look at each file. One on a file system that hangs
-/// holds its place until that answers.
-const AT_A_TIME: usize = 8;
-/// A call waits for its place so long.
-const PLACE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Of the directory, so that only its owner reaches the socket.
 const OWNER_ONLY: u32 = 0o700;
 
@@ -47,7 +41,7 @@ pub(crate) trait FindJob: Debug + Send + Sync {
 pub(crate) struct VolumeService {
     registry: Arc<AttemptRegistry>,
     operator: Arc<dyn FindJob>,
-    places: Arc<Semaphore>,
+    comparisons: Comparisons,
 }
 
 /// Makes the directory, and the socket in it.
@@ -75,11 +69,16 @@ pub(crate) fn count_in_use(directory: &Path) -> u32 {
 }
 
 impl VolumeService {
-    pub(crate) fn new(registry: Arc<AttemptRegistry>, operator: Arc<dyn FindJob>) -> Self {
+    /// By the directory of [`bind`].
+    pub(crate) fn new(
+        registry: Arc<AttemptRegistry>,
+        operator: Arc<dyn FindJob>,
+        directory: &Path,
+    ) -> Self {
         Self {
             registry,
             operator,
-            places: Arc::new(Semaphore::new(AT_A_TIME)),
+            comparisons: Comparisons::new(directory.join(IN_USE)),
         }
     }
 
@@ -178,32 +177,24 @@ impl VolumeService {
         pod: PodNamespace,
         wanted: WantedCopy,
     ) -> Result<Option<CopyInUse>, Status> {
-        let place = timeout(PLACE_TIMEOUT, Arc::clone(&self.places).acquire_owned()).await;
-        let Ok(Ok(place)) = place else {
-            let text = "the pod waits for other volumes, whose copies are compared with their records: does a root's file \
-                        system hang?";
-            return Err(Status::unavailable(text));
+        let request = Wanted {
+            volume: volume.clone(),
+            pod: pod.clone(),
+            copy: wanted.clone(),
         };
-        let found = fail_fast::spawn_blocking("volumes", move || {
-            // When the caller hangs up, the work goes on.
-            let _place = place;
+        let compare = move || {
             let mut not_shown = None;
             for root in roots {
                 match use_copy(&root, &volume, &pod, &wanted) {
                     Ok(None) => {}
                     // Another root may have a copy that can be shown.
                     Err(error) => not_shown = not_shown.or(Some(error)),
-                    found => return found,
+                    Ok(found) => return Ok(found),
                 }
             }
-            not_shown.map_or(Ok(None), Err)
-        });
-        found.await.map_err(|error: NotShown| match error {
-            NotShown::NotOwn(_) | NotShown::NoHostPath(_) => {
-                Status::failed_precondition(error.to_string())
-            }
-            _ => Status::unavailable(error.to_string()),
-        })
+            not_shown.map_or(Ok(None), |error| Err(refusal(&error)))
+        };
+        self.comparisons.run(request, compare).await
     }
 
     /// What the pod waits for.
@@ -229,6 +220,15 @@ impl VolumeService {
     }
 }
 
+fn refusal(error: &NotShown) -> Status {
+    match error {
+        NotShown::NotOwn(_) | NotShown::NoHostPath(_) => {
+            Status::failed_precondition(error.to_string())
+        }
+        _ => Status::unavailable(error.to_string()),
+    }
+}
+
 #[tonic::async_trait]
 impl Volumes for VolumeService {
     async fn use_copy(
@@ -247,7 +247,7 @@ impl Volumes for VolumeService {
         let root_directory = found.host_path.to_str().map(str::to_owned);
         Ok(Response::new(UseCopyResponse {
             root_directory: root_directory
-                .ok_or_else(|| Status::internal("the root's path is not UTF-8"))?,
+                .ok_or_else(|| Status::unavailable("the root's path is not UTF-8"))?,
             path: found.path.as_str().to_owned(),
             device: found.device,
             inode: found.inode,

@@ -4,15 +4,17 @@
 //! Nothing is kept but the devices at the engine and the files of the container runtime. Both are named after the claim's UID,
 //! and not after the device of the pool, which the scheduler may give to the next claim before the kubelet lets go of this one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tokio::sync::Mutex;
 use tonic::Status;
 use tonic::transport::Channel;
 use weft_proto::claims::v1::claims_client::ClaimsClient;
 use weft_proto::claims::v1::{AllocatedDevice, FindClaimRequest};
+use weft_proto::engine::v1::Device;
 
 use crate::Config;
 use crate::cdi::{Cdi, ClaimDevice};
@@ -25,6 +27,8 @@ pub(crate) const ID_PREFIX: &str = "dra-";
 /// Digits of a claim's UID in an id, which an engine takes at most 20 letters of: 48 random bits, and a node has a thousand
 /// claims.
 const UID_DIGITS: usize = 12;
+/// A device that has had no file for so long is destroyed.
+const LEFT_MAX: Duration = Duration::from_secs(30);
 
 /// Why a claim is not prepared or unprepared. The kubelet shows it as an event of the pod, and tries again.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +58,7 @@ pub(crate) struct Claims {
     cdi: Cdi,
     directory: PathBuf,
     /// Held while devices are made and destroyed.
-    changing: Mutex<()>,
+    changing: Mutex<Left>,
 }
 
 impl Claims {
@@ -93,10 +97,15 @@ impl Claims {
         for (number, allocated) in found.devices.into_iter().enumerate() {
             // An allocation does not change, so a device keeps its number.
             let id = format!("{prefix}{number}");
+            let described = self.described(&id)?.contains(&id);
+            if !described && made.contains(&id) {
+                // The claim's last pod ended while the engine was away.
+                self.destroy(&id).await?;
+            }
             let device = self.claim_device(&id, &pod, &found.pod_uid)?;
             // Before the device: one without a file would be nobody's after a restart.
             self.describe(&id, &device)?;
-            if !made.contains(&id) {
+            if !described || !made.contains(&id) {
                 self.make(&id, &pod).await?;
                 let Pod { namespace, name } = &pod;
                 tracing::info!(id, namespace, pod = name, claim = claim.name, "device made");
@@ -106,39 +115,39 @@ impl Claims {
         Ok(devices)
     }
 
-    /// Destroys the devices of a claim that are there.
+    /// Destroys the devices of a claim that are there. Without an engine they are left to [`Self::reconcile`]: the pod ends all the
+    /// same.
     pub(crate) async fn unprepare(&self, claim: &proto::Claim) -> Result<(), ClaimError> {
         let prefix = prefix(&claim.uid)?;
         let _changing = self.changing.lock().await;
-        let made = self.engine.ids(&prefix).await;
-        let mut ids = made.map_err(ClaimError::Engine)?;
-        ids.extend(self.described(&prefix)?);
-        for id in ids {
-            let destroyed = self.engine.destroy(&id).await;
-            let failed = |status| ClaimError::Device {
-                id: id.clone(),
-                status,
-            };
-            destroyed.map_err(failed)?;
+        for id in self.described(&prefix)? {
             let removed = self.cdi.remove(&id);
-            removed.map_err(|source| ClaimError::Cdi {
-                id: id.clone(),
-                source,
-            })?;
+            removed.map_err(|source| ClaimError::Cdi { id, source })?;
+        }
+        let made = match self.engine.ids(&prefix).await {
+            Ok(made) => made,
+            Err(status) => {
+                let problem = ClaimError::Engine(status);
+                tracing::warn!(claim = claim.name, "devices are destroyed later: {problem}");
+                return Ok(());
+            }
+        };
+        for id in made {
+            self.destroy(&id).await?;
             tracing::info!(id, claim = claim.name, "device destroyed");
         }
         Ok(())
     }
 
-    /// Makes the devices again that an engine has lost under their pods: a container that is restarted finds its device.
-    pub(crate) async fn reconcile(&self) -> Result<(), ClaimError> {
-        let _changing = self.changing.lock().await;
+    /// Makes the devices again that an engine has lost under their pods: a container that is restarted finds its device. Destroys
+    /// those that no claim has any more. `now` is time since any start.
+    pub(crate) async fn reconcile(&self, now: Duration) -> Result<(), ClaimError> {
+        let mut left = self.changing.lock().await;
         let described = self.described(ID_PREFIX)?;
-        if described.is_empty() {
-            return Ok(());
-        }
-        let made = self.engine.ids(ID_PREFIX).await;
-        let made = made.map_err(ClaimError::Engine)?;
+        let made = self.engine.list(ID_PREFIX).await;
+        let made = made.map_err(ClaimError::Engine)?.devices;
+        let over = left.decide(&made, &described, now);
+        let made: BTreeSet<String> = made.into_iter().map(|device| device.name).collect();
         for id in described.difference(&made) {
             if let Some(device) = self.read(id)? {
                 self.make(id, &device.pod).await?;
@@ -148,7 +157,19 @@ impl Claims {
                 );
             }
         }
+        for id in over {
+            self.destroy(&id).await?;
+            tracing::info!(id, "no claim has the device any more: destroyed");
+        }
         Ok(())
+    }
+
+    async fn destroy(&self, id: &str) -> Result<(), ClaimError> {
+        let destroyed = self.engine.destroy(id).await;
+        destroyed.map_err(|status| ClaimError::Device {
+            id: id.to_owned(),
+            status,
+        })
     }
 
     async fn make(&self, id: &str, pod: &Pod) -> Result<(), ClaimError> {
@@ -200,6 +221,31 @@ impl Claims {
     }
 }
 
+/// Since when devices that no program has open have had no file.
+#[derive(Debug, Default)]
+struct Left(BTreeMap<String, Duration>);
+
+impl Left {
+    /// Which to destroy.
+    fn decide(
+        &mut self,
+        made: &[Device],
+        described: &BTreeSet<String>,
+        now: Duration,
+    ) -> Vec<String> {
+        let left = made.iter().filter(|device| device.contexts == 0);
+        let left = left.filter(|device| !described.contains(&device.name));
+        let since = |device: &Device| {
+            let since = self.0.get(&device.name).copied();
+            (device.name.clone(), since.unwrap_or(now))
+        };
+        self.0 = left.map(since).collect();
+        let is_over = |since: Duration| now.saturating_sub(since) >= LEFT_MAX;
+        let over = self.0.iter().filter(|(_, since)| is_over(**since));
+        over.map(|(id, _)| id.clone()).collect()
+    }
+}
+
 fn prepared(allocated: AllocatedDevice, cdi: String) -> proto::Device {
     // Containers name the request, also where it has alternatives.
     let request = allocated.request.split('/').next().map(str::to_owned);
@@ -243,5 +289,114 @@ mod tests {
         };
         let device = prepared(allocated, "weft.dev/vdev=dra-1".to_owned());
         assert_eq!(device.request_names, ["rdma"]);
+    }
+
+    const ID: &str = "dra-0f5f57f184b6-0";
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn claims(home: &Path) -> Claims {
+        let config = Config {
+            engine: home.join("engine.sock"),
+            directory: home.join("devices"),
+            device_plugins: None,
+            by_claims: None,
+            pod_resources: home.join("pod-resources"),
+            own_pod: None,
+            cdi: home.join("cdi"),
+            libraries: "/opt/weft/lib".into(),
+            hook: None,
+            resource: "weft.dev/vdev".to_owned(),
+            count: 4,
+            cap_bps: 0,
+            ops_per_s: 0,
+            cross_namespace: false,
+        };
+        Claims::new(&config, &home.join("claims.sock"))
+    }
+
+    #[tokio::test]
+    async fn a_pod_ends_while_the_engine_is_away() {
+        let home = tempfile::tempdir().unwrap();
+        let claims = claims(home.path());
+        let device = ClaimDevice {
+            index: 0,
+            pod: Pod {
+                namespace: "team-a".to_owned(),
+                name: "trainer-0".to_owned(),
+            },
+            pod_uid: "77".to_owned(),
+        };
+        claims.describe(ID, &device).unwrap();
+        let claim = proto::Claim {
+            namespace: "team-a".to_owned(),
+            uid: "0f5f57f1-84b6-4f4e-9d3c-3f0a3c1b2a55".to_owned(),
+            name: "claim".to_owned(),
+        };
+        claims.unprepare(&claim).await.unwrap();
+        assert!(claims.described(ID_PREFIX).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_device_without_a_file_is_destroyed_after_thirty_seconds_unless_a_program_has_it_open() {
+        let device = |name: &str, contexts| Device {
+            name: name.to_owned(),
+            contexts,
+            ..Device::default()
+        };
+        let made = [
+            device("dra-1-0", 0),
+            device("dra-2-0", 0),
+            device("dra-3-0", 1),
+        ];
+        let mut left = Left::default();
+        let mut destroyed = |described: &[&str], seconds| {
+            let described = described.iter().map(|id| (*id).to_owned()).collect();
+            left.decide(&made, &described, at(seconds))
+        };
+        assert!(destroyed(&["dra-1-0"], 0).is_empty());
+        assert!(destroyed(&["dra-1-0"], 29).is_empty());
+        // It has been prepared again.
+        assert!(destroyed(&["dra-1-0", "dra-2-0"], 30).is_empty());
+        assert!(destroyed(&["dra-1-0"], 31).is_empty());
+        assert_eq!(destroyed(&["dra-1-0"], 61), ["dra-2-0"]);
+    }
+
+    #[tokio::test]
+    async fn what_was_left_at_the_engine_is_destroyed_and_no_device_of_another_kind() {
+        let home = tempfile::tempdir().unwrap();
+        let claims = claims(home.path());
+        let (socket, devices) = (home.path().join("engine.sock"), home.path().join("devices"));
+        let ports = weft_engine::PortRange {
+            first: 31_840,
+            count: 1,
+        };
+        let secret = weft_engine::Secret([7; 32]);
+        let config = weft_engine::EngineConfig::new(std::net::Ipv4Addr::LOCALHOST, ports, secret);
+        let stopped = std::future::pending::<weft_node_engine::Shutdown>();
+        let engine = weft_node_engine::serve(&socket, &devices, config, 1, stopped);
+        let tried = async {
+            let pod = Pod {
+                namespace: "team-a".to_owned(),
+                name: "trainer-0".to_owned(),
+            };
+            while claims.engine.list("").await.is_err() {
+                tokio::task::yield_now().await;
+            }
+            for id in [ID, "vdev-00001"] {
+                claims.engine.create(id, &pod).await.unwrap();
+            }
+            for (seconds, left) in [(0, 2), (29, 2), (30, 1)] {
+                claims.reconcile(at(seconds)).await.unwrap();
+                assert_eq!(claims.engine.ids("").await.unwrap().len(), left);
+            }
+            assert_eq!(claims.engine.ids("vdev-").await.unwrap().len(), 1);
+        };
+        tokio::select! {
+            ended = engine => panic!("the engine ended: {:?}", ended.err().map(|it| it.to_string())),
+            () = tried => {}
+        }
     }
 }

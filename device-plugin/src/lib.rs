@@ -26,7 +26,7 @@ pub use install::{InstallError, install};
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
@@ -141,13 +141,18 @@ pub async fn run(config: Config, stopped: impl Future<Output = ()>) -> Result<()
 
 async fn serve_claims(config: &Config, by_claims: &ByClaims) -> Result<(), PluginError> {
     let claims = Arc::new(Claims::new(config, &by_claims.agent));
+    let started = Instant::now();
     let reconciling = async {
         let mut last_problem = String::new();
         let mut ticks = tokio::time::interval(RECONCILE_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let problem = claims.reconcile().await.err().map(|it| it.to_string());
+            let problem = claims
+                .reconcile(started.elapsed())
+                .await
+                .err()
+                .map(|it| it.to_string());
             let problem = problem.unwrap_or_default();
             if problem != last_problem && !problem.is_empty() {
                 tracing::warn!("devices of claims: {problem}");

@@ -25,7 +25,9 @@ use weft_engine::{EngineConfig, PortRange, Secret};
 use weft_node_engine::Shutdown;
 use weft_proto::claims::v1::claims_server::{Claims, ClaimsServer};
 use weft_proto::claims::v1::{AllocatedDevice, FindClaimRequest, FindClaimResponse};
-use weft_proto::engine::v1::{DestroyDeviceRequest, Device, ListDevicesRequest};
+use weft_proto::engine::v1::{
+    CreateDeviceRequest, DestroyDeviceRequest, Device, ListDevicesRequest,
+};
 
 use crate::eventually::eventually;
 
@@ -311,4 +313,22 @@ async fn a_device_that_an_engine_has_lost_is_made_again_for_its_pod() {
         (&*made.tenant, &*made.owner),
         ("team-a", "team-a/trainer-0")
     );
+}
+
+/// A claim keeps its UID when its next pod comes.
+#[tokio::test]
+async fn a_device_that_an_earlier_pod_left_behind_is_not_given_to_the_next() {
+    let node = Node::start(31_844);
+    node.devices().await;
+    let mut engine = weft_proto::engine::client(&node.at("engine.sock"));
+    let left = CreateDeviceRequest {
+        name: "dra-0f5f57f184b6-0".to_owned(),
+        owner: "team-a/before".to_owned(),
+        ..CreateDeviceRequest::default()
+    };
+    engine.create_device(left).await.expect("it is made");
+    node.agent.allocate(TRAINER, "trainer-0", &["vdev-7"]);
+    assert_eq!(node.prepare(TRAINER).await.error, "");
+    let made = node.devices().await;
+    assert_eq!((made.len(), &*made[0].owner), (1, "team-a/trainer-0"));
 }

@@ -4,9 +4,10 @@
 //! Report; no message says of which node it is. Who belongs to a fabric is what the controllers say.
 
 use std::{
+    collections::BTreeMap,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -17,7 +18,7 @@ use prometheus_client::{
 };
 use tokio::{
     net::TcpListener,
-    sync::{mpsc, watch},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
     time::{Instant, sleep},
 };
 use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
@@ -61,6 +62,9 @@ const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Calls on one connection at a time: an agent needs three. A caller without a certificate can hold as many messages.
 const STREAMS_MAX: u32 = 4;
+/// Calls of FindJob and FindClaim of one node at a time, on however many connections: the API server is asked for all nodes in a few
+/// turns, and a stolen certificate must not take them all.
+const OPEN_CALLS_MAX: usize = 2;
 /// Updates on their way to an agent: each holds the whole configuration.
 const CONFIG_UPDATES: usize = 1;
 
@@ -116,6 +120,8 @@ pub(crate) struct Control {
     pub pod_jobs: PodJobs,
     /// Knows which devices a claim has.
     pub claims: Claims,
+    /// The calls that wait for the API server.
+    pub open_calls: OpenCalls,
     /// The agents' service account, `system:serviceaccount:NAMESPACE:NAME`.
     pub account: String,
     /// Which fabrics there are, with their nodes and the configuration of those.
@@ -124,6 +130,25 @@ pub(crate) struct Control {
     pub reports: Reports,
     /// What is counted.
     pub metrics: Metrics,
+}
+
+/// Counts the unanswered calls of each node that has any.
+#[derive(Debug, Default)]
+pub(crate) struct OpenCalls(Mutex<BTreeMap<String, Arc<Semaphore>>>);
+
+impl OpenCalls {
+    /// Counts a call of a node until what it returns is dropped, or refuses it.
+    fn open(&self, node: &str) -> Result<OwnedSemaphorePermit, Fault> {
+        let mut nodes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        nodes.retain(|_, free| free.available_permits() < OPEN_CALLS_MAX);
+        let free = nodes
+            .entry(node.to_owned())
+            .or_insert_with(|| Arc::new(Semaphore::new(OPEN_CALLS_MAX)));
+        let opened = Arc::clone(free).try_acquire_owned();
+        opened.map_err(|_| Fault::TooManyOpenCalls {
+            most: OPEN_CALLS_MAX,
+        })
+    }
 }
 
 /// Why the control API is not served.
@@ -329,7 +354,11 @@ impl Operator for Control {
     ) -> Result<Response<FindJobResponse>, Status> {
         let refuse = |refused| self.refuse("FindJob", &refused);
         let caller = self.admit_node(&request).map_err(refuse)?;
-        let found = self.pod_jobs.find(request.get_ref()).await;
+        let found = async {
+            let _open = self.open_calls.open(&caller.node)?;
+            self.pod_jobs.find(request.get_ref()).await
+        };
+        let found = found.await;
         let found = found.map_err(|fault| refuse((fault, caller.node)))?;
         Ok(Response::new(found))
     }
@@ -340,8 +369,11 @@ impl Operator for Control {
     ) -> Result<Response<FindClaimResponse>, Status> {
         let refuse = |refused| self.refuse("FindClaim", &refused);
         let caller = self.admit_node(&request).map_err(refuse)?;
-        let found = self.claims.find(&caller.node, request.get_ref()).await;
-        match found {
+        let found = async {
+            let _open = self.open_calls.open(&caller.node)?;
+            self.claims.find(&caller.node, request.get_ref()).await
+        };
+        match found.await {
             Ok(found) => Ok(Response::new(found)),
             Err(fault) => Err(refuse((fault, caller.node))),
         }

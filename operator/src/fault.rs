@@ -81,6 +81,15 @@ pub(crate) enum Fault {
         /// The limit.
         per_second: NonZeroU32,
     },
+    /// More calls of FindJob and FindClaim at once than one node may make.
+    #[error(
+        "{most} calls of FindJob and FindClaim of this node are unanswered, which is the limit of one node: wait for their \
+         answers and call again"
+    )]
+    TooManyOpenCalls {
+        /// The limit.
+        most: usize,
+    },
     /// Nobody could be asked about the token.
     #[error("the token cannot be checked ({0}): the operator needs the API server; try again")]
     ReviewFailed(CallError),
@@ -173,6 +182,7 @@ impl Fault {
             Self::TokenWithoutNode => ("TokenWithoutNode", Code::PermissionDenied, false),
             Self::NotOfFabric { .. } => ("NotOfFabric", Code::FailedPrecondition, true),
             Self::TooManyCalls { .. } => ("TooManyCalls", Code::ResourceExhausted, true),
+            Self::TooManyOpenCalls { .. } => ("TooManyOpenCalls", Code::ResourceExhausted, true),
             Self::ReviewFailed(_) => ("ReviewFailed", Code::Unavailable, true),
             Self::NoNode { .. } => ("NoNode", Code::NotFound, true),
             Self::NoNamespace { .. } => ("NoNamespace", Code::NotFound, true),

@@ -44,7 +44,7 @@ use crate::{
     NAME,
     api::{ANSWER_WITHIN, CallError, call, retry_until_answered},
     claims::Claims,
-    control::{self, Control, ControlError, Metrics},
+    control::{self, Control, ControlError, Metrics, OpenCalls},
     controllers,
     enrollment_limit::EnrollmentLimit,
     home::{Home, HomeError},
@@ -369,6 +369,7 @@ impl Leader {
             reviews: Reviews::new(self.client.clone()),
             pod_jobs: PodJobs::new(self.client.clone()),
             claims: Claims::new(self.client.clone()),
+            open_calls: OpenCalls::default(),
             account: format!(
                 "system:serviceaccount:{}:{}",
                 settings.namespace, settings.agent_account

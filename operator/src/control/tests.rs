@@ -1,5 +1,3 @@
-use std::collections::BTreeMap;
-
 use axum::{
     Router,
     body::Bytes,
@@ -7,6 +5,7 @@ use axum::{
     http::StatusCode,
     routing::{get, post},
 };
+use futures::stream::FuturesUnordered;
 use kube::Client;
 use rcgen::{CertificateParams, Issuer, KeyPair, SanType};
 use serde_json::{Value, json};
@@ -80,8 +79,11 @@ fn reviews() -> Client {
     Client::new(router.route(claims, get(claim)), "default")
 }
 
-/// The claim `vdev`, which has a device of n1; there is no other.
+/// The claim `vdev`, which has a device of n1; there is no other. About `slow` it never answers.
 async fn claim(Path((_, name)): Path<(String, String)>) -> (StatusCode, String) {
+    if name == "slow" {
+        return std::future::pending().await;
+    }
     if name != "vdev" {
         let details = json!({"name": name, "kind": "resourceclaims"});
         let status = json!({
@@ -151,6 +153,7 @@ impl Stage {
             reviews: Reviews::new(reviews()),
             pod_jobs: PodJobs::new(reviews()),
             claims: Claims::new(reviews()),
+            open_calls: OpenCalls::default(),
             account: ACCOUNT.to_owned(),
             fabrics: known,
             reports: stage.reports.clone(),
@@ -699,4 +702,49 @@ async fn an_agent_learns_which_devices_of_its_node_a_claim_has() {
         assert_eq!(status.code(), code, "{name}: {status}");
         assert_eq!(stage.refusals("FindClaim", reason), before + 1);
     }
+}
+
+/// There are eight turns for all nodes.
+#[tokio::test]
+async fn a_node_that_asks_on_many_connections_holds_up_no_other() {
+    let stage = Stage::new().await;
+    let find = async |node: &str, name: &str| {
+        let identity = stage.authority.of_fabric("lab").node(node).unwrap();
+        let request = FindClaimRequest {
+            namespace: "team-a".to_owned(),
+            name: name.to_owned(),
+            uid: "5d1e".to_owned(),
+        };
+        stage.client(Some(identity)).await.find_claim(request).await
+    };
+    let refused = async {
+        // All but two are refused at once.
+        let mut many: FuturesUnordered<_> = (0..20).map(|_| find("n1", "slow")).collect();
+        for _ in 2..20 {
+            let status = many.next().await.unwrap().unwrap_err();
+            assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+            assert_eq!(detail(&status).reason, "TooManyOpenCalls");
+        }
+        // While these two wait, a question about a job is one too many, and another node is answered.
+        let identity = stage.authority.of_fabric("lab").node("n1").unwrap();
+        let mut client = stage.client(Some(identity)).await;
+        let asked = client.find_job(FindJobRequest::default()).await;
+        assert_eq!(asked.unwrap_err().code(), Code::ResourceExhausted);
+        find("n2", "vdev").await.unwrap_err()
+    };
+    let answered = timeout(PATIENCE, refused).await.unwrap();
+    assert_eq!(detail(&answered).reason, "NoClaim");
+}
+
+#[test]
+fn an_answered_call_makes_room_for_the_next() {
+    let calls = OpenCalls::default();
+    let first = calls.open("n1").unwrap();
+    let _second = calls.open("n1").unwrap();
+    assert!(calls.open("n1").is_err());
+    let other = calls.open("n2").unwrap();
+    drop((first, other));
+    let _third = calls.open("n1").unwrap();
+    assert!(calls.open("n1").is_err());
+    assert_eq!(calls.0.lock().unwrap().len(), 1);
 }

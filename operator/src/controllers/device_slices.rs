@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kube::{Resource as _, ResourceExt as _, core::PartialObjectMeta};
+use kube::{Resource as _, ResourceExt as _};
 use serde_json::{Map, Value, json};
 use weft_crds::{Devices, FabricNode};
 
@@ -26,6 +26,8 @@ const DEVICES_PER_SLICE: u32 = 128;
 const DEVICES_MAX: u32 = 1024;
 /// The generation of the slice's pool.
 const GENERATION: &str = "weft.dev/pool-generation";
+/// Greater ones are believed of no slice: the API takes an i64, and a kubelet can write to the slices of its own node.
+const GENERATION_MAX: u64 = i64::MAX as u64 / 2;
 /// What the devices of a pool are written from, to be raised with each change of how they are written.
 const FORMAT: u32 = 1;
 
@@ -63,24 +65,40 @@ struct Pool<'a> {
 
 /// What is to be written so that each node has its slices.
 fn decide(cache: &Cache) -> Vec<Request> {
-    let mut existing: BTreeMap<String, Vec<Slice>> = BTreeMap::new();
-    for (key, slice) in cache.resource_slices.iter() {
-        let owner = slice.owner_references().first();
-        let node = owner.map(|owner| owner.name.clone()).unwrap_or_default();
-        let of_node = existing.entry(node).or_default();
-        of_node.push(Slice::of(key, slice));
-    }
+    let mut existing: BTreeMap<&str, Vec<Slice>> = BTreeMap::new();
     let mut requests = Vec::new();
+    // Names of slices that are no node's own. What has the place of one is written after they have gone.
+    let mut taken = BTreeSet::new();
+    for (key, slice) in cache.resource_slices.iter() {
+        let found = Slice::of(key, slice);
+        match owner(cache, slice) {
+            Some(node) => existing.entry(node).or_default().push(found),
+            None => {
+                requests.extend(found.delete());
+                taken.insert(key);
+            }
+        }
+    }
     for (key, node) in cache.fabric_nodes.iter() {
-        let existing = existing.remove(&key.name).unwrap_or_default();
+        let existing = existing.remove(&*key.name).unwrap_or_default();
         match pool(cache, node) {
-            Some(pool) => requests.extend(pool.requests(&existing)),
+            Some(pool) => {
+                let of_pool = pool.requests(&existing).into_iter();
+                requests.extend(of_pool.filter(|request| !taken.contains(&request.key)));
+            }
             None => requests.extend(existing.iter().filter_map(Slice::delete)),
         }
     }
-    let orphans = existing.values().flatten();
-    requests.extend(orphans.filter_map(Slice::delete));
     requests
+}
+
+/// The node whose own slice it is. A kubelet chooses names, labels and owners of the slices that it makes for its node, but
+/// the API server lets it make none for another node.
+fn owner<'a>(cache: &Cache, slice: &'a ResourceSlice) -> Option<&'a str> {
+    let node = cache.fabric_nodes.named(&slice.spec.node_name)?;
+    let mut owners = slice.owner_references().iter();
+    let is_own = slice.spec.driver == DRIVER && owners.any(|owner| owner.uid == uid(node));
+    is_own.then_some(&slice.spec.node_name)
 }
 
 /// None where the node's agent has not yet said what there is, or the fabric has no devices.
@@ -100,29 +118,38 @@ struct Slice {
     key: Key,
     uid: String,
     is_deleted: bool,
+    has_finalizers: bool,
     applied: String,
+    /// 0 where it says none that is believed.
     generation: u64,
 }
 
 impl Slice {
-    fn of(key: &Key, slice: &PartialObjectMeta<ResourceSlice>) -> Self {
+    fn of(key: &Key, slice: &ResourceSlice) -> Self {
         let annotation = |name: &str| slice.annotations().get(name).cloned();
         let generation = annotation(GENERATION).and_then(|text| text.parse().ok());
+        let generation = generation.filter(|generation| *generation <= GENERATION_MAX);
         Self {
             key: key.clone(),
             uid: uid(slice),
-            is_deleted: slice.metadata.deletion_timestamp.is_some(),
+            is_deleted: slice.meta().deletion_timestamp.is_some(),
+            has_finalizers: !slice.finalizers().is_empty(),
             applied: annotation(APPLIED).unwrap_or_default(),
             generation: generation.unwrap_or_default(),
         }
     }
 
     fn delete(&self) -> Option<Request> {
-        let request = Request {
-            uid: self.uid.clone(),
-            ..Request::new::<ResourceSlice>(self.key.clone(), Change::Delete)
+        let change = match (self.is_deleted, self.has_finalizers) {
+            (false, _) => Change::Delete,
+            // It would keep its name as long as whoever made it likes.
+            (true, true) => Change::MergeMetadata(json!({"finalizers": null})),
+            (true, false) => return None,
         };
-        (!self.is_deleted).then_some(request)
+        Some(Request {
+            uid: self.uid.clone(),
+            ..Request::new::<ResourceSlice>(self.key.clone(), change)
+        })
     }
 }
 
@@ -167,7 +194,9 @@ impl Pool<'_> {
     fn requests(&self, existing: &[Slice]) -> Vec<Request> {
         let hash = self.hash();
         let wanted: BTreeSet<Key> = (0..self.slices()).map(|slice| self.key(slice)).collect();
-        let is_right = |slice: &&Slice| slice.applied == hash && wanted.contains(&slice.key);
+        let is_right = |slice: &&Slice| {
+            slice.applied == hash && wanted.contains(&slice.key) && slice.generation > 0
+        };
         let newest = |slices: &[&Slice]| slices.iter().map(|slice| slice.generation).max();
         let (right, wrong): (Vec<&Slice>, Vec<&Slice>) = existing.iter().partition(is_right);
         let generation = match (newest(&right), newest(&wrong)) {

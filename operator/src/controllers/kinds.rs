@@ -122,8 +122,8 @@ macro_rules! for_each_kind {
             namespaces: PartialObjectMeta<Namespace>,
             /// The agents' DaemonSets: what they were made from.
             daemon_sets: PartialObjectMeta<DaemonSet>,
-            /// The slices of the nodes' devices: what they were made from.
-            resource_slices: PartialObjectMeta<ResourceSlice> => SliceController,
+            /// The slices of the nodes' devices: whose they are, and what they were made from.
+            resource_slices: ResourceSlice => SliceController,
             /// What docs/add-a-kind.md adds.
             #[cfg(test)]
             shortcuts: $crate::controllers::tests::example::Shortcut

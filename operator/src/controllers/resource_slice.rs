@@ -4,20 +4,28 @@ use std::borrow::Cow;
 
 use kube::{
     Resource,
-    core::{ClusterResourceScope, ObjectMeta, PartialObjectMeta},
+    core::{ClusterResourceScope, ObjectMeta},
     runtime::watcher,
 };
 use serde::Deserialize;
 
-use super::{
-    cache::{Cached, metadata_differs},
-    fabric::agents::FABRIC_LABEL,
-};
+use super::cache::{Cached, PAGE, metadata_differs};
+use crate::claims::DRIVER;
 
-/// A ResourceSlice, of which only the metadata is read. `resource.k8s.io/v1` is served from Kubernetes 1.34 on.
+/// A ResourceSlice, as far as it is read. `resource.k8s.io/v1` is served from Kubernetes 1.34 on.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct ResourceSlice {
     metadata: ObjectMeta,
+    pub(crate) spec: ResourceSliceSpec,
+}
+
+/// The API server lets nobody change these, and a kubelet make slices with its own node's name only.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ResourceSliceSpec {
+    pub(crate) driver: String,
+    /// "" where the devices are not of one node.
+    pub(crate) node_name: String,
 }
 
 impl Resource for ResourceSlice {
@@ -49,14 +57,18 @@ impl Resource for ResourceSlice {
     }
 }
 
-impl Cached for PartialObjectMeta<ResourceSlice> {
+impl Cached for ResourceSlice {
     const IS_OPTIONAL: bool = true;
 
     fn differs(&self, other: &Self) -> bool {
-        metadata_differs(self.meta(), other.meta())
+        metadata_differs(self.meta(), other.meta()) || self.spec != other.spec
     }
 
     fn watched() -> watcher::Config {
-        watcher::Config::default().labels(FABRIC_LABEL)
+        // Not by a label: whoever makes a slice chooses its labels. In pages: a slice with 128 devices has some 20 kB.
+        let of_driver = format!("spec.driver={DRIVER}");
+        watcher::Config::default()
+            .fields(&of_driver)
+            .page_size(PAGE)
     }
 }

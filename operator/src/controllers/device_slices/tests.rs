@@ -1,5 +1,3 @@
-use kube::core::{ObjectMeta, PartialObjectMetaExt as _};
-
 use super::*;
 use crate::controllers::tests::scenario;
 
@@ -33,8 +31,7 @@ fn obey(cache: &mut Cache, request: &Request) -> Option<Value> {
     }
     let mut body = request.body(1);
     body["metadata"]["uid"] = json!(format!("slice-{}", request.key.name));
-    let metadata: ObjectMeta = serde_json::from_value(body["metadata"].clone()).unwrap();
-    let slice = metadata.into_response_partial::<ResourceSlice>();
+    let slice = serde_json::from_value(body.clone()).unwrap();
     cache.resource_slices.update(slice);
     Some(body)
 }
@@ -137,4 +134,95 @@ fn a_node_or_a_fabric_without_devices_has_no_slices() {
 fn a_pool_has_no_more_than_a_scheduler_can_keep() {
     let mut cache = cache(65_536);
     assert_eq!(settle(&mut cache).len(), 2 * 8);
+}
+
+/// A slice as a kubelet can make it: what it likes, but for its own node.
+fn forge(cache: &mut Cache, name: &str, node: &str, owner: [&str; 2], generation: &str) {
+    let slice = json!({
+        "metadata": {
+            "name": name,
+            "uid": format!("forged-{name}"),
+            "labels": { FABRIC_LABEL: "default" },
+            "annotations": { GENERATION: generation },
+            "ownerReferences": [{
+                "apiVersion": "weft.dev/v1alpha1", "kind": "FabricNode", "name": owner[0], "uid": owner[1],
+            }],
+        },
+        "spec": {"driver": DRIVER, "nodeName": node},
+    });
+    cache
+        .resource_slices
+        .update(serde_json::from_value(slice).unwrap());
+}
+
+#[test]
+fn a_kubelets_slices_change_no_other_nodes_pool() {
+    let mut cache = cache(8);
+    settle(&mut cache);
+    let owner = ["n2", "fabric-node-n2"];
+    for (name, generation) in [
+        ("a", "9223372036854775807"),
+        ("b", "18446744073709551615"),
+        ("c", "7"),
+    ] {
+        forge(&mut cache, name, "n1", owner, generation);
+        let requests = decide(&cache);
+        assert_eq!(requests.len(), 1, "{requests:?}");
+        assert_eq!(
+            (&*requests[0].key.name, &requests[0].change),
+            (name, &Change::Delete)
+        );
+        settle(&mut cache);
+        assert_eq!(generations(&cache), [1, 1]);
+    }
+}
+
+#[test]
+fn a_slice_that_has_the_name_of_anothers_is_deleted_before_that_is_written() {
+    let mut cache = cache(8);
+    forge(&mut cache, "vdev-n2-0", "n1", ["n2", "fabric-node-n2"], "7");
+    let requests = decide(&cache);
+    let changes: Vec<(&str, bool)> = requests
+        .iter()
+        .map(|request| (&*request.key.name, request.change == Change::Delete))
+        .collect();
+    assert_eq!(changes, [("vdev-n2-0", true), ("vdev-n1-0", false)]);
+    assert_eq!(requests[0].uid, "forged-vdev-n2-0");
+    // A finalizer does not keep it there.
+    let mut kept = cache.resource_slices.named("vdev-n2-0").unwrap().clone();
+    kept.finalizers_mut().push("example.org/kept".to_owned());
+    kept.meta_mut().deletion_timestamp =
+        serde_json::from_value(json!("2026-11-28T00:00:00Z")).unwrap();
+    cache.resource_slices.update(kept);
+    let change = Change::MergeMetadata(json!({"finalizers": null}));
+    assert_eq!(decide(&cache)[0].change, change);
+    for request in &requests {
+        obey(&mut cache, request);
+    }
+    let slices = settle(&mut cache);
+    assert_eq!(slices["vdev-n2-0"]["spec"]["nodeName"], "n2");
+    assert_eq!(generations(&cache), [1, 1]);
+}
+
+#[test]
+fn a_generation_that_no_pool_reaches_is_written_over() {
+    let mut cache = cache(8);
+    settle(&mut cache);
+    for generation in ["9223372036854775807", "18446744073709551615"] {
+        forge(
+            &mut cache,
+            "vdev-n1-0",
+            "n1",
+            ["n1", "fabric-node-n1"],
+            generation,
+        );
+        let slices = settle(&mut cache);
+        assert_eq!(slices["vdev-n1-0"]["spec"]["pool"]["generation"], 1);
+    }
+    let mut right = cache.resource_slices.named("vdev-n1-0").unwrap().clone();
+    let annotations = right.annotations_mut();
+    annotations.insert(GENERATION.to_owned(), i64::MAX.to_string());
+    cache.resource_slices.update(right);
+    settle(&mut cache);
+    assert_eq!(generations(&cache), [1, 1]);
 }

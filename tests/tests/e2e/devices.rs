@@ -86,7 +86,7 @@ pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
     );
     add(
         |devices| {
-            volumes::a_pod_mounts_a_verified_model_when_its_copy_is_complete(&devices.cluster)
+            volumes::a_pod_mounts_a_verified_model_when_its_copy_is_complete(&devices.cluster);
         },
         type_name_of_val(&volumes::a_pod_mounts_a_verified_model_when_its_copy_is_complete),
     );

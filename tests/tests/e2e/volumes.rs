@@ -173,10 +173,13 @@ pub(crate) fn a_pod_mounts_a_verified_model_when_its_copy_is_complete(cluster: &
     cluster.apply(&pod_of_the_guide());
     until_ready(cluster, "serve");
     reads(cluster, "serve", &files);
-    cluster.wait_until("the FabricNode counts the volumes", || {
-        let path = "-o=jsonpath={.status.volumesInUse}";
-        let said = cluster.inner.kubectl(&["get", "fabricnode", NODE, path]);
-        (said.ok()? == "3").then_some(())
+    cluster.wait_until("the FabricNodes count the volumes", || {
+        // The pod of the guide may be at any node that has the copy.
+        let path = "-o=jsonpath={.items[*].status.volumesInUse}";
+        let said = cluster.inner.kubectl(&["get", "fabricnodes", path]).ok()?;
+        let counts = said.split(' ').map(str::parse::<u32>);
+        let in_use: u32 = counts.filter_map(Result::ok).sum();
+        (in_use == 3).then_some(())
     });
     // The other namespace has no job of that name, whatever this one has.
     until_event(

@@ -1,4 +1,4 @@
-//! The devices of pods, for whoever asks the operator which there are.
+//! The devices of pods, as the operator asks for them.
 
 use std::collections::BTreeMap;
 

@@ -142,7 +142,7 @@ impl Slice {
     fn delete(&self) -> Option<Request> {
         let change = match (self.is_deleted, self.has_finalizers) {
             (false, _) => Change::Delete,
-            // It would keep its name as long as whoever made it likes.
+            // With a finalizer it would keep its name.
             (true, true) => Change::MergeMetadata(json!({"finalizers": null})),
             (true, false) => return None,
         };

@@ -200,11 +200,10 @@ impl Devices {
         [(TEAM, "a"), (TEAM, "b")]
     }
 
-    /// A pair of pods whose programs write for so many seconds. They are no children of a kubelet's connection.
-    fn begin_pair(&self, seconds: u32) {
+    /// A pair of pods whose programs go on for a while. They are no children of a kubelet's connection.
+    fn begin_pair(&self, words: &[&str]) {
         let cluster = &self.cluster;
-        let words = ["ib_write_bw".to_owned(), format!("-D{seconds}")];
-        let begin = |name: &str, node: &str, words: &[String]| {
+        let begin = |name: &str, node: &str, words: &[&str]| {
             let mut pod = pod(TEAM, name, node, 1);
             pod["metadata"]["labels"] = json!({"app": "pair"});
             pod["spec"]["restartPolicy"] = json!("Never");
@@ -212,7 +211,7 @@ impl Devices {
             cluster.apply(&pod);
             self.wait_for(TEAM, name);
         };
-        begin(SERVER, "node0", &words);
+        begin(SERVER, "node0", words);
         // 18515 in the kernel's list of sockets.
         cluster.wait_until("the server listens", || {
             let mut command = self.command((TEAM, SERVER), &["cat", "/proc/net/tcp"]);
@@ -222,7 +221,7 @@ impl Devices {
                 .then_some(())
         });
         let address = self.address(TEAM, SERVER);
-        begin(CLIENT, "node1", &[&words[..], &[address]].concat());
+        begin(CLIENT, "node1", &[words, &[&address]].concat());
     }
 
     /// Both must run still, so that they have met what was done meanwhile, and end well.
@@ -234,8 +233,11 @@ impl Devices {
         for name in [SERVER, CLIENT] {
             let pod = format!("pod/{name}");
             let ended = "--for=jsonpath={.status.phase}=Succeeded";
-            let ended = ["wait", ended, &pod, "--timeout=90s", "--namespace", TEAM];
+            let ended = ["wait", ended, &pod, "--timeout=240s", "--namespace", TEAM];
             cluster.kubectl(&ended);
+            let said = cluster.kubectl(&["logs", name, "--namespace", TEAM]);
+            // By which ping-pong programs say it, and end with status 0.
+            assert!(!said.contains("invalid data"), "{said}");
             self.delete(TEAM, name);
         }
     }

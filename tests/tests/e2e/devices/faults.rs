@@ -12,8 +12,10 @@ use super::{Devices, PER_NODE, TEAM, pod};
 use crate::harness::processes;
 use crate::test_cluster::{SYSTEM, report};
 
-/// Programs write for so many seconds while something fails.
-const SECONDS: u32 = 40;
+/// Programs that write for 40 s while something fails.
+const WRITES: [&str; 3] = ["ib_write_bw", "-D", "40"];
+/// And such as compare what they get, for about as long.
+const EXCHANGES: [&str; 6] = ["ibv_rc_pingpong", "-c", "-g", "0", "-n", "200000"];
 const RESTARTS: u32 = 20;
 /// Of the kubelet, with the devices of its pods.
 const CHECKPOINT: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
@@ -47,7 +49,7 @@ pub(super) fn replace(devices: &Devices, label: &str, node: &str) {
 
 pub(super) fn a_kubelet_that_is_killed_twenty_times_takes_no_device_away(devices: &Devices) {
     let kubelet = "node1/kubelet".to_owned();
-    devices.begin_pair(SECONDS);
+    devices.begin_pair(&WRITES);
     for _ in 0..RESTARTS {
         devices
             .cluster
@@ -75,7 +77,7 @@ pub(super) fn a_kubelet_that_is_killed_twenty_times_takes_no_device_away(devices
 }
 
 pub(super) fn programs_go_on_when_the_engine_is_replaced(devices: &Devices) {
-    devices.begin_pair(SECONDS);
+    devices.begin_pair(&EXCHANGES);
     let begun = Instant::now();
     replace(devices, "app.kubernetes.io/name=weft-engine", "node1");
     report("engine's pod deleted to the next one Ready", begun);
@@ -86,7 +88,7 @@ pub(super) fn programs_go_on_when_the_engine_is_replaced(devices: &Devices) {
 }
 
 pub(super) fn programs_go_on_when_the_agents_are_replaced(devices: &Devices) {
-    devices.begin_pair(SECONDS);
+    devices.begin_pair(&WRITES);
     for node in ["node0", "node1"] {
         replace(devices, "weft.dev/fabric", node);
     }

@@ -345,6 +345,13 @@ pub struct Devices {
     /// Whether pods of different namespaces may reach each other.
     #[serde(default)]
     pub cross_namespace: bool,
+    /// The namespaces whose pods may have devices; all when empty. A pod of another namespace that asks for one does not start,
+    /// and its events say why.
+    #[schemars(length(max = 256), inner(length(min = 1, max = 63)))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(validation = Rule::new("self.all(name, name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$'))")
+        .message("devices.namespaces must be names of namespaces: lower case letters, digits and -, for example team-a; leave it out for all namespaces"))]
+    pub namespaces: Vec<String>,
 }
 
 fn devices_per_node() -> u32 {

@@ -20,6 +20,7 @@ use crate::Config;
 use crate::cdi::{Cdi, ClaimDevice};
 use crate::engine::Engine;
 use crate::kubelet::dra as proto;
+use crate::namespaces::{Namespaces, NotListed};
 use crate::pods::Pod;
 
 /// What the ids of these devices begin with. The device plugin's begin otherwise, and each leaves the other's alone.
@@ -48,6 +49,8 @@ pub(crate) enum ClaimError {
     Cdi { id: String, source: io::Error },
     #[error("the files of the Container Device Interface cannot be listed: {0}")]
     Files(io::Error),
+    #[error(transparent)]
+    Namespace(#[from] NotListed),
 }
 
 /// The devices of this node's claims.
@@ -55,6 +58,7 @@ pub(crate) enum ClaimError {
 pub(crate) struct Claims {
     engine: Engine,
     agent: ClaimsClient<Channel>,
+    namespaces: Namespaces,
     cdi: Cdi,
     directory: PathBuf,
     /// Held while devices are made and destroyed.
@@ -67,6 +71,7 @@ impl Claims {
         Self {
             engine: Engine::new(config),
             agent: weft_proto::claims::client(agent),
+            namespaces: Namespaces::new(&config.namespaces),
             cdi: config.cdi(),
             directory: config.directory.clone(),
             changing: Mutex::default(),
@@ -79,6 +84,10 @@ impl Claims {
         claim: &proto::Claim,
     ) -> Result<Vec<proto::Device>, ClaimError> {
         let prefix = prefix(&claim.uid)?;
+        if self.described(&prefix)?.is_empty() {
+            // A pod that has its device keeps it when the fabric leaves its namespace out.
+            self.namespaces.check(&claim.namespace)?;
+        }
         let request = FindClaimRequest {
             namespace: claim.namespace.clone(),
             name: claim.name.clone(),
@@ -313,6 +322,7 @@ mod tests {
             cap_bps: 0,
             ops_per_s: 0,
             cross_namespace: false,
+            namespaces: Vec::new(),
         };
         Claims::new(&config, &home.join("claims.sock"))
     }

@@ -15,6 +15,7 @@ use crate::Config;
 use crate::cdi::Cdi;
 use crate::claims;
 use crate::engine::Engine;
+use crate::namespaces::{Namespaces, NotListed};
 use crate::pods::{Allocation, Pod, PodResources};
 use crate::reconcile::{Decision, EngineDevice, Found, Health, OfEngine, Reconciler, pod_named};
 
@@ -37,6 +38,8 @@ pub(crate) enum DeviceError {
          have a container of the pod ask for it as well"
     )]
     NoPod { id: String },
+    #[error(transparent)]
+    Namespace(#[from] NotListed),
 }
 
 /// The devices of this node's pods.
@@ -46,6 +49,7 @@ pub(crate) struct Devices {
     pods: PodResources,
     /// The plugin's own pod: a kubelet that does not list it knows no pods yet.
     own_pod: Option<Pod>,
+    namespaces: Namespaces,
     cdi: Cdi,
     directory: PathBuf,
     /// What the node's agent reads.
@@ -75,6 +79,7 @@ impl Devices {
             engine: Engine::new(config),
             pods: PodResources::new(&config.pod_resources, &config.resource),
             own_pod,
+            namespaces: Namespaces::new(&config.namespaces),
             cdi,
             directory: config.directory.clone(),
             health_file,
@@ -113,6 +118,7 @@ impl Devices {
         for (index, id) in in_order.into_iter().enumerate() {
             let allocation = allocations.get(id);
             let allocation = allocation.ok_or_else(|| DeviceError::NoPod { id: id.clone() })?;
+            self.namespaces.check(&allocation.pod.namespace)?;
             self.describe(id, index)?;
             let made = self.make_anew(id, &allocation.pod).await;
             made.map_err(|status| DeviceError::Engine {

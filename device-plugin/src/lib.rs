@@ -16,6 +16,7 @@ mod dra;
 mod engine;
 mod install;
 pub mod kubelet;
+mod namespaces;
 mod plugin_registration;
 mod pods;
 mod reconcile;
@@ -73,6 +74,8 @@ pub struct Config {
     pub ops_per_s: u32,
     /// Pods of different namespaces may reach each other.
     pub cross_namespace: bool,
+    /// The namespaces whose pods may have devices; all where there is none.
+    pub namespaces: Vec<String>,
 }
 
 /// What a driver of Dynamic Resource Allocation works with.

@@ -116,6 +116,9 @@ struct Arguments {
     /// Pods of different namespaces may reach each other.
     #[arg(long)]
     cross_namespace: bool,
+    /// The namespaces whose pods may have devices [default: all].
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    namespaces: Vec<String>,
     /// What to log, for example `info` or `weft_device_plugin=debug`.
     #[arg(long, value_name = "FILTER", default_value = "info")]
     log: String,
@@ -143,6 +146,7 @@ impl Arguments {
             cap_bps: self.cap_bps.unwrap_or(0),
             ops_per_s: self.ops.unwrap_or(0),
             cross_namespace: self.cross_namespace,
+            namespaces: self.namespaces.clone(),
         }
     }
 }

@@ -83,6 +83,7 @@ impl From<DeviceError> for Status {
         match error {
             DeviceError::Engine { .. } | DeviceError::Kubelet(_) => Self::unavailable(text),
             DeviceError::NoPod { .. } => Self::failed_precondition(text),
+            DeviceError::Namespace(_) => Self::permission_denied(text),
             DeviceError::Cdi { .. } => Self::internal(text),
         }
     }

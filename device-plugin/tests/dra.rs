@@ -155,13 +155,18 @@ impl Node {
     }
 
     async fn prepare(&self, uid: &str) -> NodePrepareResourceResponse {
+        self.prepare_claim(claim(uid)).await
+    }
+
+    async fn prepare_claim(&self, claim: Claim) -> NodePrepareResourceResponse {
+        let uid = claim.uid.clone();
         let request = NodePrepareResourcesRequest {
-            claims: vec![claim(uid)],
+            claims: vec![claim],
         };
         let mut driver = self.registered().await;
         let prepared = driver.node_prepare_resources(request).await;
         let mut claims = prepared.expect("it answers").into_inner().claims;
-        claims.remove(uid).expect("it says how it went")
+        claims.remove(&uid).expect("it says how it went")
     }
 
     async fn unprepare(&self, uid: &str) -> String {
@@ -235,6 +240,7 @@ fn start_driver(home: &TempDir) -> JoinHandle<()> {
         cap_bps: 400_000_000,
         ops_per_s: 0,
         cross_namespace: false,
+        namespaces: vec!["team-a".to_owned()],
     };
     tokio::spawn(async move {
         let served = run(config, std::future::pending());
@@ -245,6 +251,13 @@ fn start_driver(home: &TempDir) -> JoinHandle<()> {
 #[tokio::test]
 async fn a_claim_has_its_devices_from_prepare_to_unprepare_however_often_these_are_called() {
     let mut node = Node::start(31_828);
+    let of_other_team = Claim {
+        namespace: "team-b".to_owned(),
+        ..claim(TRAINER)
+    };
+    let refused = node.prepare_claim(of_other_team).await.error;
+    let text = "pods of namespace team-b may have no RDMA device here: spec.devices.namespaces";
+    assert!(refused.starts_with(text), "{refused}");
     let refused = node.prepare(TRAINER).await;
     assert!(refused.error.contains("ResourceClaim claim is not there"));
     node.agent

@@ -180,6 +180,7 @@ impl Node {
             cap_bps: 400_000_000,
             ops_per_s: 0,
             cross_namespace: false,
+            namespaces: vec!["team-a".to_owned()],
         };
         self.others.push(tokio::spawn(async move {
             let served = run(config, std::future::pending());
@@ -286,6 +287,15 @@ async fn a_container_gets_devices_of_its_own_whenever_it_starts() {
             .message()
             .contains("vdev-00001: the kubelet lists no container")
     );
+
+    // A pod of a namespace to which the fabric gives no devices.
+    node.set_pods(&[pod("team-b", "trainer-0", &of_container)]);
+    let refused = plugin.pre_start_container(start()).await;
+    let refused = refused.expect_err("its namespace is not listed");
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    let text = "pods of namespace team-b may have no RDMA device here: spec.devices.namespaces";
+    assert!(refused.message().starts_with(text), "{refused}");
+    assert!(node.devices().await.is_empty());
 
     node.set_pods(&[pod("team-a", "trainer-0", &of_container)]);
     let started = plugin.pre_start_container(start()).await;

@@ -217,7 +217,7 @@ impl Agent {
         agent.sweep();
         let mut registries = metrics::registries(registry, budget, &refusals);
         if let Some((of_node, devices)) = config.devices.as_ref().zip(devices) {
-            if let Some(programs) = of_node.programs {
+            if let Some(programs) = &of_node.programs {
                 let written = programs::write(&of_node.socket, config, programs);
                 written.map_err(|(path, source)| AgentError::EngineFile { path, source })?;
                 let (total, states) = (programs.per_node, devices.health.clone());

@@ -97,7 +97,7 @@ pub struct Devices {
 
 /// How a node's `weft-engine` and `weft-device-plugin` are started, besides what the engine has of the data path and the
 /// transport.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DevicePrograms {
     /// The first UDP port of devices.
     pub first_port: u16,
@@ -113,6 +113,8 @@ pub struct DevicePrograms {
     pub operations_per_second: u32,
     /// Pods of different namespaces may reach each other.
     pub cross_namespace: bool,
+    /// The namespaces whose pods may have devices; all when empty.
+    pub namespaces: Vec<String>,
 }
 
 /// A device of the fabric, and whose it is.

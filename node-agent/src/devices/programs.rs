@@ -15,7 +15,7 @@ const BITS_PER_MEGABIT: u64 = 1_000_000;
 pub(crate) fn write(
     socket: &Path,
     config: &Config,
-    programs: DevicePrograms,
+    programs: &DevicePrograms,
 ) -> Result<(), (PathBuf, io::Error)> {
     let directory = socket.parent().unwrap_or(socket);
     for (name, flags) in [
@@ -28,7 +28,7 @@ pub(crate) fn write(
     Ok(())
 }
 
-fn engine(config: &Config, programs: DevicePrograms) -> Vec<String> {
+fn engine(config: &Config, programs: &DevicePrograms) -> Vec<String> {
     let transport = &config.transport;
     let encryption = match transport.encryption {
         Encryption::Off => "off",
@@ -51,7 +51,7 @@ fn engine(config: &Config, programs: DevicePrograms) -> Vec<String> {
     flags
 }
 
-fn device_plugin(programs: DevicePrograms) -> Vec<String> {
+fn device_plugin(programs: &DevicePrograms) -> Vec<String> {
     let mut flags = vec![format!("--count={}", programs.per_node)];
     if programs.cap_mbps > 0 {
         let cap_bps = u64::from(programs.cap_mbps) * BITS_PER_MEGABIT;
@@ -63,5 +63,43 @@ fn device_plugin(programs: DevicePrograms) -> Vec<String> {
     if programs.cross_namespace {
         flags.push("--cross-namespace".to_owned());
     }
+    if !programs.namespaces.is_empty() {
+        flags.push(format!("--namespaces={}", programs.namespaces.join(",")));
+    }
     flags
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_plugin_is_told_what_the_fabric_says_and_nothing_of_what_it_leaves_out() {
+        let little = DevicePrograms {
+            first_port: 16_000,
+            open: 8,
+            link_mbps: 0,
+            per_node: 8,
+            cap_mbps: 0,
+            operations_per_second: 0,
+            cross_namespace: false,
+            namespaces: Vec::new(),
+        };
+        assert_eq!(device_plugin(&little), ["--count=8"]);
+        let all = DevicePrograms {
+            cap_mbps: 400,
+            operations_per_second: 20_000,
+            cross_namespace: true,
+            namespaces: vec!["team-a".to_owned(), "team-b".to_owned()],
+            ..little
+        };
+        let flags = [
+            "--count=8",
+            "--cap-bps=400000000",
+            "--ops=20000",
+            "--cross-namespace",
+            "--namespaces=team-a,team-b",
+        ];
+        assert_eq!(device_plugin(&all), flags);
+    }
 }

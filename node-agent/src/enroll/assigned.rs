@@ -69,6 +69,7 @@ pub(crate) fn config(
         },
         devices: engine
             .devices
+            .as_ref()
             .map(|given| devices(settings, given, nic.mbps))
             .transpose()?,
         volumes: settings.volumes.clone(),
@@ -85,7 +86,7 @@ pub(crate) fn config(
 
 fn devices(
     settings: &Settings,
-    given: proto::Devices,
+    given: &proto::Devices,
     link_mbps: u32,
 ) -> Result<config::Devices, ConfigError> {
     Ok(config::Devices {
@@ -99,6 +100,7 @@ fn devices(
             cap_mbps: given.cap_mbps,
             operations_per_second: given.operations_per_second,
             cross_namespace: given.cross_namespace,
+            namespaces: given.namespaces.clone(),
         }),
     })
 }
@@ -246,6 +248,7 @@ mod tests {
                 open: 256,
                 per_node: 1024,
                 cap_mbps: 400,
+                namespaces: vec!["team-a".to_owned()],
                 ..proto::Devices::default()
             }),
         };
@@ -301,6 +304,7 @@ mod tests {
             cap_mbps: 400,
             operations_per_second: 0,
             cross_namespace: false,
+            namespaces: vec!["team-a".to_owned()],
         };
         assert_eq!(devices.programs, Some(wanted));
         assert_eq!(config.transport.chunk.0, 32 << 10);

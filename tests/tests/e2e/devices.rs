@@ -4,6 +4,7 @@
 
 mod claims;
 mod faults;
+mod policy;
 mod shown;
 
 use std::any::type_name_of_val;
@@ -53,6 +54,10 @@ pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
     add(
         pods_of_another_namespace_are_not_reached,
         type_name_of_val(&pods_of_another_namespace_are_not_reached),
+    );
+    add(
+        policy::a_pod_of_a_namespace_that_the_fabric_does_not_list_says_so,
+        type_name_of_val(&policy::a_pod_of_a_namespace_that_the_fabric_does_not_list_says_so),
     );
     add(
         faults::a_kubelet_that_is_killed_twenty_times_takes_no_device_away,

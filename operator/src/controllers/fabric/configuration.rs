@@ -82,6 +82,7 @@ fn engine(fabric: &RdmaFabric) -> EngineConfig {
             cap_mbps: devices.cap_mbps.unwrap_or(0),
             operations_per_second: devices.operations_per_second.unwrap_or(0),
             cross_namespace: devices.cross_namespace,
+            namespaces: devices.namespaces.clone(),
         }),
     }
 }

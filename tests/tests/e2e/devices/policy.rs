@@ -1,0 +1,58 @@
+//! Who may have devices, and what is said of what was refused.
+
+use serde_json::{Value, json};
+
+use super::{Devices, OTHER_TEAM, TEAM, pod};
+
+/// The configurations that the agents work with, where all are ready.
+fn configurations(devices: &Devices) -> Option<Vec<String>> {
+    let nodes = devices.cluster.json(&["get", "fabricnodes"]);
+    let nodes = nodes["items"].as_array()?.iter();
+    let of_node = |node: &Value| {
+        let mut conditions = node["status"]["conditions"].as_array()?.iter();
+        let ready = conditions.find(|it| it["type"] == "Ready")?;
+        let configuration = node["status"]["configuration"].as_str()?;
+        (ready["reason"] == "AgentReady").then(|| configuration.to_owned())
+    };
+    nodes.map(of_node).collect()
+}
+
+/// Which namespaces' pods may have devices; all without any. Returns when the agents have it, and have told the device plugins.
+fn set_namespaces(devices: &Devices, namespaces: &[&str]) {
+    let cluster = &devices.cluster;
+    let all_ready = || configurations(devices);
+    let before = cluster.wait_until("all agents are ready", all_ready);
+    let patch = json!({"spec": {"devices": {"namespaces": namespaces}}}).to_string();
+    cluster.kubectl(&["patch", "rf", "default", "--type=merge", "--patch", &patch]);
+    cluster.wait_until("all agents have the fabric's new configuration", || {
+        let now = configurations(devices)?;
+        now.iter().all(|it| !before.contains(it)).then_some(())
+    });
+}
+
+pub(super) fn a_pod_of_a_namespace_that_the_fabric_does_not_list_says_so(devices: &Devices) {
+    let cluster = &devices.cluster;
+    set_namespaces(devices, &[TEAM]);
+    let runs = |phase: &str| phase == "Running";
+    let phase = || {
+        let path = "-o=jsonpath={.status.phase}";
+        cluster.kubectl(&["get", "pod", "unlisted", "--namespace", OTHER_TEAM, path])
+    };
+    cluster.wait_until("the pod says why it has no device", || {
+        cluster.apply(&pod(OTHER_TEAM, "unlisted", "node1", 1));
+        if runs(&phase()) {
+            // It came before the device plugin took its new flags.
+            devices.delete(OTHER_TEAM, "unlisted");
+            return None;
+        }
+        let said = cluster.kubectl(&["describe", "pod", "unlisted", "--namespace", OTHER_TEAM]);
+        let text = "pods of namespace team-b may have no RDMA device here: spec.devices.namespaces";
+        said.contains(text).then_some(())
+    });
+    devices.start(TEAM, "listed", "node1");
+    set_namespaces(devices, &[]);
+    let starts = "the pod starts when the fabric lists all again";
+    cluster.wait_until(starts, || runs(&phase()).then_some(()));
+    devices.delete(OTHER_TEAM, "unlisted");
+    devices.delete(TEAM, "listed");
+}

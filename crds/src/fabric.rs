@@ -342,6 +342,11 @@ pub struct Devices {
     #[schemars(range(min = 1))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operations_per_second: Option<u32>,
+    /// The part of the node's link that each device has, beside others that want more than theirs: a weight. A DeviceClass can say
+    /// another one for its devices.
+    #[schemars(range(min = 1, max = 10_000))]
+    #[serde(default = "device_share")]
+    pub share: u32,
     /// Whether pods of different namespaces may reach each other.
     #[serde(default)]
     pub cross_namespace: bool,
@@ -356,6 +361,10 @@ pub struct Devices {
 
 fn devices_per_node() -> u32 {
     256
+}
+
+fn device_share() -> u32 {
+    100
 }
 
 fn open_devices() -> u16 {

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine::DeviceLimits;
 use crate::pods::Pod;
 
 /// The version of the format: the first that containerd 1.7 and CRI-O 1.27 know.
@@ -30,25 +31,55 @@ pub(crate) struct ClaimDevice {
     pub(crate) index: usize,
     pub(crate) pod: Pod,
     pub(crate) pod_uid: String,
+    /// What its DeviceClass says, for when it is made again.
+    pub(crate) limits: DeviceLimits,
 }
 
 const INDEX: &str = "weft.dev/index";
 const POD_NAMESPACE: &str = "weft.dev/pod-namespace";
 const POD_NAME: &str = "weft.dev/pod-name";
 const POD_UID: &str = "weft.dev/pod-uid";
+const CAP_BPS: &str = "weft.dev/cap-bps";
+const OPERATIONS: &str = "weft.dev/operations-per-second";
+const SHARE: &str = "weft.dev/share";
 
 impl ClaimDevice {
     fn annotations(&self) -> BTreeMap<&'static str, String> {
-        BTreeMap::from([
+        let DeviceLimits {
+            cap_bps,
+            ops_per_s,
+            share,
+        } = self.limits;
+        let limits = [
+            (CAP_BPS, cap_bps),
+            (OPERATIONS, ops_per_s.into()),
+            (SHARE, share.into()),
+        ];
+        let limits = limits.into_iter().filter(|(_, limit)| *limit > 0);
+        let limits = limits.map(|(name, limit)| (name, limit.to_string()));
+        let mut annotations = BTreeMap::from([
             (INDEX, self.index.to_string()),
             (POD_NAMESPACE, self.pod.namespace.clone()),
             (POD_NAME, self.pod.name.clone()),
             (POD_UID, self.pod_uid.clone()),
-        ])
+        ]);
+        annotations.extend(limits);
+        annotations
     }
 
     fn of(mut annotations: BTreeMap<String, String>) -> Option<Self> {
+        let number = |name| {
+            let text: Option<&String> = annotations.get(name);
+            text.and_then(|text| text.parse().ok()).unwrap_or(0)
+        };
+        let small = |name| u32::try_from(number(name)).unwrap_or(0);
+        let limits = DeviceLimits {
+            cap_bps: number(CAP_BPS),
+            ops_per_s: small(OPERATIONS),
+            share: small(SHARE),
+        };
         Some(Self {
+            limits,
             index: annotations.get(INDEX)?.parse().ok()?,
             pod: Pod {
                 namespace: annotations.remove(POD_NAMESPACE)?,
@@ -340,6 +371,10 @@ mod tests {
                 name: "trainer-0".to_owned(),
             },
             pod_uid: "77".to_owned(),
+            limits: DeviceLimits {
+                share: 400,
+                ..DeviceLimits::default()
+            },
         };
         assert_eq!(cdi.read("dra-1").unwrap(), None);
         let device = Path::new("/run/weft/devices/dra-1");

@@ -18,7 +18,7 @@ use weft_proto::engine::v1::Device;
 
 use crate::Config;
 use crate::cdi::{Cdi, ClaimDevice};
-use crate::engine::Engine;
+use crate::engine::{DeviceLimits, Engine};
 use crate::kubelet::dra as proto;
 use crate::namespaces::{Namespaces, NotListed};
 use crate::pods::Pod;
@@ -30,6 +30,8 @@ pub(crate) const ID_PREFIX: &str = "dra-";
 const UID_DIGITS: usize = 12;
 /// A device that has had no file for so long is destroyed.
 const LEFT_MAX: Duration = Duration::from_secs(30);
+
+const BITS_PER_MEGABIT: u64 = 1_000_000;
 
 /// Why a claim is not prepared or unprepared. The kubelet shows it as an event of the pod, and tries again.
 #[derive(Debug, thiserror::Error)]
@@ -111,11 +113,12 @@ impl Claims {
                 // The claim's last pod ended while the engine was away.
                 self.destroy(&id).await?;
             }
-            let device = self.claim_device(&id, &pod, &found.pod_uid)?;
+            let limits = limits(&allocated);
+            let device = self.claim_device(&id, &pod, &found.pod_uid, limits)?;
             // Before the device: one without a file would be nobody's after a restart.
             self.describe(&id, &device)?;
             if !described || !made.contains(&id) {
-                self.make(&id, &pod).await?;
+                self.make(&id, &device).await?;
                 let Pod { namespace, name } = &pod;
                 tracing::info!(id, namespace, pod = name, claim = claim.name, "device made");
             }
@@ -159,7 +162,7 @@ impl Claims {
         let made: BTreeSet<String> = made.into_iter().map(|device| device.name).collect();
         for id in described.difference(&made) {
             if let Some(device) = self.read(id)? {
-                self.make(id, &device.pod).await?;
+                self.make(id, &device).await?;
                 tracing::warn!(
                     id,
                     "the engine had lost the device: it is made again, restart its container"
@@ -181,8 +184,8 @@ impl Claims {
         })
     }
 
-    async fn make(&self, id: &str, pod: &Pod) -> Result<(), ClaimError> {
-        let made = self.engine.create(id, pod).await;
+    async fn make(&self, id: &str, device: &ClaimDevice) -> Result<(), ClaimError> {
+        let made = self.engine.create(id, &device.pod, device.limits).await;
         made.map_err(|status| ClaimError::Device {
             id: id.to_owned(),
             status,
@@ -200,7 +203,13 @@ impl Claims {
     }
 
     /// What the file of a device says, or is to say: its index is the first that no other device of the pod has.
-    fn claim_device(&self, id: &str, pod: &Pod, pod_uid: &str) -> Result<ClaimDevice, ClaimError> {
+    fn claim_device(
+        &self,
+        id: &str,
+        pod: &Pod,
+        pod_uid: &str,
+        limits: DeviceLimits,
+    ) -> Result<ClaimDevice, ClaimError> {
         if let Some(device) = self.read(id)? {
             return Ok(device);
         }
@@ -214,6 +223,7 @@ impl Claims {
             index: index.unwrap_or_default(),
             pod: pod.clone(),
             pod_uid: pod_uid.to_owned(),
+            limits,
         })
     }
 
@@ -252,6 +262,16 @@ impl Left {
         let is_over = |since: Duration| now.saturating_sub(since) >= LEFT_MAX;
         let over = self.0.iter().filter(|(_, since)| is_over(**since));
         over.map(|(id, _)| id.clone()).collect()
+    }
+}
+
+/// What the claim's DeviceClass says.
+fn limits(allocated: &AllocatedDevice) -> DeviceLimits {
+    let said = allocated.parameters.unwrap_or_default();
+    DeviceLimits {
+        cap_bps: u64::from(said.cap_mbps) * BITS_PER_MEGABIT,
+        ops_per_s: said.operations_per_second,
+        share: said.share,
     }
 }
 
@@ -295,6 +315,7 @@ mod tests {
             request: "rdma/fast".to_owned(),
             pool: "n1".to_owned(),
             device: "vdev-7".to_owned(),
+            parameters: None,
         };
         let device = prepared(allocated, "weft.dev/vdev=dra-1".to_owned());
         assert_eq!(device.request_names, ["rdma"]);
@@ -321,6 +342,7 @@ mod tests {
             count: 4,
             cap_bps: 0,
             ops_per_s: 0,
+            share: 0,
             cross_namespace: false,
             namespaces: Vec::new(),
         };
@@ -338,6 +360,7 @@ mod tests {
                 name: "trainer-0".to_owned(),
             },
             pod_uid: "77".to_owned(),
+            limits: DeviceLimits::default(),
         };
         claims.describe(ID, &device).unwrap();
         let claim = proto::Claim {

@@ -14,7 +14,7 @@ use weft_proto::engine::v1::DeviceHealth;
 use crate::Config;
 use crate::cdi::Cdi;
 use crate::claims;
-use crate::engine::Engine;
+use crate::engine::{DeviceLimits, Engine};
 use crate::namespaces::{Namespaces, NotListed};
 use crate::pods::{Allocation, Pod, PodResources};
 use crate::reconcile::{Decision, EngineDevice, Found, Health, OfEngine, Reconciler, pod_named};
@@ -133,7 +133,7 @@ impl Devices {
 
     async fn make_anew(&self, id: &str, pod: &Pod) -> Result<(), Status> {
         self.engine.destroy(id).await?;
-        self.engine.create(id, pod).await
+        self.engine.create(id, pod, DeviceLimits::default()).await
     }
 
     /// Looks at engine and kubelet, destroys the devices that no pod has, and says how devices are: to the node's agent as well.

@@ -16,23 +16,57 @@ use crate::pods::Pod;
 #[derive(Debug)]
 pub(crate) struct Engine {
     client: EngineClient<Channel>,
-    cap_bps: u64,
-    ops_per_s: u32,
+    limits: DeviceLimits,
     cross_namespace: bool,
+}
+
+/// What a device may send: of each that is 0, what the node's fabric says, or no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct DeviceLimits {
+    /// Bits per second.
+    pub(crate) cap_bps: u64,
+    /// Work requests per second.
+    pub(crate) ops_per_s: u32,
+    /// The part of the node's link, a weight.
+    pub(crate) share: u32,
+}
+
+impl DeviceLimits {
+    /// What these do not say, as others say.
+    fn or(self, others: Self) -> Self {
+        let or = |own: u32, other: u32| if own == 0 { other } else { own };
+        Self {
+            cap_bps: match self.cap_bps {
+                0 => others.cap_bps,
+                cap_bps => cap_bps,
+            },
+            ops_per_s: or(self.ops_per_s, others.ops_per_s),
+            share: or(self.share, others.share),
+        }
+    }
 }
 
 impl Engine {
     pub(crate) fn new(config: &Config) -> Self {
         Self {
             client: weft_proto::engine::client(&config.engine),
-            cap_bps: config.cap_bps,
-            ops_per_s: config.ops_per_s,
+            limits: DeviceLimits {
+                cap_bps: config.cap_bps,
+                ops_per_s: config.ops_per_s,
+                share: config.share,
+            },
             cross_namespace: config.cross_namespace,
         }
     }
 
-    /// Makes a device for a pod.
-    pub(crate) async fn create(&self, id: &str, pod: &Pod) -> Result<(), Status> {
+    /// Makes a device for a pod, with these limits in place of the fabric's.
+    pub(crate) async fn create(
+        &self,
+        id: &str,
+        pod: &Pod,
+        limits: DeviceLimits,
+    ) -> Result<(), Status> {
+        let limits = limits.or(self.limits);
         let tenant = match self.cross_namespace {
             true => "",
             false => &pod.namespace,
@@ -40,8 +74,9 @@ impl Engine {
         let request = CreateDeviceRequest {
             name: id.to_owned(),
             gid: Vec::new(),
-            cap_bps: self.cap_bps,
-            ops_per_s: self.ops_per_s,
+            cap_bps: limits.cap_bps,
+            ops_per_s: limits.ops_per_s,
+            share: limits.share,
             tenant: tenant.to_owned(),
             owner: format!("{}/{}", pod.namespace, pod.name),
         };

@@ -72,6 +72,8 @@ pub struct Config {
     pub cap_bps: u64,
     /// Most work requests that each device begins per second; 0 is no limit.
     pub ops_per_s: u32,
+    /// The part of the node's link that each device has, a weight; 0 is the engine's default.
+    pub share: u32,
     /// Pods of different namespaces may reach each other.
     pub cross_namespace: bool,
     /// The namespaces whose pods may have devices; all where there is none.

@@ -113,6 +113,9 @@ struct Arguments {
     /// Most work requests that each device begins per second [default: no limit].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     ops: Option<u32>,
+    /// The part of the node's link that each device has beside others, a weight [default: 100].
+    #[arg(long, value_name = "WEIGHT", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    share: Option<u32>,
     /// Pods of different namespaces may reach each other.
     #[arg(long)]
     cross_namespace: bool,
@@ -145,6 +148,7 @@ impl Arguments {
             count: self.count,
             cap_bps: self.cap_bps.unwrap_or(0),
             ops_per_s: self.ops.unwrap_or(0),
+            share: self.share.unwrap_or(0),
             cross_namespace: self.cross_namespace,
             namespaces: self.namespaces.clone(),
         }

@@ -24,7 +24,9 @@ use weft_device_plugin::{ByClaims, Config, kubelet, run};
 use weft_engine::{EngineConfig, PortRange, Secret};
 use weft_node_engine::Shutdown;
 use weft_proto::claims::v1::claims_server::{Claims, ClaimsServer};
-use weft_proto::claims::v1::{AllocatedDevice, FindClaimRequest, FindClaimResponse};
+use weft_proto::claims::v1::{
+    AllocatedDevice, DeviceParameters, FindClaimRequest, FindClaimResponse,
+};
 use weft_proto::engine::v1::{
     CreateDeviceRequest, DestroyDeviceRequest, Device, ListDevicesRequest,
 };
@@ -58,6 +60,10 @@ impl Agent {
             request: "rdma".to_owned(),
             pool: "n1".to_owned(),
             device: (*device).to_owned(),
+            parameters: Some(DeviceParameters {
+                share: 400,
+                ..DeviceParameters::default()
+            }),
         };
         let found = FindClaimResponse {
             pod: pod.to_owned(),
@@ -239,6 +245,7 @@ fn start_driver(home: &TempDir) -> JoinHandle<()> {
         count: 4,
         cap_bps: 400_000_000,
         ops_per_s: 0,
+        share: 0,
         cross_namespace: false,
         namespaces: vec!["team-a".to_owned()],
     };
@@ -277,7 +284,7 @@ async fn a_claim_has_its_devices_from_prepare_to_unprepare_however_often_these_a
             (&*device.tenant, &*device.owner),
             ("team-a", "team-a/trainer-0")
         );
-        assert_eq!(device.cap_bps, 400_000_000);
+        assert_eq!((device.cap_bps, device.share), (400_000_000, 400));
     }
 
     // Another kubelet, then another driver: the claim keeps its devices.
@@ -326,6 +333,7 @@ async fn a_device_that_an_engine_has_lost_is_made_again_for_its_pod() {
         (&*made.tenant, &*made.owner),
         ("team-a", "team-a/trainer-0")
     );
+    assert_eq!(made.share, 400);
 }
 
 /// A claim keeps its UID when its next pod comes.

@@ -179,6 +179,7 @@ impl Node {
             count: 4,
             cap_bps: 400_000_000,
             ops_per_s: 0,
+            share: 0,
             cross_namespace: false,
             namespaces: vec!["team-a".to_owned()],
         };

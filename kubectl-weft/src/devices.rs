@@ -81,14 +81,17 @@ struct Table<'a> {
 
 impl Table<'_> {
     fn row(&self, device: &PodDevice) -> Vec<String> {
+        let unsaid = || "-".to_owned();
+        let share = device.share.map_or_else(unsaid, |share| share.to_string());
         // Without a limit of its own it has its share of the node's link.
-        let rate = device.cap_bps.map_or("share".to_owned(), quantity::rate);
+        let rate = device.cap_bps.map_or_else(unsaid, quantity::rate);
         let refused = device.refused_packets + device.refused_offers;
         let health = device.reason.as_deref().unwrap_or("Healthy");
         let mut row = vec![
             device.pod.clone(),
             device.node.clone(),
             device.device.clone(),
+            share,
             rate,
             quantity::bytes(device.bytes_sent),
             quantity::bytes(device.bytes_received),
@@ -116,7 +119,7 @@ impl Table<'_> {
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut head = vec![
-            "pod", "node", "device", "rate", "sent", "received", "refused", "health",
+            "pod", "node", "device", "share", "rate", "sent", "received", "refused", "health",
         ];
         if self.has_namespaces {
             head.insert(0, "namespace");
@@ -145,6 +148,7 @@ mod tests {
             pod: "trainer-0".to_owned(),
             node: "n1".to_owned(),
             device: "vdev-00003".to_owned(),
+            share: Some(100),
             bytes_sent: 91_000_000,
             bytes_received: 12,
             refused_packets: 2,
@@ -176,7 +180,8 @@ mod tests {
             "trainer-0",
             "n1",
             "vdev-00003",
-            "share",
+            "100",
+            "-",
             &sent,
             &received,
             "7",
@@ -197,9 +202,9 @@ mod tests {
             ..device()
         };
         let line = words(device.clone(), false, false);
-        assert_eq!(line[3], quantity::rate(400_000_000));
-        assert_eq!(line[7], "DeviceStalled");
+        assert_eq!(line[4], quantity::rate(400_000_000));
+        assert_eq!(line[8], "DeviceStalled");
         let line = words(device, false, true);
-        assert_eq!(line[8..], ["1", "20000", "2", "5", "end the program"]);
+        assert_eq!(line[9..], ["1", "20000", "2", "5", "end the program"]);
     }
 }

@@ -115,6 +115,8 @@ pub struct DevicePrograms {
     pub cross_namespace: bool,
     /// The namespaces whose pods may have devices; all when empty.
     pub namespaces: Vec<String>,
+    /// The part of the node's link that each has, a weight; 0 is what the device plugin takes by default.
+    pub share: u32,
 }
 
 /// A device of the fabric, and whose it is.

@@ -19,7 +19,7 @@ use tokio_stream::wrappers::{BroadcastStream, UnixListenerStream};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status};
 use weft_device::node_gid;
-use weft_device_server::{Device, Gid, OPEN_LIMITS, Server, ServerError};
+use weft_device_server::{Device, Gid, OPEN_LIMITS, SHARE_DEFAULT, Server, ServerError};
 use weft_device_socket::descriptor_store::{self, Stored};
 use weft_engine::{EngineConfig, LinkAddress};
 use weft_proto::agent::v1::QueuePairOffer;
@@ -260,6 +260,10 @@ impl Engine for Service {
             owner: request.owner.into(),
             cap_bps: (request.cap_bps > 0).then_some(request.cap_bps),
             ops_per_s: NonZeroU32::new(request.ops_per_s),
+            share: match request.share {
+                0 => SHARE_DEFAULT,
+                share => share,
+            },
             ..Device::new(gid, OPEN_LIMITS)
         };
         let directory = self.with(|server| server.create(&request.name, device))?;
@@ -291,6 +295,7 @@ impl Engine for Service {
             directory: status.directory.display().to_string(),
             cap_bps: status.cap_bps.unwrap_or(0),
             ops_per_s: status.ops_per_s.map_or(0, NonZeroU32::get),
+            share: status.share,
             tenant: status.tenant.to_string(),
             owner: status.owner.to_string(),
             refused_offers: status.refused_offers,

@@ -9,8 +9,11 @@ use kube::{
     core::{NamespaceResourceScope, ObjectMeta},
 };
 use serde::Deserialize;
+use serde_json::Value;
 use tokio::sync::Semaphore;
-use weft_proto::claims::v1::{AllocatedDevice, FindClaimRequest, FindClaimResponse};
+use weft_proto::claims::v1::{
+    AllocatedDevice, DeviceParameters, FindClaimRequest, FindClaimResponse,
+};
 
 use crate::{api::call, fault::Fault};
 
@@ -19,6 +22,13 @@ pub(crate) const DRIVER: &str = "vdev.weft.dev";
 /// Questions to the API server at a time: a thousand pods that start at once, some 5 ms each, are through in a second. Others
 /// wait for their turn.
 const AT_A_TIME: usize = 8;
+/// What a DeviceClass configures Weft's devices by.
+const PARAMETERS_VERSION: &str = "weft.dev/v1alpha1";
+const PARAMETERS_KIND: &str = "DeviceParameters";
+/// The largest weight, as of `spec.devices.share`.
+const SHARE_MAX: u32 = 10_000;
+/// As of `spec.devices.capMbps`.
+const CAP_MBPS_MAX: u32 = 10_000_000;
 /// Of a name: what Kubernetes takes for one.
 const NAME_BYTES_MAX: usize = 253;
 
@@ -47,6 +57,43 @@ struct Allocation {
 #[serde(default)]
 struct DeviceAllocation {
     results: Vec<DeviceResult>,
+    /// As it was in DeviceClass and claim when the scheduler allocated.
+    config: Vec<DeviceConfig>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct DeviceConfig {
+    source: ConfigSource,
+    /// Of the claim; empty: all.
+    #[serde(default)]
+    requests: Vec<String>,
+    opaque: Option<OpaqueConfig>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+enum ConfigSource {
+    /// The DeviceClass, which administrators write.
+    FromClass,
+    /// The claim, which its namespace's users write.
+    FromClaim,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct OpaqueConfig {
+    driver: String,
+    #[serde(default)]
+    parameters: Value,
+}
+
+/// What a DeviceClass may say of its devices, as docs/devices.md has it.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct ClassParameters {
+    api_version: String,
+    kind: String,
+    share: Option<u32>,
+    cap_mbps: Option<u32>,
+    operations_per_second: Option<u32>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -149,6 +196,64 @@ fn no_claim(request: &FindClaimRequest, problem: &str) -> Fault {
     }
 }
 
+/// What the DeviceClass of a request says of its devices. A claim says nothing: its author would choose a share.
+fn parameters(configs: &[DeviceConfig], request: &str) -> Result<DeviceParameters, String> {
+    let mut found = DeviceParameters::default();
+    // Of a request with alternatives the class may be configured as a whole.
+    let parent = request.split('/').next().unwrap_or(request);
+    for config in configs {
+        let Some(opaque) = config.opaque.as_ref().filter(|it| it.driver == DRIVER) else {
+            continue;
+        };
+        if config.source == ConfigSource::FromClaim {
+            return Err(format!(
+                "has a config of its own for driver {DRIVER}, which a claim may not have: remove spec.devices.config, the share \
+                 and the limits of a device are those of its DeviceClass"
+            ));
+        }
+        let mut requests = config.requests.iter();
+        if !config.requests.is_empty() && !requests.any(|it| it == request || it == parent) {
+            continue;
+        }
+        let said = class_parameters(&opaque.parameters)
+            .map_err(|problem| format!("has a DeviceClass whose config.opaque.parameters{problem}"))?;
+        found = DeviceParameters {
+            share: said.share.unwrap_or(found.share),
+            cap_mbps: said.cap_mbps.unwrap_or(found.cap_mbps),
+            operations_per_second: said
+                .operations_per_second
+                .unwrap_or(found.operations_per_second),
+        };
+    }
+    Ok(found)
+}
+
+/// The problem begins behind the name of the field that has them.
+fn class_parameters(given: &Value) -> Result<ClassParameters, String> {
+    let said: ClassParameters = serde_json::from_value(given.clone()).map_err(|problem| {
+        format!(
+            " are not {PARAMETERS_KIND} of {PARAMETERS_VERSION}: {problem}: give apiVersion, kind, and of share, capMbps and \
+             operationsPerSecond those that differ from the fabric's"
+        )
+    })?;
+    if (&*said.api_version, &*said.kind) != (PARAMETERS_VERSION, PARAMETERS_KIND) {
+        return Err(format!(
+            " are {} of {}: give kind {PARAMETERS_KIND} of apiVersion {PARAMETERS_VERSION}",
+            said.kind, said.api_version
+        ));
+    }
+    for (field, given, most) in [
+        ("share", said.share, SHARE_MAX),
+        ("capMbps", said.cap_mbps, CAP_MBPS_MAX),
+        ("operationsPerSecond", said.operations_per_second, u32::MAX),
+    ] {
+        if given.is_some_and(|given| !(1..=most).contains(&given)) {
+            return Err(format!(".{field} is out of range: give 1 to {most}"));
+        }
+    }
+    Ok(said)
+}
+
 /// It becomes a part of the path at the API server.
 fn is_name(text: &str) -> bool {
     let is_letter = |byte: u8| {
@@ -170,13 +275,21 @@ fn devices(
     }
     let results = claim.status.allocation.devices.results.iter();
     let of_node = results.filter(|result| result.driver == DRIVER && result.pool == node);
-    let devices: Vec<AllocatedDevice> = of_node
-        .map(|result| AllocatedDevice {
+    let config = &claim.status.allocation.devices.config;
+    let devices = of_node.map(|result| {
+        let parameters = parameters(config, &result.request);
+        let parameters = parameters.map_err(|problem| Fault::ClaimConfig {
+            claim: format!("{}/{}", request.namespace, request.name),
+            problem,
+        });
+        Ok(AllocatedDevice {
             request: result.request.clone(),
             pool: result.pool.clone(),
             device: result.device.clone(),
+            parameters: Some(parameters?),
         })
-        .collect();
+    });
+    let devices = devices.collect::<Result<Vec<AllocatedDevice>, Fault>>()?;
     if devices.is_empty() {
         return Err(no_claim(request, "has no device of this node"));
     }
@@ -254,6 +367,63 @@ mod tests {
         ] {
             let problem = problem(&claim(&status), node, uid);
             assert!(problem.contains(wanted), "{problem}");
+        }
+    }
+
+    /// The devices of a claim with this config in its allocation.
+    fn configured(config: &Value) -> Result<DeviceParameters, String> {
+        let mut status = allocated();
+        status["allocation"]["devices"]["config"] = config.clone();
+        let found = devices(&claim(&status), "n1", &request());
+        let found = found.map_err(|fault| {
+            assert_eq!(fault.reason(), "ClaimConfig");
+            fault.to_string()
+        })?;
+        Ok(found.devices[0].parameters.unwrap())
+    }
+
+    fn config(source: &str, driver: &str, requests: &Value, more: &Value) -> Value {
+        let mut parameters = json!({"apiVersion": "weft.dev/v1alpha1", "kind": "DeviceParameters"});
+        for (field, value) in more.as_object().unwrap() {
+            parameters[field] = value.clone();
+        }
+        let opaque = json!({"driver": driver, "parameters": parameters});
+        json!({"source": source, "requests": requests, "opaque": opaque})
+    }
+
+    #[test]
+    fn a_device_has_the_share_and_the_limits_of_its_class() {
+        let of_class = |requests: Value, more: Value| config("FromClass", DRIVER, &requests, &more);
+        let none = DeviceParameters::default();
+        assert_eq!(configured(&json!([])), Ok(none));
+        let said = configured(&json!([
+            of_class(json!(["rdma"]), json!({"share": 400, "capMbps": 1000})),
+            of_class(json!(["other"]), json!({"share": 7})),
+            config("FromClaim", "gpu.example.com", &json!([]), &json!({"mode": "fast"})),
+            of_class(json!([]), json!({"operationsPerSecond": 20000})),
+        ]));
+        let wanted = DeviceParameters {
+            share: 400,
+            cap_mbps: 1000,
+            operations_per_second: 20_000,
+        };
+        assert_eq!(said, Ok(wanted));
+    }
+
+    #[test]
+    fn a_claim_that_configures_its_devices_is_refused_and_a_wrong_class_is_told_the_field() {
+        let of_class = |more: Value| config("FromClass", DRIVER, &json!([]), &more);
+        let of_claim = config("FromClaim", DRIVER, &json!(["other"]), &json!({"share": 400}));
+        for (config, wanted) in [
+            (of_claim, "a claim may not have: remove spec.devices.config"),
+            (of_class(json!({"share": 0})), "parameters.share is out of range: give 1 to 10000"),
+            (of_class(json!({"capMbps": 0})), "parameters.capMbps is out of range"),
+            (of_class(json!({"weight": 3})), "unknown field `weight`"),
+            (of_class(json!({"kind": "Other"})), "give kind DeviceParameters of apiVersion"),
+        ] {
+            let problem = configured(&json!([config])).unwrap_err();
+            assert!(problem.contains(wanted), "{problem}");
+            assert!(problem.contains("team-a/trainer-0-vdev"), "{problem}");
         }
     }
 

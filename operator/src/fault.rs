@@ -127,6 +127,14 @@ pub(crate) enum Fault {
         /// What is missing.
         problem: String,
     },
+    /// A claim is configured in a way that it may not be, or its DeviceClass is.
+    #[error("ResourceClaim {claim} {problem}")]
+    ClaimConfig {
+        /// NAMESPACE/NAME.
+        claim: String,
+        /// Which field, and what to do.
+        problem: String,
+    },
     /// The API server could not be asked about a claim.
     #[error(
         "the ResourceClaim cannot be read ({0}): the operator needs an API server that serves resource.k8s.io/v1, and the \
@@ -188,6 +196,7 @@ impl Fault {
             Self::NoNamespace { .. } => ("NoNamespace", Code::NotFound, true),
             Self::NotAnswered(_) => ("NotAnswered", Code::Unavailable, true),
             Self::NoClaim { .. } => ("NoClaim", Code::NotFound, true),
+            Self::ClaimConfig { .. } => ("ClaimConfig", Code::FailedPrecondition, true),
             Self::ClaimNotRead(_) => ("ClaimNotRead", Code::Unavailable, true),
             Self::Superseded => ("Superseded", Code::Aborted, false),
             Self::CertificateEnded => ("CertificateEnded", Code::Unauthenticated, false),

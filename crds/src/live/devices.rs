@@ -22,6 +22,9 @@ pub struct PodDevice {
     /// Most work requests that begin per second; none: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operations_per_second: Option<u32>,
+    /// Its part of the node's link beside other devices, a weight; none: its engine does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<u32>,
     /// How often programs have it open.
     pub open: u32,
     /// Payload bytes that peers have acknowledged.

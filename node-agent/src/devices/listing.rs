@@ -27,6 +27,7 @@ pub(crate) fn of_pods(
         };
         of_pod.cap_bps = device.cap_bps;
         of_pod.ops_per_s = device.ops_per_s;
+        of_pod.share = device.share;
         of_pod.contexts = device.contexts;
         of_pod.bytes_sent = device.bytes_sent;
         of_pod.bytes_received = device.bytes_received;

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use crate::config::{Config, DevicePrograms, Encryption};
 
 const BITS_PER_MEGABIT: u64 = 1_000_000;
+/// What a device has of which nothing else is said.
+const SHARE_DEFAULT: u32 = 100;
 
 /// Writes the flags of the engine that serves at this socket and of the device plugin beside it. A program that runs goes on with
 /// what it was started with.
@@ -60,6 +62,10 @@ fn device_plugin(programs: &DevicePrograms) -> Vec<String> {
     if programs.operations_per_second > 0 {
         flags.push(format!("--ops={}", programs.operations_per_second));
     }
+    // One of an earlier release knows no such flag.
+    if !matches!(programs.share, 0 | SHARE_DEFAULT) {
+        flags.push(format!("--share={}", programs.share));
+    }
     if programs.cross_namespace {
         flags.push("--cross-namespace".to_owned());
     }
@@ -84,12 +90,14 @@ mod tests {
             operations_per_second: 0,
             cross_namespace: false,
             namespaces: Vec::new(),
+            share: 100,
         };
         assert_eq!(device_plugin(&little), ["--count=8"]);
         let all = DevicePrograms {
             cap_mbps: 400,
             operations_per_second: 20_000,
             cross_namespace: true,
+            share: 200,
             namespaces: vec!["team-a".to_owned(), "team-b".to_owned()],
             ..little
         };
@@ -97,6 +105,7 @@ mod tests {
             "--count=8",
             "--cap-bps=400000000",
             "--ops=20000",
+            "--share=200",
             "--cross-namespace",
             "--namespaces=team-a,team-b",
         ];

@@ -101,6 +101,7 @@ fn devices(
             operations_per_second: given.operations_per_second,
             cross_namespace: given.cross_namespace,
             namespaces: given.namespaces.clone(),
+            share: given.share,
         }),
     })
 }
@@ -249,6 +250,7 @@ mod tests {
                 per_node: 1024,
                 cap_mbps: 400,
                 namespaces: vec!["team-a".to_owned()],
+                share: 200,
                 ..proto::Devices::default()
             }),
         };
@@ -305,6 +307,7 @@ mod tests {
             operations_per_second: 0,
             cross_namespace: false,
             namespaces: vec!["team-a".to_owned()],
+            share: 200,
         };
         assert_eq!(devices.programs, Some(wanted));
         assert_eq!(config.transport.chunk.0, 32 << 10);

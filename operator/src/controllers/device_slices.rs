@@ -173,6 +173,7 @@ impl Pool<'_> {
         let numbers = [
             ("linkMbps", link_mbps.filter(|mbps| *mbps > 0)),
             ("capMbps", self.devices.cap_mbps),
+            ("share", Some(self.devices.share)),
         ];
         let fabric = json!({"string": self.node.spec.fabric});
         let mut attributes = Map::from_iter([("fabric".to_owned(), fabric)]);

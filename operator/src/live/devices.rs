@@ -137,6 +137,7 @@ fn shown(node: &str, device: agent::PodDevice) -> PodDevice {
         device: device.device,
         cap_bps: (device.cap_bps > 0).then_some(device.cap_bps),
         operations_per_second: (device.ops_per_s > 0).then_some(device.ops_per_s),
+        share: (device.share > 0).then_some(device.share),
         open: device.contexts,
         bytes_sent: device.bytes_sent,
         bytes_received: device.bytes_received,

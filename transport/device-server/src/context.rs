@@ -52,6 +52,8 @@ pub struct Device {
     /// Most work requests that begin per second, of all send queues of all programs that have it open, which take turns:
     /// the programs, and the queue pairs of each. No limit when absent.
     pub ops_per_s: Option<NonZeroU32>,
+    /// Its part of what the node's link carries beside other devices that want more than theirs: a weight, 1 to [`SHARE_MAX`].
+    pub share: u32,
 }
 
 impl Device {
@@ -65,9 +67,15 @@ impl Device {
             limits,
             cap_bps: None,
             ops_per_s: None,
+            share: SHARE_DEFAULT,
         }
     }
 }
+
+/// The share of a device of which nothing else is said: as `cpu.weight` of a control group, so that there is room below.
+pub const SHARE_DEFAULT: u32 = 100;
+/// The largest share, likewise.
+pub const SHARE_MAX: u32 = 10_000;
 
 /// The least limit to what a device sends: with less its transfers would stall.
 pub const CAP_BPS_MIN: u64 = 1_000_000;

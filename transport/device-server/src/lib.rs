@@ -39,7 +39,7 @@ mod server;
 mod thread;
 mod work;
 
-pub use context::{CAP_BPS_MIN, Device};
+pub use context::{CAP_BPS_MIN, Device, SHARE_DEFAULT, SHARE_MAX};
 pub use datagrams::DatagramDrops;
 pub use devices::{ContextId, Devices, OpenError, Opened};
 pub use limits::{DeviceTotals, NodeTotals, OPEN_LIMITS, Totals};

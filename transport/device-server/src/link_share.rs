@@ -1,7 +1,8 @@
 //! How the devices that are open share what their node may send.
 //!
-//! All have the same limit: max-min fairness by progressive filling (Bertsekas and Gallager, Data Networks, 1992, section
-//! 6.5.2). A device that the limit has held back wants more. Any other has what it wants, and leaves the rest to those.
+//! Each has a limit by its weight: weighted max-min fairness by progressive filling (Bertsekas and Gallager, Data Networks,
+//! 1992, section 6.5.2). A device that its limit has held back wants more. Any other has what it wants, and leaves the rest to
+//! those.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -29,8 +30,15 @@ pub(crate) struct LinkShare {
 struct Sender {
     counted_at: Duration,
     sent_bytes: u64,
-    /// What it wants: what it has sent of late, or anything.
-    wanted_bps: u64,
+    demand: Demand,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Demand {
+    /// What the device wants: what it has sent of late, or anything.
+    bps: u64,
+    /// Its weight beside others, 1 or more.
+    share: u32,
 }
 
 impl LinkShare {
@@ -41,8 +49,8 @@ impl LinkShare {
         }
     }
 
-    /// What a device has sent by now. Answers how much it may send, bits per second.
-    pub(crate) fn limit(&self, slot: u16, now: Duration, report: EgressReport) -> u64 {
+    /// What a device of this weight has sent by now. Answers how much it may send, bits per second.
+    pub(crate) fn limit(&self, slot: u16, share: u32, now: Duration, report: EgressReport) -> u64 {
         let EgressReport {
             sent_bytes,
             was_held_back,
@@ -53,7 +61,7 @@ impl LinkShare {
         let begun = Sender {
             counted_at: now,
             sent_bytes,
-            wanted_bps: 0,
+            demand: Demand { bps: 0, share },
         };
         let sender = senders.entry(slot).or_insert(begun);
         let nanos = now.saturating_sub(sender.counted_at).as_nanos();
@@ -64,28 +72,39 @@ impl LinkShare {
             *sender = Sender {
                 counted_at: now,
                 sent_bytes,
-                wanted_bps: if was_held_back { u64::MAX } else { sent_bps },
+                demand: Demand {
+                    bps: if was_held_back { u64::MAX } else { sent_bps },
+                    share,
+                },
             };
         }
         senders.retain(|_, it| !is_silent(it));
-        let wanted = senders.values().map(|it| it.wanted_bps);
-        fill(self.cap_bps, wanted.collect())
+        let demands = senders.values().map(|it| it.demand);
+        fill(self.cap_bps, demands.collect(), share)
     }
 }
 
-/// The limit that shares `cap_bps` among devices which want so much. One that wants more than all others may have all that
-/// these leave: what it wants next nobody knows.
-fn fill(cap_bps: u64, mut wanted: Vec<u64>) -> u64 {
-    wanted.sort_unstable();
-    let (mut left, mut devices) = (cap_bps, wanted.len() as u64);
-    for bps in wanted {
-        if devices == 1 || bps > left / devices {
-            return (left / devices).max(CAP_BPS_MIN);
+/// The limit of a device of weight `share` where `cap_bps` is shared among devices with these demands. One that wants more than
+/// all others may have all that these leave: what it wants next nobody knows.
+fn fill(cap_bps: u64, mut demands: Vec<Demand>, share: u32) -> u64 {
+    demands.sort_unstable_by_key(|it| per_share(it.bps, 1, it.share));
+    let mut left = cap_bps;
+    let mut shares: u64 = demands.iter().map(|it| u64::from(it.share)).sum();
+    for demand in demands {
+        let own = u64::from(demand.share);
+        if own == shares || demand.bps > per_share(left, demand.share, shares) {
+            return per_share(left, share, shares).max(CAP_BPS_MIN);
         }
-        left -= bps;
-        devices -= 1;
+        left -= demand.bps;
+        shares -= own;
     }
     cap_bps
+}
+
+/// So much of `bps` as `share` is of `shares`.
+fn per_share(bps: u64, share: u32, shares: impl Into<u64>) -> u64 {
+    let part = u128::from(bps) * u128::from(share) / u128::from(shares.into()).max(1);
+    u64::try_from(part).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -102,6 +121,15 @@ mod tests {
         weights: [u64; N],
         wanted: [u64; N],
     ) -> [u64; N] {
+        rates_of_shares(intervals, [100; N], weights, wanted)
+    }
+
+    fn rates_of_shares<const N: usize>(
+        intervals: u32,
+        shares: [u32; N],
+        weights: [u64; N],
+        wanted: [u64; N],
+    ) -> [u64; N] {
         let share = LinkShare::new(CAP);
         let (mut sent, mut limits, mut rates) = ([0; N], [CAP; N], [0; N]);
         for turn in 1..=intervals {
@@ -114,7 +142,7 @@ mod tests {
                     sent_bytes: sent[at],
                     was_held_back: rates[at] == limits[at],
                 };
-                limits[at] = share.limit(at as u16, now, report);
+                limits[at] = share.limit(at as u16, shares[at], now, report);
             }
         }
         rates
@@ -153,6 +181,24 @@ mod tests {
     }
 
     #[test]
+    fn devices_get_of_the_link_by_their_shares_whatever_connections_they_have() {
+        let [gold, silver, bronze] =
+            rates_of_shares(200, [400, 100, 50], [1, 1, 1000], [u64::MAX; 3]);
+        let part = |share| CAP * share / 550;
+        for (rate, fair) in [(gold, part(400)), (silver, part(100)), (bronze, part(50))] {
+            assert!(rate.abs_diff(fair) < fair / 10, "{gold} {silver} {bronze}");
+        }
+        // What gold does not want the others share by their own.
+        let wanted = [110_000_000, u64::MAX, u64::MAX];
+        let [gold, silver, bronze] = rates_of_shares(200, [400, 100, 50], [1; 3], wanted);
+        assert_eq!(gold, 110_000_000);
+        let left = CAP - gold;
+        for (rate, fair) in [(silver, left * 2 / 3), (bronze, left / 3)] {
+            assert!(rate.abs_diff(fair) < fair / 10, "{silver} {bronze}");
+        }
+    }
+
+    #[test]
     fn a_device_that_sends_alone_may_send_all() {
         assert_eq!(rates_after(100, [1], [u64::MAX]), [CAP]);
         assert_eq!(rates_after(100, [1, 1], [u64::MAX, 0])[0], CAP);
@@ -175,17 +221,21 @@ mod tests {
             sent_bytes,
             was_held_back: true,
         };
-        share.limit(0, Duration::ZERO, held_back(0));
-        share.limit(1, Duration::ZERO, held_back(0));
+        share.limit(0, 100, Duration::ZERO, held_back(0));
+        share.limit(1, 100, Duration::ZERO, held_back(0));
         let at = SHARE_INTERVAL;
-        share.limit(0, at, held_back(2_000_000));
-        assert_eq!(share.limit(1, at, held_back(2_000_000)), CAP / 2);
+        share.limit(0, 100, at, held_back(2_000_000));
+        assert_eq!(share.limit(1, 100, at, held_back(2_000_000)), CAP / 2);
         let at = at + SILENT_AFTER;
-        assert_eq!(share.limit(1, at, held_back(4_000_000)), CAP);
+        assert_eq!(share.limit(1, 100, at, held_back(4_000_000)), CAP);
     }
 
     #[test]
     fn no_device_is_limited_to_less_than_an_engine_takes() {
-        assert_eq!(fill(CAP, vec![u64::MAX; 5000]), CAP_BPS_MIN);
+        let demand = Demand {
+            bps: u64::MAX,
+            share: 100,
+        };
+        assert_eq!(fill(CAP, vec![demand; 5000], 100), CAP_BPS_MIN);
     }
 }

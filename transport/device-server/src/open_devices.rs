@@ -13,6 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 use weft_engine::EngineConfig;
 
 use crate::command::{Command, ReceivedOffer, wake_worker};
+use crate::context::Device;
 use crate::counters::Counters;
 use crate::limits::Totals;
 use crate::link_share::LinkShare;
@@ -81,7 +82,7 @@ pub(crate) struct OpenDevice {
     pub(crate) wake: Arc<OwnedFd>,
     /// Which of the ranges of ports it has.
     pub(crate) slot: u16,
-    pub(crate) tenant: Arc<str>,
+    pub(crate) device: Arc<Device>,
     pub(crate) shown: Arc<Shown>,
 }
 
@@ -231,9 +232,9 @@ impl OpenDevices {
     }
 
     /// Sends an offer of a device's on: to the thread of the device that it is for, or to another server.
-    pub(crate) fn pass_on(&self, tenant: &Arc<str>, offer: Offer) {
+    pub(crate) fn pass_on(&self, device: &Device, offer: Offer) {
         let offer = TenantOffer {
-            tenant: Arc::clone(tenant),
+            tenant: Arc::clone(&device.tenant),
             offer,
         };
         if self.lock().contains_key(&offer.offer.to.gid) {
@@ -257,7 +258,7 @@ impl OpenDevices {
         let Some(thread) = self.lock().get(&offer.to.gid).cloned() else {
             return Ok(());
         };
-        if tenant != thread.tenant {
+        if tenant != thread.device.tenant {
             thread.shown.refused_offers.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }

@@ -32,7 +32,7 @@ impl OpenDevices {
             let thread = match open.get(&device.gid) {
                 Some(thread) => thread.clone(),
                 None => {
-                    let started = self.start(&open, &device)?;
+                    let started = self.start(&open, &Arc::new(device.clone()))?;
                     open.insert(device.gid, started.clone());
                     started
                 }
@@ -53,7 +53,7 @@ impl OpenDevices {
     fn start(
         self: &Arc<Self>,
         open: &HashMap<Gid, OpenDevice>,
-        device: &Device,
+        device: &Arc<Device>,
     ) -> Result<OpenDevice, OpenError> {
         let gid = device.gid;
         // Not the first that is free: two nodes whose ports are the same have half the paths (decision 0002).
@@ -69,7 +69,7 @@ impl OpenDevices {
                 Err(EngineError::Link(error)) if error.reason() == "PortTaken" => continue,
                 Err(error) => return Err(error.into()),
             };
-            return self.run(gid, slot, &device.tenant, devices);
+            return self.run(slot, device, devices);
         }
         Err(OpenError::TooManyDevices(self.slots))
     }
@@ -77,9 +77,8 @@ impl OpenDevices {
     /// Starts the thread of a device.
     pub(crate) fn run(
         self: &Arc<Self>,
-        gid: Gid,
         slot: u16,
-        tenant: &Arc<str>,
+        device: &Arc<Device>,
         mut devices: Devices,
     ) -> Result<OpenDevice, OpenError> {
         let (commands, received) = unbounded();
@@ -89,21 +88,20 @@ impl OpenDevices {
             offers,
             wake: Arc::new(devices.waker()?),
             slot,
-            tenant: Arc::clone(tenant),
+            device: Arc::clone(device),
             shown: Arc::default(),
         };
         let now = self.now();
         if let Some(link) = &self.link_share
             && let Some(report) = devices.take_egress_report()
         {
-            devices.limit_rate(link.limit(slot, now, report));
+            devices.limit_rate(link.limit(slot, device.share, now, report));
         }
         let turned_at = &thread.shown.turned_at;
         turned_at.store(now.as_millis() as u64, Ordering::Relaxed);
         let worker = Worker {
-            gid,
             slot,
-            tenant: Arc::clone(tenant),
+            device: Arc::clone(device),
             devices,
             commands: received,
             offers: received_offers,

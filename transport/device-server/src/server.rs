@@ -18,7 +18,7 @@ use rustix::net::{
 use weft_device_socket::{CONTROL_FILE, GID_FILE, TOKEN_FILE};
 use weft_engine::{EngineConfig, EngineError, LinkAddress, PortRange};
 
-use crate::context::{CAP_BPS_MIN, Device};
+use crate::context::{CAP_BPS_MIN, Device, SHARE_MAX};
 use crate::control::{Control, OpenProgram, Released};
 use crate::device_table::{DeviceTable, lock};
 use crate::devices::Devices;
@@ -88,6 +88,12 @@ pub enum ServerError {
         /// The limit.
         cap_bps: u64,
     },
+    /// A weight that is none.
+    #[error("a device cannot have a share of {share}: give 1 to {SHARE_MAX}")]
+    Share {
+        /// The share.
+        share: u32,
+    },
     /// No device could be open, or there are not so many ports.
     #[error(
         "{open_devices} devices cannot be open at a time: give at least 1, and at most as many as have {} ports each from {} on",
@@ -126,6 +132,8 @@ pub struct DeviceStatus {
     pub cap_bps: Option<u64>,
     /// Most work requests that begin per second.
     pub ops_per_s: Option<NonZeroU32>,
+    /// As [`Device::share`].
+    pub share: u32,
     /// How often it is open.
     pub contexts: u32,
     /// Queue pairs of all who have it open.
@@ -285,6 +293,10 @@ impl Server {
         if let Some(cap_bps) = device.cap_bps.filter(|cap| *cap < CAP_BPS_MIN) {
             return Err(ServerError::Cap { cap_bps });
         }
+        if !(1..=SHARE_MAX).contains(&device.share) {
+            let share = device.share;
+            return Err(ServerError::Share { share });
+        }
         let mut devices = lock(&self.table);
         if let Some(name) = devices.name_of(&device.gid) {
             let name = name.to_owned();
@@ -353,6 +365,7 @@ impl Server {
                 owner: Arc::clone(&device.owner),
                 cap_bps: device.cap_bps,
                 ops_per_s: device.ops_per_s,
+                share: device.share,
                 contexts: 0,
                 queue_pairs: 0,
                 refused: counters.refused,

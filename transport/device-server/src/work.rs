@@ -8,6 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 
 use crate::command::{Command, ReceivedOffer};
+use crate::context::Device;
 use crate::counters::Counters;
 use crate::devices::{Devices, SavedDevices};
 use crate::link_share::SHARE_INTERVAL;
@@ -43,10 +44,9 @@ enum End {
 type SaveAnswer = Sender<Result<(SavedDevices, Vec<OwnedFd>), HandOverError>>;
 
 pub(crate) struct Worker {
-    pub(crate) gid: [u8; 16],
     /// Which of the ranges of ports it has.
     pub(crate) slot: u16,
-    pub(crate) tenant: Arc<str>,
+    pub(crate) device: Arc<Device>,
     pub(crate) devices: Devices,
     pub(crate) commands: Receiver<Command>,
     /// Offers that have come.
@@ -100,14 +100,14 @@ impl Worker {
                 Err(error) => panic!("waiting for packets failed: {error}"),
             }
             for offer in self.devices.take_offers() {
-                self.all.pass_on(&self.tenant, offer);
+                self.all.pass_on(&self.device, offer);
             }
             self.show_counters(now);
             self.share_link();
             if self.devices.is_open() {
                 self.used_at = now;
             } else if now.saturating_sub(self.used_at) >= LINGER
-                && self.all.end(self.gid, || !self.commands.is_empty())
+                && self.all.end(self.device.gid, || !self.commands.is_empty())
             {
                 return End::Stop;
             }
@@ -134,13 +134,13 @@ impl Worker {
         }
         let before = self.shown.refused.swap(refused, Ordering::Relaxed);
         if refused > before {
-            let (device, more) = (Gid(self.gid), refused - before);
+            let (device, more) = (Gid(self.device.gid), refused - before);
             tracing::warn!(%device, "{more} packets asked for memory that they may not reach: refused");
         }
         let refused = self.shown.refused_offers.load(Ordering::Relaxed);
         let before = std::mem::replace(&mut self.refused_offers, refused);
         if refused > before {
-            let (device, more) = (Gid(self.gid), refused - before);
+            let (device, more) = (Gid(self.device.gid), refused - before);
             tracing::warn!(%device, "{more} offers of other tenants to connect: refused");
         }
     }
@@ -156,7 +156,7 @@ impl Worker {
             && let Some(report) = self.devices.take_egress_report()
         {
             self.shared_at = now;
-            self.devices.limit_rate(link.limit(self.slot, now, report));
+            self.devices.limit_rate(link.limit(self.slot, self.device.share, now, report));
         }
     }
 
@@ -269,6 +269,7 @@ mod tests {
 
     use super::*;
     use crate::devices::ContextId;
+    use crate::limits::OPEN_LIMITS;
 
     #[test]
     fn a_turn_takes_so_many_commands_and_leaves_the_rest_for_the_next() {
@@ -281,9 +282,8 @@ mod tests {
         let ((commands, received), (_offers, offers)) = (unbounded(), bounded(1));
         let all = OpenDevices::new(config.clone(), 1, Box::new(drop), bounded(0).0);
         let mut worker = Worker {
-            gid: [0; 16],
             slot: 0,
-            tenant: Arc::from(""),
+            device: Arc::new(Device::new([0; 16], OPEN_LIMITS)),
             devices: Devices::start(config).expect("nobody has this address"),
             commands: received,
             offers,

@@ -72,7 +72,11 @@ fn a_node_has_a_pool_with_its_devices_in_slices_of_what_the_api_takes() {
     assert_eq!(devices.len(), 72);
     let first = json!({
         "name": "vdev-128",
-        "attributes": {"fabric": {"string": "default"}, "linkMbps": {"int": 1000}},
+        "attributes": {
+            "fabric": {"string": "default"},
+            "linkMbps": {"int": 1000},
+            "share": {"int": 100},
+        },
     });
     assert_eq!(devices[0], first);
     assert_eq!(

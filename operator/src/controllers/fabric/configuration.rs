@@ -83,6 +83,7 @@ fn engine(fabric: &RdmaFabric) -> EngineConfig {
             operations_per_second: devices.operations_per_second.unwrap_or(0),
             cross_namespace: devices.cross_namespace,
             namespaces: devices.namespaces.clone(),
+            share: devices.share,
         }),
     }
 }

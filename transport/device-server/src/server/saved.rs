@@ -21,9 +21,9 @@ use crate::open_devices::{Gid, OpenDevice, OpenDevices};
 use crate::saved::{Descriptors, HandOverError};
 
 /// Changed with [`Head`].
-const HEAD_VERSION: u32 = 2;
+const HEAD_VERSION: u32 = 3;
 /// Changed with everything else that is saved: an engine goes on with the open devices of its own version only.
-const SAVED_VERSION: u32 = 2;
+const SAVED_VERSION: u32 = 3;
 
 /// The beginning of the record, which engines of several versions can read. Behind it come [`SAVED_VERSION`], the [`VERSION`]
 /// that the programs' libraries have, and the devices that are open. The descriptors: the listening socket, those of programs
@@ -39,9 +39,8 @@ struct Head {
 /// A device that is open. Its descriptors: the control sockets of its programs, and those of its contexts.
 #[derive(Serialize, Deserialize)]
 struct SavedDevice {
-    gid: Gid,
+    device: Arc<Device>,
     slot: u16,
-    tenant: Arc<str>,
     programs: Vec<ContextId>,
     devices: SavedDevices,
     descriptors: usize,
@@ -85,7 +84,7 @@ impl Server {
         let asked = threads.into_iter().map(|(gid, thread)| {
             let (answer, answered) = bounded(1);
             thread.send(Command::Save(answer));
-            (gid, thread.slot, thread.tenant, answered)
+            (gid, thread.slot, thread.device, answered)
         });
         let asked: Vec<_> = asked.collect();
         let deadline = begun + END_TIMEOUT;
@@ -93,7 +92,7 @@ impl Server {
         let unopened_count = unopened.len();
         descriptors.extend(unopened);
         let mut open = Vec::new();
-        for (gid, slot, tenant, answered) in asked {
+        for (gid, slot, device, answered) in asked {
             let saved = match answered.recv_deadline(deadline) {
                 Ok(Ok(saved)) => saved,
                 Ok(Err(error)) => {
@@ -116,9 +115,8 @@ impl Server {
             descriptors.extend(of_it.into_iter().map(|program| program.socket));
             descriptors.extend(of_contexts);
             open.push(SavedDevice {
-                gid,
+                device,
                 slot,
-                tenant,
                 programs: contexts,
                 devices,
                 descriptors: descriptors.len() - before,
@@ -183,7 +181,7 @@ impl Server {
         });
         let mut programs = Vec::new();
         for device in open {
-            let (gid, of_it) = (device.gid, descriptors.split_off(device.descriptors));
+            let (gid, of_it) = (device.device.gid, descriptors.split_off(device.descriptors));
             match devices.resume(device, of_it) {
                 Ok(resumed) => programs.extend(resumed.into_iter().map(|program| (gid, program))),
                 Err(error) => tracing::warn!("a device does not go on: {error}"),
@@ -218,9 +216,9 @@ impl OpenDevices {
         let config = self.config_of(saved.slot, saved.devices.cap_bps());
         let devices = Devices::restore(config, saved.devices, &mut descriptors, self.now())?;
         let contexts = devices.ids();
-        let thread = self.run(saved.gid, saved.slot, &saved.tenant, devices);
+        let thread = self.run(saved.slot, &saved.device, devices);
         let thread: OpenDevice = thread.map_err(HandOverError::Open)?;
-        self.lock().insert(saved.gid, thread.clone());
+        self.lock().insert(saved.device.gid, thread.clone());
         // The thread of a program that stood still has given no socket back.
         let served = |context: &ContextId| saved.programs.contains(context);
         for context in contexts.into_iter().filter(|context| !served(context)) {

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use weft_core::units::Nanos;
 use weft_core::wire::Secret;
 use weft_device_socket::descriptor_store::{self, DescriptorStore};
+use weft_proto::engine::v1::RefusedAttempt;
 use weft_engine::{Egress, Encryption, Engine, EngineConfig, EngineError, PortRange};
 use weft_identity::tls_listener::TlsRefusals;
 
@@ -22,6 +23,7 @@ use crate::control::service::Service;
 use crate::devices::claims::{self, FindClaim};
 use crate::devices::health::{HealthWatcher, NodeDevices};
 use crate::devices::peers::{FindNode, OperatorPeers, Peers};
+use crate::devices::refused_attempts::RefusedAttempts;
 use crate::devices::{Devices, programs};
 use crate::fail_fast;
 use crate::files::{self, FileError, Root};
@@ -132,6 +134,8 @@ pub struct Agent {
     servers: Vec<tokio::task::JoinHandle<()>>,
     /// How the node's devices are, where its pods can have some.
     devices: Option<watch::Receiver<NodeDevices>>,
+    /// What pods have tried with them and may not.
+    refused_attempts: RefusedAttempts,
 }
 
 impl Agent {
@@ -210,6 +214,7 @@ impl Agent {
             stop,
             servers: Vec::new(),
             devices: None,
+            refused_attempts: RefusedAttempts::default(),
         };
         agent.servers.push(fail_fast::spawn("control", async move {
             server.run().await;
@@ -229,6 +234,8 @@ impl Agent {
                 registries.agent.register_collector(Box::new(collector));
                 agent.devices = Some(health);
                 agent.spawn("device health", watcher.run());
+                let attempts = agent.refused_attempts.clone();
+                agent.spawn("refused attempts", attempts.follow(devices.engine()));
             }
             keep_descriptors(&of_node.socket)?;
             if let Some(operator) = agent.environment.claims.clone() {
@@ -295,6 +302,11 @@ impl Agent {
     /// How the node's virtual devices are, where its pods can have some.
     pub(crate) fn devices(&self) -> Option<watch::Receiver<NodeDevices>> {
         self.devices.clone()
+    }
+
+    /// What pods have tried with devices of the node of late, and may not.
+    pub(crate) fn refused_attempts(&self) -> Vec<RefusedAttempt> {
+        self.refused_attempts.listed(tokio::time::Instant::now())
     }
 
     /// Ends all jobs and stops serving.

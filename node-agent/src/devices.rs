@@ -9,6 +9,7 @@ pub(crate) mod health;
 pub(crate) mod listing;
 pub(crate) mod peers;
 pub(crate) mod programs;
+pub(crate) mod refused_attempts;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -98,6 +99,11 @@ impl Devices {
             dropped: DroppedOffers::default(),
             health: watch::Sender::default(),
         }
+    }
+
+    /// Its engine.
+    pub(crate) fn engine(&self) -> EngineClient<Channel> {
+        self.engine.clone()
     }
 
     /// The devices of this node's pods.

@@ -6,7 +6,7 @@ use weft_proto::agent::v1 as proto;
 
 /// An offer, for the engine that it is to.
 pub(crate) fn to_proto(offer: &TenantOffer) -> proto::QueuePairOffer {
-    let TenantOffer { tenant, offer } = offer;
+    let TenantOffer { tenant, pod, offer } = offer;
     let name = |name: QueuePairName| proto::QueuePairName {
         gid: name.gid.to_vec(),
         number: name.number,
@@ -18,6 +18,7 @@ pub(crate) fn to_proto(offer: &TenantOffer) -> proto::QueuePairOffer {
         key_prefix: offer.key_prefix,
         answers: offer.answers.map(|id| id.0),
         tenant: tenant.to_string(),
+        pod: pod.to_string(),
     }
 }
 
@@ -26,7 +27,7 @@ pub(crate) fn from_proto(offer: Option<proto::QueuePairOffer>) -> Result<TenantO
     let offer = offer.ok_or("offer is missing")?;
     let (end, secret) = weft_connection_end::from_proto(offer.end)
         .map_err(|error| error.to_string().replacen("endpoint", "offer.end", 1))?;
-    let tenant = offer.tenant.into();
+    let (tenant, pod) = (offer.tenant.into(), offer.pod.into());
     let offer = Offer {
         from: name(offer.from, "offer.from")?,
         to: name(offer.to, "offer.to")?,
@@ -35,7 +36,7 @@ pub(crate) fn from_proto(offer: Option<proto::QueuePairOffer>) -> Result<TenantO
         key_prefix: offer.key_prefix,
         answers: offer.answers.map(ConnectionId),
     };
-    Ok(TenantOffer { tenant, offer })
+    Ok(TenantOffer { tenant, pod, offer })
 }
 
 fn name(name: Option<proto::QueuePairName>, field: &str) -> Result<QueuePairName, String> {
@@ -97,6 +98,7 @@ mod tests {
         };
         TenantOffer {
             tenant: "team-a".into(),
+            pod: "team-a/trainer-0".into(),
             offer,
         }
     }
@@ -107,7 +109,7 @@ mod tests {
             let mut written = offer();
             written.offer.answers = answers;
             let read = from_proto(Some(to_proto(&written))).unwrap();
-            assert_eq!(read.tenant, written.tenant);
+            assert_eq!((read.tenant, read.pod), (written.tenant, written.pod));
             let (read, written) = (read.offer, written.offer);
             assert_eq!((read.from, read.to), (written.from, written.to));
             assert_eq!(read.secret.0, written.secret.0);

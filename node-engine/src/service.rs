@@ -19,12 +19,15 @@ use tokio_stream::wrappers::{BroadcastStream, UnixListenerStream};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status};
 use weft_device::node_gid;
-use weft_device_server::{Device, Gid, OPEN_LIMITS, SHARE_DEFAULT, Server, ServerError};
+use weft_device_server::{
+    AttemptKind, Device, Gid, OPEN_LIMITS, RefusedAttempt, SHARE_DEFAULT, Server, ServerError,
+};
 use weft_device_socket::descriptor_store::{self, Stored};
 use weft_engine::{EngineConfig, LinkAddress};
 use weft_proto::agent::v1::QueuePairOffer;
 use weft_proto::engine::v1 as proto;
 use weft_proto::engine::v1::engine_server::{Engine, EngineServer};
+use weft_proto::engine::v1::refused_attempt::Kind;
 
 use crate::{link_state, offer};
 
@@ -313,6 +316,25 @@ impl Engine for Service {
         Ok(Response::new(proto::ListDevicesResponse {
             devices,
             link_problem: link_state::problem(self.address).unwrap_or_default(),
+        }))
+    }
+
+    async fn take_refused_attempts(
+        &self,
+        _: Request<proto::TakeRefusedAttemptsRequest>,
+    ) -> Result<Response<proto::TakeRefusedAttemptsResponse>, Status> {
+        let attempt = |attempt: RefusedAttempt| proto::RefusedAttempt {
+            kind: match attempt.kind {
+                AttemptKind::Connection => Kind::Connection.into(),
+                AttemptKind::MemoryAccess => Kind::MemoryAccess.into(),
+            },
+            from: attempt.from.to_string(),
+            to: attempt.to.to_string(),
+        };
+        let attempts = self.with(Server::take_refused_attempts)?;
+        let attempts = attempts.into_iter().map(attempt).collect();
+        Ok(Response::new(proto::TakeRefusedAttemptsResponse {
+            attempts,
         }))
     }
 

@@ -41,6 +41,7 @@ use crate::{
     enrollment_limit::EnrollmentLimit,
     fault::Fault,
     pod_jobs::PodJobs,
+    refused_attempts::RefusedAttempts,
     reports::{Fabrics, NodeState, Reports},
     review::{AUDIENCE, Reviews},
 };
@@ -120,6 +121,8 @@ pub(crate) struct Control {
     pub pod_jobs: PodJobs,
     /// Knows which devices a claim has.
     pub claims: Claims,
+    /// Tells pods what one tried with the device of the other and may not.
+    pub refused_attempts: Arc<RefusedAttempts>,
     /// The calls that wait for the API server.
     pub open_calls: OpenCalls,
     /// The agents' service account, `system:serviceaccount:NAMESPACE:NAME`.
@@ -392,6 +395,7 @@ impl Operator for Control {
         let (config_updates, receiver) = mpsc::channel(CONFIG_UPDATES);
         let stream = ReportStream {
             reports: self.reports.clone(),
+            refused_attempts: Arc::clone(&self.refused_attempts),
             number: self.reports.open(),
             caller,
             fabrics: self.fabrics.clone(),
@@ -409,6 +413,7 @@ impl Operator for Control {
 struct ReportStream {
     caller: Caller,
     reports: Reports,
+    refused_attempts: Arc<RefusedAttempts>,
     /// Later streams have greater ones.
     number: u64,
     fabrics: watch::Receiver<Fabrics>,
@@ -449,6 +454,7 @@ impl ReportStream {
                     Ok(Some(mut report)) => {
                         self.metrics.reports.inc();
                         validate_report(&mut report)?;
+                        self.tell_pods(&mut report);
                         let state = NodeState {
                             stream: self.number,
                             ..NodeState::new(&self.caller.fabric, report, Instant::now())
@@ -470,6 +476,17 @@ impl ReportStream {
                 }
                 () = &mut ended => return Err(Fault::CertificateEnded),
             }
+        }
+    }
+
+    /// Tells pods of refused attempts, which are nothing that is kept of the node.
+    fn tell_pods(&self, report: &mut NodeReport) {
+        let said = std::mem::take(&mut report.refused_attempts);
+        let node = self.caller.node.clone();
+        let attempts = self.refused_attempts.admit(&node, &said);
+        if !attempts.is_empty() {
+            let refused_attempts = Arc::clone(&self.refused_attempts);
+            tokio::spawn(async move { refused_attempts.tell(&node, attempts).await });
         }
     }
 

@@ -18,6 +18,7 @@ pub mod lease;
 pub mod live;
 mod pod_jobs;
 pub mod process;
+mod refused_attempts;
 pub mod reports;
 mod review;
 pub mod rotation;

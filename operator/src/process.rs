@@ -51,6 +51,7 @@ use crate::{
     lease::{Held, LeaseBoard, Lost},
     live::{self, Live},
     pod_jobs::PodJobs,
+    refused_attempts::RefusedAttempts,
     reports::{Fabrics, Reports},
     review::Reviews,
     web::{self, Heartbeat, Standing},
@@ -369,6 +370,7 @@ impl Leader {
             reviews: Reviews::new(self.client.clone()),
             pod_jobs: PodJobs::new(self.client.clone()),
             claims: Claims::new(self.client.clone()),
+            refused_attempts: Arc::new(RefusedAttempts::new(self.client.clone())),
             open_calls: OpenCalls::default(),
             account: format!(
                 "system:serviceaccount:{}:{}",

@@ -1192,6 +1192,23 @@ fn devices_by_claims_take_a_class_two_directories_and_rules_of_the_operator_and_
 }
 
 #[test]
+fn devices_let_the_operator_get_pods_and_nothing_else_of_them() {
+    let of_pods = |values: &[&str]| -> Vec<Value> {
+        let with = rendered(values);
+        let rules = with.find("ClusterRole", "weft-operator")["rules"].clone();
+        let rules = rules.as_array().unwrap().iter();
+        let is_of_pods = |rule: &&Value| {
+            let resources = strings(&rule["resources"]);
+            resources.iter().any(|resource| resource.starts_with("pods"))
+        };
+        rules.filter(is_of_pods).cloned().collect()
+    };
+    assert!(of_pods(&[]).is_empty());
+    let rule = json!({"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]});
+    assert_eq!(of_pods(&["devices.enabled=true"]), [rule]);
+}
+
+#[test]
 fn devices_take_two_daemonsets_without_a_capability_and_none_where_they_are_not_enabled() {
     let none = rendered(&[]);
     let names = |rendered: &Rendered| -> Vec<String> {

@@ -473,6 +473,7 @@ impl Member {
             report.ports = engine.and_then(|engine| engine.ports);
             let devices = agent.devices();
             report.devices = devices.map(|devices| devices.borrow().report());
+            report.refused_attempts = agent.refused_attempts();
         }
         self.report.send_if_modified(|sent| {
             for finding in &report.findings {

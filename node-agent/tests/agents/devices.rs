@@ -95,6 +95,15 @@ impl Engine for Service {
         }))
     }
 
+    async fn take_refused_attempts(
+        &self,
+        _: Request<TakeRefusedAttemptsRequest>,
+    ) -> Result<Response<TakeRefusedAttemptsResponse>, Status> {
+        Ok(Response::new(TakeRefusedAttemptsResponse {
+            attempts: vec![refused_attempt()],
+        }))
+    }
+
     type WatchOffersStream = Pin<Box<dyn Stream<Item = Result<QueuePairOffer, Status>> + Send>>;
 
     async fn watch_offers(
@@ -112,6 +121,14 @@ impl Engine for Service {
     ) -> Result<Response<ReceiveOfferResponse>, Status> {
         let _ = self.received.send(request.into_inner());
         Ok(Response::new(ReceiveOfferResponse {}))
+    }
+}
+
+fn refused_attempt() -> RefusedAttempt {
+    RefusedAttempt {
+        kind: refused_attempt::Kind::Connection.into(),
+        from: "team-b/b".to_owned(),
+        to: "team-a/a".to_owned(),
     }
 }
 
@@ -213,6 +230,9 @@ async fn how_the_device_plugin_says_that_devices_are_is_reported_exported_and_li
         devices.message,
         "vdev-00002 of pod team-a/c: restart the container"
     );
+    let tells = |report: &NodeReport| !report.refused_attempts.is_empty();
+    let told = operator.report("the refused attempt is reported", tells);
+    assert_eq!(told.await.refused_attempts, [refused_attempt()]);
     let metrics = lab.get(0, "/metrics").await;
     for line in [
         "weft_devices{} 8",

@@ -153,6 +153,7 @@ impl Stage {
             reviews: Reviews::new(reviews()),
             pod_jobs: PodJobs::new(reviews()),
             claims: Claims::new(reviews()),
+            refused_attempts: Arc::new(RefusedAttempts::new(reviews())),
             open_calls: OpenCalls::default(),
             account: ACCOUNT.to_owned(),
             fabrics: known,

@@ -60,6 +60,10 @@ pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
         type_name_of_val(&policy::a_pod_of_a_namespace_that_the_fabric_does_not_list_says_so),
     );
     add(
+        policy::a_refused_connection_is_told_to_both_pods,
+        type_name_of_val(&policy::a_refused_connection_is_told_to_both_pods),
+    );
+    add(
         faults::a_kubelet_that_is_killed_twenty_times_takes_no_device_away,
         type_name_of_val(&faults::a_kubelet_that_is_killed_twenty_times_takes_no_device_away),
     );

@@ -16,6 +16,8 @@ use crate::saved::HandOverError;
 #[derive(Debug)]
 pub(crate) struct ReceivedOffer {
     pub(crate) owner: Arc<str>,
+    /// As [`TenantOffer::pod`](crate::TenantOffer::pod).
+    pub(crate) pod: Arc<str>,
     pub(crate) offer: Offer,
 }
 

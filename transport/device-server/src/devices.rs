@@ -1,6 +1,6 @@
 //! All devices of a node that programs have open.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -119,6 +119,9 @@ impl OpenError {
     }
 }
 
+/// Of devices in [`Devices::refused_by`]: it is emptied each second, and of more nobody is told.
+const REFUSED_BY_MAX: usize = 64;
+
 /// The queue pair that an end of a connection belongs to, or belonged to.
 #[derive(Debug, Clone, Copy)]
 struct ConnectedPair {
@@ -156,6 +159,8 @@ pub struct Devices {
     cap_bps: Option<u64>,
     /// Connections that have failed, and when their queue pairs are told.
     failures: Vec<(Duration, Event)>,
+    /// Peers' devices whose memory queue pairs have asked for and may not reach.
+    refused_by: BTreeSet<[u8; 16]>,
 }
 
 impl Devices {
@@ -189,6 +194,7 @@ impl Devices {
             repeat_at: Duration::ZERO,
             cap_bps: None,
             failures: Vec::new(),
+            refused_by: BTreeSet::new(),
         }
     }
 
@@ -306,6 +312,11 @@ impl Devices {
             bytes_sent: stats.bytes_acked,
             bytes_received: stats.bytes_placed,
         }
+    }
+
+    /// The GIDs of peers' devices whose memory queue pairs have asked for and may not reach, since this was asked last.
+    pub(crate) fn take_refused_by(&mut self) -> BTreeSet<[u8; 16]> {
+        std::mem::take(&mut self.refused_by)
     }
 
     /// What it has sent.
@@ -641,6 +652,7 @@ impl Devices {
             }
             return;
         }
+        let mut is_refused = false;
         context.with(number, &self.engine, |pair, state, around| {
             match *event {
                 Event::Completed { context, .. } => pair.finish(context, Status::Success),
@@ -649,7 +661,7 @@ impl Devices {
                     return false;
                 }
                 Event::Failed { failure, .. } => {
-                    pair.end(failure, around);
+                    is_refused = pair.end(failure, around);
                     return true;
                 }
                 Event::Received {
@@ -665,6 +677,12 @@ impl Devices {
         });
         if let Event::Received { .. } = event {
             context.message_received(number);
+        }
+        if is_refused
+            && self.refused_by.len() < REFUSED_BY_MAX
+            && let Some(found) = context.objects().queue_pair(number)
+        {
+            self.refused_by.insert(found.attributes.address.gid);
         }
     }
 

@@ -57,6 +57,8 @@ pub struct Offer {
 pub struct TenantOffer {
     /// The tenant of the offering device: its node vouches for that.
     pub tenant: Arc<str>,
+    /// The pod that the offering device was made for, as NAMESPACE/NAME, or empty; its node vouches for that, too.
+    pub pod: Arc<str>,
     /// The offer.
     pub offer: Offer,
 }

@@ -18,6 +18,7 @@ use crate::counters::Counters;
 use crate::limits::Totals;
 use crate::link_share::LinkShare;
 use crate::offer::{Offer, TenantOffer, TooManyOffers};
+use crate::refused_attempts::{AttemptKind, RefusedAttempt, RefusedAttempts};
 
 /// A device whose thread has done nothing for so long is stalled. It wakes ten times a second.
 const STALLED_AFTER: Duration = Duration::from_secs(2);
@@ -109,6 +110,8 @@ pub(crate) struct OpenDevices {
     open: Mutex<HashMap<Gid, OpenDevice>>,
     /// What was counted while devices were open before.
     counted: Mutex<HashMap<Gid, Counters>>,
+    /// What pods have tried and may not.
+    pub(crate) refused_attempts: RefusedAttempts,
     /// How many programs have a thread here, by the device that they open or have open.
     programs: Mutex<HashMap<Gid, u32>>,
     /// Of all of them.
@@ -137,6 +140,7 @@ impl OpenDevices {
             ended: Mutex::new(Some(ended)),
             open: Mutex::default(),
             counted: Mutex::default(),
+            refused_attempts: RefusedAttempts::default(),
             programs: Mutex::default(),
             contexts: AtomicU32::new(0),
             queue_pairs: AtomicU32::new(0),
@@ -235,6 +239,7 @@ impl OpenDevices {
     pub(crate) fn pass_on(&self, device: &Device, offer: Offer) {
         let offer = TenantOffer {
             tenant: Arc::clone(&device.tenant),
+            pod: Arc::clone(&device.owner),
             offer,
         };
         if self.lock().contains_key(&offer.offer.to.gid) {
@@ -254,15 +259,20 @@ impl OpenDevices {
         owner: Arc<str>,
         offer: TenantOffer,
     ) -> Result<(), TooManyOffers> {
-        let TenantOffer { tenant, offer } = offer;
+        let TenantOffer { tenant, pod, offer } = offer;
         let Some(thread) = self.lock().get(&offer.to.gid).cloned() else {
             return Ok(());
         };
         if tenant != thread.device.tenant {
             thread.shown.refused_offers.fetch_add(1, Ordering::Relaxed);
+            self.refused_attempts.add(RefusedAttempt {
+                kind: AttemptKind::Connection,
+                from: pod,
+                to: Arc::clone(&thread.device.owner),
+            });
             return Ok(());
         }
-        let received = ReceivedOffer { owner, offer };
+        let received = ReceivedOffer { owner, pod, offer };
         let sent = thread.offers.try_send(received);
         sent.map_err(|_| TooManyOffers)?;
         wake_worker(&thread.wake);

@@ -111,6 +111,7 @@ impl OpenDevices {
             used_at: now,
             counted_at: now,
             refused_offers: 0,
+            pods: HashMap::new(),
             shared_at: now,
         };
         let ended = self.ended().ok_or(OpenError::Ended)?;

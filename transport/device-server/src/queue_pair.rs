@@ -480,8 +480,8 @@ impl QueuePair {
         self.is_broken |= has_failed;
     }
 
-    /// The connection has failed. Where no work request is the cause, the oldest bears it.
-    fn fail(&mut self, failure: Failure) {
+    /// The connection has failed. Where no work request is the cause, the oldest bears it. Answers the status that it has.
+    fn fail(&mut self, failure: Failure) -> Option<Status> {
         self.is_broken = true;
         let is_cause = |it: &&mut Outstanding| it.status.is_some_and(|it| it != Status::Success);
         let cause = self.outstanding.iter_mut().find(is_cause);
@@ -489,10 +489,10 @@ impl QueuePair {
             Some(cause) => Some(cause),
             None => self.outstanding.iter_mut().find(|it| it.status.is_none()),
         };
-        if let Some(cause) = cause {
-            let status = status_of(failure, cause);
-            self.responses_awaited -= usize::from(cause.end(status));
-        }
+        let cause = cause?;
+        let status = status_of(failure, cause);
+        self.responses_awaited -= usize::from(cause.end(status));
+        Some(status)
     }
 
     /// A message of the peer has taken a receive.
@@ -530,12 +530,14 @@ impl QueuePair {
         }
     }
 
-    /// The connection has failed, or the peer has closed it. Reports the work request that bears the failure.
-    pub(crate) fn end(&mut self, failure: Failure, around: &mut Surroundings<'_>) {
-        self.fail(failure);
+    /// The connection has failed, or the peer has closed it. Reports the work request that bears the failure. Answers whether that
+    /// asked for memory of the peer that it may not reach.
+    pub(crate) fn end(&mut self, failure: Failure, around: &mut Surroundings<'_>) -> bool {
+        let status = self.fail(failure);
         // A peer that closes its end has done nothing wrong. That it is gone may be known before its close has come.
         let is_gone = matches!(failure, Failure::Closed | Failure::PeerRestarted);
         around.is_unreported = !self.settle(around) && !is_gone;
+        status == Some(Status::RemoteAccess)
     }
 
     /// Whether nothing is outstanding.

@@ -1,5 +1,6 @@
 //! The devices of a node as a service: their directories, their control socket, and the threads of those that are open.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::net::Ipv6Addr;
@@ -25,6 +26,7 @@ use crate::devices::Devices;
 use crate::offer::{TenantOffer, TooManyOffers};
 use crate::open_devices::{OpenDevices, SendOffer};
 use crate::random;
+use crate::refused_attempts::RefusedAttempt;
 use crate::thread::spawn;
 
 mod saved;
@@ -389,6 +391,12 @@ impl Server {
         self.devices
             .forget_counters(|gid| table.name_of(gid).is_some());
         table.iter().map(status).collect()
+    }
+
+    /// Which pods have tried what they may not, since this was asked last: each kind for a pair of pods once, and a bounded number.
+    #[must_use]
+    pub fn take_refused_attempts(&self) -> BTreeSet<RefusedAttempt> {
+        self.devices.refused_attempts.take()
     }
 
     /// An offer has come from the node `owner`, as authenticated. One of another tenant than the device's that it is for is

@@ -1,5 +1,6 @@
 //! The thread of an open device: it owns its objects, and its engine.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,6 +15,7 @@ use crate::devices::{Devices, SavedDevices};
 use crate::link_share::SHARE_INTERVAL;
 use crate::offer::OFFER_TIMEOUT;
 use crate::open_devices::{OpenDevices, Shown};
+use crate::refused_attempts::{AttemptKind, RefusedAttempt};
 use crate::saved::HandOverError;
 
 /// How long it sleeps at most: offers that are not answered are sent again at about this time.
@@ -26,6 +28,10 @@ const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Commands that are carried out in one turn, and as many offers: then packets are moved again.
 const COMMANDS_PER_TURN: usize = 64;
+
+/// Pods of peers that a device remembers, for those to be told whose memory was asked for. With more it forgets all, and knows
+/// those that connect after that.
+const PODS_MAX: usize = 4096;
 
 /// What a turn has found in the queues of other threads.
 enum Taken {
@@ -60,6 +66,8 @@ pub(crate) struct Worker {
     /// When what was refused was counted last, and how many offers that were.
     pub(crate) counted_at: Duration,
     pub(crate) refused_offers: u64,
+    /// The pods of peers that have offered to connect, by their GIDs.
+    pub(crate) pods: HashMap<[u8; 16], Arc<str>>,
     /// When the node's devices last shared what they may send.
     pub(crate) shared_at: Duration,
 }
@@ -143,6 +151,15 @@ impl Worker {
             let (device, more) = (Gid(self.device.gid), refused - before);
             tracing::warn!(%device, "{more} offers of other tenants to connect: refused");
         }
+        for gid in self.devices.take_refused_by() {
+            if let Some(pod) = self.pods.get(&gid) {
+                self.all.refused_attempts.add(RefusedAttempt {
+                    kind: AttemptKind::MemoryAccess,
+                    from: Arc::clone(&self.device.owner),
+                    to: Arc::clone(pod),
+                });
+            }
+        }
     }
 
     /// Limits what the device sends to its share of what the node may.
@@ -200,10 +217,14 @@ impl Worker {
             }
         }
         for _ in 0..COMMANDS_PER_TURN {
-            let Ok(ReceivedOffer { owner, offer }) = self.offers.try_recv() else {
+            let Ok(ReceivedOffer { owner, pod, offer }) = self.offers.try_recv() else {
                 break;
             };
             taken = Taken::Some;
+            if self.pods.len() >= PODS_MAX {
+                self.pods.clear();
+            }
+            self.pods.insert(offer.from.gid, pod);
             self.devices.receive_offer(owner, &offer, now);
         }
         taken
@@ -293,6 +314,7 @@ mod tests {
             used_at: Duration::ZERO,
             counted_at: Duration::ZERO,
             refused_offers: 0,
+            pods: HashMap::new(),
             shared_at: Duration::ZERO,
         };
         let (answer, answers) = unbounded();

@@ -1,5 +1,6 @@
 //! Programs that open devices by their directories, over the control socket.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::Ipv4Addr;
@@ -22,7 +23,9 @@ use weft_device::state::{Attributes, QueuePairType, State};
 use weft_device::work_request::{
     Operation, Payload, ReceiveRequest, RemoteAddress, Sge, WorkRequest,
 };
-use weft_device_server::{Device, Offer, QueuePairName, Server, ServerError, TenantOffer, Totals};
+use weft_device_server::{
+    AttemptKind, Device, Offer, QueuePairName, RefusedAttempt, Server, ServerError, TenantOffer, Totals,
+};
 use weft_device_socket::{Client, OpenError, devices_in, gid, packet};
 use weft_engine::{EngineConfig, Nanos, PortRange, Secret, Words};
 
@@ -565,8 +568,12 @@ fn a_program_whose_memory_holds_up_a_copy_holds_up_no_other_device() {
 fn attempts_on_memory_that_they_may_not_reach_are_counted_by_device() {
     let directory = tempfile::tempdir().expect("a directory");
     let server = start(&directory.path().join("devices"));
-    let paths = [1, 2].map(|last| {
-        let path = server.create(&format!("weft{last}"), device(last));
+    let paths = [(1, "team-a/a"), (2, "team-a/b")].map(|(last, pod)| {
+        let device = Device {
+            owner: pod.into(),
+            ..device(last)
+        };
+        let path = server.create(&format!("weft{last}"), device);
         path.expect("it is made")
     });
     let [mut a, b] = paths.each_ref().map(|path| Program::open(path));
@@ -588,6 +595,26 @@ fn attempts_on_memory_that_they_may_not_reach_are_counted_by_device() {
         std::thread::yield_now();
     }
     assert_eq!(refused()[0], 0);
+    let attempt = RefusedAttempt {
+        kind: AttemptKind::MemoryAccess,
+        from: "team-a/a".into(),
+        to: "team-a/b".into(),
+    };
+    assert_eq!(taken(&server), [attempt].into());
+    assert!(server.take_refused_attempts().is_empty());
+}
+
+/// What pods are told of, as soon as there is something.
+fn taken(server: &Server) -> BTreeSet<RefusedAttempt> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let taken = server.take_refused_attempts();
+        if !taken.is_empty() {
+            return taken;
+        }
+        assert!(Instant::now() < deadline, "no refused attempt is kept");
+        std::thread::yield_now();
+    }
 }
 
 #[test]
@@ -734,6 +761,7 @@ fn devices_of_two_tenants_are_not_connected_and_the_attempts_are_counted() {
     let open = |name: &str, last: u8, tenant: &str| {
         let device = Device {
             tenant: tenant.into(),
+            owner: format!("{tenant}/{name}").into(),
             ..device(last)
         };
         Program::open(&server.create(name, device).expect("it is made"))
@@ -750,6 +778,17 @@ fn devices_of_two_tenants_are_not_connected_and_the_attempts_are_counted() {
         assert!(Instant::now() < deadline, "no offer is refused");
         std::thread::yield_now();
     }
+    let mut attempts = BTreeSet::new();
+    while attempts.len() < 2 {
+        attempts.append(&mut taken(&server));
+    }
+    let attempt = |from: &str, to: &str| RefusedAttempt {
+        kind: AttemptKind::Connection,
+        from: from.into(),
+        to: to.into(),
+    };
+    let [of_a, of_b] = ["team-a/weft0", "team-b/weft1"];
+    assert_eq!(attempts, [attempt(of_a, of_b), attempt(of_b, of_a)].into());
     let [mut c, mut d] = [open("weft2", 3, "team-a"), open("weft3", 4, "team-a")];
     c.connect(&d);
     d.connect(&c);

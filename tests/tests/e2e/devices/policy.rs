@@ -56,3 +56,23 @@ pub(super) fn a_pod_of_a_namespace_that_the_fabric_does_not_list_says_so(devices
     devices.delete(OTHER_TEAM, "unlisted");
     devices.delete(TEAM, "listed");
 }
+
+/// Of two namespaces, and each in its own.
+pub(super) fn a_refused_connection_is_told_to_both_pods(devices: &Devices) {
+    let cluster = &devices.cluster;
+    let [a, _] = devices.two_pods();
+    let stranger = (OTHER_TEAM, "stranger");
+    devices.start(stranger.0, stranger.1, "node1");
+    let words = ["ibv_rc_pingpong", "-c", "-g", "0", "-n", "10"];
+    let said = devices.pair(a, stranger, &words);
+    said.expect_err("pods of two namespaces reach each other");
+    for ((namespace, name), other) in [(a, "pod team-b/stranger"), (stranger, "pod team-a/a")] {
+        cluster.wait_until("the pod is told of the refused attempt", || {
+            let said = cluster.kubectl(&["describe", "pod", name, "--namespace", namespace]);
+            let mut lines = said.lines();
+            let is_told = |line: &str| line.contains("ConnectionRefused") && line.contains(other);
+            lines.any(is_told).then_some(())
+        });
+    }
+    devices.delete(stranger.0, stranger.1);
+}

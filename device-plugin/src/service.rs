@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status};
+use weft_proto::Message as _;
 
 use crate::devices::{DeviceError, Devices, ID_PREFIX};
 use crate::kubelet::device_plugin as proto;
@@ -21,6 +22,9 @@ pub(crate) fn options() -> proto::DevicePluginOptions {
         get_preferred_allocation_available: false,
     }
 }
+
+/// A kubelet takes no longer message (gRPC's default): with one it would know no device at all.
+const LIST_BYTES_MAX: usize = 4 << 20;
 
 /// The device plugin of one resource.
 #[derive(Debug, Clone)]
@@ -53,28 +57,54 @@ impl Drop for Watched {
 impl Service {
     /// With so many devices.
     pub(crate) fn new(count: u32, devices: Arc<Devices>, health: watch::Receiver<Health>) -> Self {
+        let ids = ids_that_fit(count);
+        if ids.len() < count as usize {
+            tracing::error!(
+                "the kubelet is shown {} of {count} devices: a list of more is longer than the {LIST_BYTES_MAX} bytes that it \
+                 takes; lower spec.devices.perNode of the RdmaFabric",
+                ids.len()
+            );
+        }
         Self {
-            // At most 20 letters: an engine takes no longer name, and the list stays below gRPC's 4 MiB.
-            ids: (0..count).map(|i| format!("{ID_PREFIX}{i:05}")).collect(),
+            ids: ids.into(),
             devices,
             health,
         }
     }
 
     fn list(&self, health: &Health) -> proto::ListAndWatchResponse {
-        let device = |id: &String| proto::Device {
-            id: id.clone(),
-            health: match health.is_good(id) {
-                true => proto::HEALTHY,
-                false => proto::UNHEALTHY,
-            }
-            .to_owned(),
-            topology: None,
-        };
+        let device = |id: &String| device(id, health.is_good(id));
         proto::ListAndWatchResponse {
             devices: self.ids.iter().map(device).collect(),
         }
     }
+}
+
+fn device(id: &str, is_good: bool) -> proto::Device {
+    proto::Device {
+        id: id.to_owned(),
+        health: match is_good {
+            true => proto::HEALTHY,
+            false => proto::UNHEALTHY,
+        }
+        .to_owned(),
+        topology: None,
+    }
+}
+
+/// The first ids, at most `count`, of which the list is taken by the kubelet whatever their health is. Each has at most 20 letters:
+/// an engine takes no longer name.
+fn ids_that_fit(count: u32) -> Vec<String> {
+    let mut bytes = 0;
+    let ids = (0..count).map(|i| format!("{ID_PREFIX}{i:05}"));
+    let fits = |id: &String| {
+        let alone = proto::ListAndWatchResponse {
+            devices: vec![device(id, false)],
+        };
+        bytes += alone.encoded_len();
+        bytes <= LIST_BYTES_MAX
+    };
+    ids.take_while(fits).collect()
 }
 
 impl From<DeviceError> for Status {
@@ -151,5 +181,32 @@ impl DevicePlugin for Registered {
         let ids = request.into_inner().devices_ids;
         self.service.devices.prepare(&ids).await?;
         Ok(Response::new(proto::PreStartContainerResponse {}))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A list as it is longest.
+    fn bytes(ids: &[String]) -> usize {
+        let devices = ids.iter().map(|id| device(id, false)).collect();
+        proto::ListAndWatchResponse { devices }.encoded_len()
+    }
+
+    #[test]
+    fn a_list_of_65_536_devices_is_taken_by_a_kubelet() {
+        let all = ids_that_fit(65_536);
+        assert_eq!(all.len(), 65_536);
+        assert!(bytes(&all) <= LIST_BYTES_MAX, "{}", bytes(&all));
+    }
+
+    #[test]
+    fn of_a_list_that_a_kubelet_would_not_take_the_first_devices_are_shown() {
+        let some = ids_that_fit(1_000_000);
+        let left = LIST_BYTES_MAX - bytes(&some);
+        let next = device(&format!("{ID_PREFIX}{}", some.len()), false);
+        let devices = vec![next];
+        assert!(left < proto::ListAndWatchResponse { devices }.encoded_len());
     }
 }

@@ -4,6 +4,9 @@ use weft_core::units::ConnectionId;
 use weft_device_server::{Offer, QueuePairName, TenantOffer};
 use weft_proto::agent::v1 as proto;
 
+/// Of a pod's NAMESPACE/NAME in Kubernetes. It may become a part of this node's reports, which have a bound.
+const POD_BYTES_MAX: usize = 63 + 1 + 253;
+
 /// An offer, for the engine that it is to.
 pub(crate) fn to_proto(offer: &TenantOffer) -> proto::QueuePairOffer {
     let TenantOffer { tenant, pod, offer } = offer;
@@ -27,6 +30,11 @@ pub(crate) fn from_proto(offer: Option<proto::QueuePairOffer>) -> Result<TenantO
     let offer = offer.ok_or("offer is missing")?;
     let (end, secret) = weft_connection_end::from_proto(offer.end)
         .map_err(|error| error.to_string().replacen("endpoint", "offer.end", 1))?;
+    if offer.pod.len() > POD_BYTES_MAX {
+        return Err(format!(
+            "offer.pod must be NAMESPACE/NAME, at most {POD_BYTES_MAX} bytes"
+        ));
+    }
     let (tenant, pod) = (offer.tenant.into(), offer.pod.into());
     let offer = Offer {
         from: name(offer.from, "offer.from")?,
@@ -128,7 +136,7 @@ mod tests {
             from_proto(Some(offer)).unwrap_err()
         };
         assert_eq!(from_proto(None).unwrap_err(), "offer is missing");
-        let cases: [(Change, &str); 6] = [
+        let cases: [(Change, &str); 7] = [
             (|offer| offer.from = None, "offer.from is missing"),
             (|offer| offer.to = None, "offer.to is missing"),
             (
@@ -140,6 +148,10 @@ mod tests {
                 "offer.to.gid must be 16 bytes",
             ),
             (|offer| offer.end = None, "offer.end is missing"),
+            (
+                |offer| offer.pod = "p".repeat(POD_BYTES_MAX + 1),
+                "offer.pod must be NAMESPACE/NAME, at most 317 bytes",
+            ),
             (
                 |offer| offer.end.as_mut().unwrap().secret.truncate(31),
                 "offer.end.secret must be 32 bytes",

@@ -119,7 +119,11 @@ fn a_fabric_that_cannot_work_is_refused_with_the_field_and_the_remedy() {
             "beyond port 65535",
         ),
         (
-            with(fabric(), "/spec/devices", json!({"namespaces": ["team-a", "Team_B"]})),
+            with(
+                fabric(),
+                "/spec/devices",
+                json!({"namespaces": ["team-a", "Team_B"]}),
+            ),
             "devices.namespaces must be names of namespaces",
         ),
         (

@@ -10,9 +10,9 @@ use tokio::sync::watch;
 use weft_core::units::Nanos;
 use weft_core::wire::Secret;
 use weft_device_socket::descriptor_store::{self, DescriptorStore};
-use weft_proto::engine::v1::RefusedAttempt;
 use weft_engine::{Egress, Encryption, Engine, EngineConfig, EngineError, PortRange};
 use weft_identity::tls_listener::TlsRefusals;
+use weft_proto::engine::v1::RefusedAttempt;
 
 use crate::config::{self, Config, LinkKind};
 use crate::control::attempt_registry::{AttemptRegistry, RegistryConfig, ReloadableConfig};

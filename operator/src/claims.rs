@@ -215,8 +215,9 @@ fn parameters(configs: &[DeviceConfig], request: &str) -> Result<DeviceParameter
         if !config.requests.is_empty() && !requests.any(|it| it == request || it == parent) {
             continue;
         }
-        let said = class_parameters(&opaque.parameters)
-            .map_err(|problem| format!("has a DeviceClass whose config.opaque.parameters{problem}"))?;
+        let said = class_parameters(&opaque.parameters).map_err(|problem| {
+            format!("has a DeviceClass whose config.opaque.parameters{problem}")
+        })?;
         found = DeviceParameters {
             share: said.share.unwrap_or(found.share),
             cap_mbps: said.cap_mbps.unwrap_or(found.cap_mbps),
@@ -399,7 +400,12 @@ mod tests {
         let said = configured(&json!([
             of_class(json!(["rdma"]), json!({"share": 400, "capMbps": 1000})),
             of_class(json!(["other"]), json!({"share": 7})),
-            config("FromClaim", "gpu.example.com", &json!([]), &json!({"mode": "fast"})),
+            config(
+                "FromClaim",
+                "gpu.example.com",
+                &json!([]),
+                &json!({"mode": "fast"})
+            ),
             of_class(json!([]), json!({"operationsPerSecond": 20000})),
         ]));
         let wanted = DeviceParameters {
@@ -413,13 +419,27 @@ mod tests {
     #[test]
     fn a_claim_that_configures_its_devices_is_refused_and_a_wrong_class_is_told_the_field() {
         let of_class = |more: Value| config("FromClass", DRIVER, &json!([]), &more);
-        let of_claim = config("FromClaim", DRIVER, &json!(["other"]), &json!({"share": 400}));
+        let of_claim = config(
+            "FromClaim",
+            DRIVER,
+            &json!(["other"]),
+            &json!({"share": 400}),
+        );
         for (config, wanted) in [
             (of_claim, "a claim may not have: remove spec.devices.config"),
-            (of_class(json!({"share": 0})), "parameters.share is out of range: give 1 to 10000"),
-            (of_class(json!({"capMbps": 0})), "parameters.capMbps is out of range"),
+            (
+                of_class(json!({"share": 0})),
+                "parameters.share is out of range: give 1 to 10000",
+            ),
+            (
+                of_class(json!({"capMbps": 0})),
+                "parameters.capMbps is out of range",
+            ),
             (of_class(json!({"weight": 3})), "unknown field `weight`"),
-            (of_class(json!({"kind": "Other"})), "give kind DeviceParameters of apiVersion"),
+            (
+                of_class(json!({"kind": "Other"})),
+                "give kind DeviceParameters of apiVersion",
+            ),
         ] {
             let problem = configured(&json!([config])).unwrap_err();
             assert!(problem.contains(wanted), "{problem}");

@@ -97,7 +97,8 @@ impl Attempt {
         let (from, to) = (name(&self.from), name(&self.to));
         let notes = match self.kind {
             Kind::MemoryAccess => {
-                let why = "that its program has not opened to it: refused, and the connection has failed";
+                let why =
+                    "that its program has not opened to it: refused, and the connection has failed";
                 [
                     format!("a program of this pod asked for memory of {to} {why}"),
                     format!("a program of {from} asked for memory of this pod {why}"),
@@ -107,8 +108,12 @@ impl Attempt {
                 let why = "refused, as the pods are of different namespaces and spec.devices.crossNamespace of the RdmaFabric is \
                            false";
                 [
-                    format!("a program of this pod tried to connect its RDMA device to that of {to}: {why}"),
-                    format!("a program of {from} tried to connect its RDMA device to that of this pod: {why}"),
+                    format!(
+                        "a program of this pod tried to connect its RDMA device to that of {to}: {why}"
+                    ),
+                    format!(
+                        "a program of {from} tried to connect its RDMA device to that of this pod: {why}"
+                    ),
                 ]
             }
         };
@@ -257,9 +262,13 @@ mod tests {
                     return (StatusCode::NOT_FOUND, Json(status));
                 }
             };
-            let metadata = json!({"namespace": namespace, "name": name, "uid": format!("uid of {name}")});
+            let metadata =
+                json!({"namespace": namespace, "name": name, "uid": format!("uid of {name}")});
             let spec = json!({"nodeName": node, "containers": []});
-            (StatusCode::OK, Json(json!({"metadata": metadata, "spec": spec})))
+            (
+                StatusCode::OK,
+                Json(json!({"metadata": metadata, "spec": spec})),
+            )
         };
         let (sender, events) = unbounded_channel();
         let event = async move |Json(event): Json<Value>| {
@@ -268,7 +277,10 @@ mod tests {
         };
         let router = Router::new()
             .route("/api/v1/namespaces/{namespace}/pods/{name}", get(pod))
-            .route("/apis/events.k8s.io/v1/namespaces/{namespace}/events", post(event));
+            .route(
+                "/apis/events.k8s.io/v1/namespaces/{namespace}/events",
+                post(event),
+            );
         (RefusedAttempts::new(Client::new(router, "default")), events)
     }
 
@@ -297,7 +309,8 @@ mod tests {
             ]);
         }
         let wanted = [["team-b", "uid of d"], ["team-a", "uid of a"]];
-        let wanted = wanted.map(|[namespace, uid]| [namespace, uid, "Warning", "ConnectionRefused"]);
+        let wanted =
+            wanted.map(|[namespace, uid]| [namespace, uid, "Warning", "ConnectionRefused"]);
         assert_eq!(told, wanted);
     }
 
@@ -376,7 +389,10 @@ mod tests {
         let attempt = Attempt::of(&said(Kind::MemoryAccess, "team-a/b", "team-a/a")).unwrap();
         let [(_, of_from), (_, of_to)] = attempt.notes();
         assert!(of_from.contains("memory of pod team-a/a"), "{of_from}");
-        assert!(of_to.contains("pod team-a/b asked for memory of this pod"), "{of_to}");
+        assert!(
+            of_to.contains("pod team-a/b asked for memory of this pod"),
+            "{of_to}"
+        );
         assert_eq!(attempt.of_node().name, "b");
     }
 }

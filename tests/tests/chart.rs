@@ -1199,7 +1199,9 @@ fn devices_let_the_operator_get_pods_and_nothing_else_of_them() {
         let rules = rules.as_array().unwrap().iter();
         let is_of_pods = |rule: &&Value| {
             let resources = strings(&rule["resources"]);
-            resources.iter().any(|resource| resource.starts_with("pods"))
+            resources
+                .iter()
+                .any(|resource| resource.starts_with("pods"))
         };
         rules.filter(is_of_pods).cloned().collect()
     };

@@ -70,7 +70,13 @@ mod tests {
     #[test]
     fn attempts_of_one_pair_are_one_and_a_flood_of_pairs_is_bounded() {
         let attempts = RefusedAttempts::default();
-        for (from, to) in [("a/x", "b/y"), ("a/x", "b/y"), ("a/x", "a/x"), ("", "b/y"), ("a/x", "")] {
+        for (from, to) in [
+            ("a/x", "b/y"),
+            ("a/x", "b/y"),
+            ("a/x", "a/x"),
+            ("", "b/y"),
+            ("a/x", ""),
+        ] {
             attempts.add(attempt(from, to));
         }
         assert_eq!(attempts.take(), [attempt("a/x", "b/y")].into());

@@ -173,7 +173,8 @@ impl Worker {
             && let Some(report) = self.devices.take_egress_report()
         {
             self.shared_at = now;
-            self.devices.limit_rate(link.limit(self.slot, self.device.share, now, report));
+            self.devices
+                .limit_rate(link.limit(self.slot, self.device.share, now, report));
         }
     }
 

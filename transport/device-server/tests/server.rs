@@ -24,7 +24,8 @@ use weft_device::work_request::{
     Operation, Payload, ReceiveRequest, RemoteAddress, Sge, WorkRequest,
 };
 use weft_device_server::{
-    AttemptKind, Device, Offer, QueuePairName, RefusedAttempt, Server, ServerError, TenantOffer, Totals,
+    AttemptKind, Device, Offer, QueuePairName, RefusedAttempt, Server, ServerError, TenantOffer,
+    Totals,
 };
 use weft_device_socket::{Client, OpenError, devices_in, gid, packet};
 use weft_engine::{EngineConfig, Nanos, PortRange, Secret, Words};

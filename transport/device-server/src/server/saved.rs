@@ -17,7 +17,7 @@ use crate::control::{OpenProgram, Released};
 use crate::device_table::{DeviceTable, Token, lock};
 use crate::devices::{ContextId, Devices, SavedDevices};
 use crate::offer::TenantOffer;
-use crate::open_devices::{Gid, OpenDevice, OpenDevices};
+use crate::open_devices::{OpenDevice, OpenDevices};
 use crate::saved::{Descriptors, HandOverError};
 
 /// Changed with [`Head`].

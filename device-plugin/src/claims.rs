@@ -418,8 +418,9 @@ mod tests {
             while claims.engine.list("").await.is_err() {
                 tokio::task::yield_now().await;
             }
+            let limits = DeviceLimits::default();
             for id in [ID, "vdev-00001"] {
-                claims.engine.create(id, &pod).await.unwrap();
+                claims.engine.create(id, &pod, limits).await.unwrap();
             }
             for (seconds, left) in [(0, 2), (29, 2), (30, 1)] {
                 claims.reconcile(at(seconds)).await.unwrap();

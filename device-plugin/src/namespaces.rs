@@ -37,7 +37,7 @@ mod tests {
     fn a_namespace_that_is_not_listed_is_told_the_field_and_none_of_the_others() {
         let some = Namespaces::new(&["team-a".to_owned(), "team-c".to_owned()]);
         assert_eq!(some.check("team-a"), Ok(()));
-        for other in ["team-b", "team-", "team-a,team-c", ""] {
+        for other in ["team-b", "team-", ""] {
             let problem = some.check(other).unwrap_err().to_string();
             assert!(problem.contains("spec.devices.namespaces"), "{problem}");
             assert!(!problem.contains("team-c ") && !problem.contains("team-a "));

@@ -238,7 +238,8 @@ impl RefusedAttempts {
 #[cfg(test)]
 mod tests {
     use axum::{
-        Json, Router,
+        Router,
+        body::Bytes,
         extract::Path,
         http::StatusCode,
         routing::{get, post},
@@ -259,21 +260,20 @@ mod tests {
                         "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404,
                         "message": "there is none", "details": {"name": name, "kind": "pods"},
                     });
-                    return (StatusCode::NOT_FOUND, Json(status));
+                    return (StatusCode::NOT_FOUND, status.to_string());
                 }
             };
             let metadata =
                 json!({"namespace": namespace, "name": name, "uid": format!("uid of {name}")});
             let spec = json!({"nodeName": node, "containers": []});
-            (
-                StatusCode::OK,
-                Json(json!({"metadata": metadata, "spec": spec})),
-            )
+            let pod = json!({"metadata": metadata, "spec": spec});
+            (StatusCode::OK, pod.to_string())
         };
         let (sender, events) = unbounded_channel();
-        let event = async move |Json(event): Json<Value>| {
+        let event = async move |body: Bytes| {
+            let event: Value = serde_json::from_slice(&body).unwrap();
             let _ = sender.send(event.clone());
-            (StatusCode::CREATED, Json(event))
+            (StatusCode::CREATED, event.to_string())
         };
         let router = Router::new()
             .route("/api/v1/namespaces/{namespace}/pods/{name}", get(pod))

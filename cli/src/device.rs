@@ -23,7 +23,7 @@ use std::{
 use clap::Subcommand;
 use weft_fabric::quantity;
 use weft_proto::engine::v1::{
-    CreateDeviceRequest, DestroyDeviceRequest, Device, ListDevicesRequest,
+    CreateDeviceRequest, DestroyDeviceRequest, Device, ListDevicesRequest, ListDevicesResponse,
 };
 
 pub use self::{
@@ -150,13 +150,13 @@ pub fn run(
         Action::Inject(args) => Err(inject::run(args)),
         Action::List => {
             let list = runtime()?.block_on(list(&record()?))?;
-            write(out, &List(&list))
+            write(out, &list)
         }
         Action::Show { device } => {
             let list = runtime()?.block_on(list(&record()?))?;
-            let found = list
-                .iter()
-                .find(|(node, found)| *node == device.node && found.name == device.device);
+            let found = list.devices().find(|(node, found)| {
+                *node == device.node && found.name == device.device
+            });
             let found = found.ok_or_else(|| {
                 let Name { node, device } = device.clone();
                 DeviceError::NoDevice { node, device }
@@ -228,16 +228,15 @@ async fn destroy(record: &Record, device: &Name) -> Result<(), DeviceError> {
     Ok(())
 }
 
-async fn list(record: &Record) -> Result<Vec<(String, Device)>, DeviceError> {
+async fn list(record: &Record) -> Result<List, DeviceError> {
     let mut all = Vec::new();
     for node in record.nodes.keys() {
         let mut engine = weft_proto::engine::client(&record.socket(node)?);
-        let devices = engine.list_devices(ListDevicesRequest {}).await;
-        let devices = devices.map_err(|status| refused(node, &status))?;
-        let devices = devices.into_inner().devices.into_iter();
-        all.extend(devices.map(|device| (node.clone(), device)));
+        let listed = engine.list_devices(ListDevicesRequest {}).await;
+        let listed = listed.map_err(|status| refused(node, &status))?;
+        all.push((node.clone(), listed.into_inner()));
     }
-    Ok(all)
+    Ok(List(all))
 }
 
 fn gid(device: &Device) -> String {
@@ -256,30 +255,48 @@ fn state(device: &Device) -> &'static str {
     }
 }
 
-struct List<'a>(&'a [(String, Device)]);
+/// What the engine of each node has said.
+struct List(Vec<(String, ListDevicesResponse)>);
 
-impl fmt::Display for List<'_> {
+impl List {
+    fn devices(&self) -> impl Iterator<Item = (&str, &Device)> {
+        self.0
+            .iter()
+            .flat_map(|(node, listed)| listed.devices.iter().map(|device| (&**node, device)))
+    }
+}
+
+impl fmt::Display for List {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let row = |(node, device): &(String, Device)| {
+        let row = |(node, device): (&str, &Device)| {
+            let refused = device.refused + device.refused_offers + device.refused_calls;
             vec![
                 format!("{node}/{}", device.name),
                 gid(device),
                 device.contexts.to_string(),
                 device.queue_pairs.to_string(),
-                device.refused.to_string(),
+                refused.to_string(),
                 state(device).to_owned(),
             ]
         };
-        let rows: Vec<Vec<String>> = self.0.iter().map(row).collect();
+        let rows: Vec<Vec<String>> = self.devices().map(row).collect();
         columns(
             f,
             &["DEVICE", "GID", "OPEN", "QUEUE PAIRS", "REFUSED", "STATE"],
             &rows,
-        )
+        )?;
+        for (node, listed) in &self.0 {
+            let refused = listed.refused.unwrap_or_default().connections;
+            if refused > 0 {
+                let what = "connections to the control socket showed no device's token: refused";
+                writeln!(f, "{node}: {refused} {what}")?;
+            }
+        }
+        Ok(())
     }
 }
 
-struct Detail<'a>(&'a (String, Device));
+struct Detail<'a>((&'a str, &'a Device));
 
 impl fmt::Display for Detail<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -306,8 +323,8 @@ impl fmt::Display for Detail<'_> {
         writeln!(f, "Bytes:        {sent} sent, {received} received")?;
         writeln!(
             f,
-            "Refused:      {} packets, {} offers",
-            device.refused, device.refused_offers
+            "Refused:      {} packets, {} offers, {} calls",
+            device.refused, device.refused_offers, device.refused_calls
         )?;
         writeln!(f, "State:        {}", state(device))?;
         if device.stalled {
@@ -321,6 +338,8 @@ impl fmt::Display for Detail<'_> {
 
 #[cfg(test)]
 mod tests {
+    use weft_proto::engine::v1::RefusedAttempts;
+
     use super::*;
 
     #[test]
@@ -343,6 +362,8 @@ mod tests {
             contexts: 1,
             queue_pairs: 4,
             refused: 2,
+            refused_offers: 3,
+            refused_calls: 5,
             bytes_sent: 7,
             bytes_received: 8,
             stalled: true,
@@ -352,19 +373,27 @@ mod tests {
             ops_per_s: 20_000,
             ..Device::default()
         };
-        let all = [("node0".to_owned(), device)];
+        let detail = Detail(("node0", &device)).to_string();
+        let listed = ListDevicesResponse {
+            devices: vec![device],
+            refused: Some(RefusedAttempts {
+                connections: 6,
+                ..RefusedAttempts::default()
+            }),
+            ..ListDevicesResponse::default()
+        };
         assert_eq!(
-            List(&all).to_string(),
-            "DEVICE       GID              OPEN  QUEUE PAIRS  REFUSED  STATE\nnode0/weft0  ::ffff:10.0.0.1  1     4            2        Stalled\n"
+            List(vec![("node0".to_owned(), listed)]).to_string(),
+            "DEVICE       GID              OPEN  QUEUE PAIRS  REFUSED  STATE\nnode0/weft0  ::ffff:10.0.0.1  1     4            10       Stalled\n\
+             node0: 6 connections to the control socket showed no device's token: refused\n"
         );
-        let detail = Detail(&all[0]).to_string();
         assert!(detail.contains("Rate:         400000000 bit/s at most\n"));
         assert!(detail.contains(
             "Operations:   20000 work requests per second at most\nOpen:         1 times\n"
         ));
         assert!(
             detail.contains(
-                "Regions:      3, of which the engine has mapped 1\nBytes:        7 sent, 8 received\nRefused:      2 packets, 0 offers\nState:        Stalled\n"
+                "Regions:      3, of which the engine has mapped 1\nBytes:        7 sent, 8 received\nRefused:      2 packets, 3 offers, 5 calls\nState:        Stalled\n"
             )
         );
     }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use tokio::sync::Mutex;
 use tonic::Status;
 use weft_proto::Message as _;
-use weft_proto::engine::v1::DeviceHealth;
+use weft_proto::engine::v1::{DeviceHealth, RefusedAttempts};
 
 use crate::Config;
 use crate::cdi::Cdi;
@@ -164,13 +164,19 @@ impl Devices {
                 tracing::warn!("{error}");
             }
         }
-        self.tell_agent(&decision);
+        if let Ok(of_engine) = &found.engine {
+            reconciler.refused = of_engine.refused;
+        }
+        self.tell_agent(&decision, reconciler.refused);
         decision.health
     }
 
     /// Lets the node's agent read how devices are, and that this program runs. It never sees half of a file.
-    fn tell_agent(&self, decision: &Decision) {
-        let health = decision.health.to_proto(decision.in_use);
+    fn tell_agent(&self, decision: &Decision, refused: Option<RefusedAttempts>) {
+        let health = DeviceHealth {
+            refused,
+            ..decision.health.to_proto(decision.in_use)
+        };
         let temporary = self.health_file.with_extension("new");
         let written = fs::write(&temporary, health.encode_to_vec());
         let written = written.and_then(|()| fs::rename(&temporary, &self.health_file));
@@ -196,6 +202,7 @@ impl Devices {
             .map_err(|status| format!("the node's engine does not answer: {}", status.message()))?;
         let mut of_engine = OfEngine {
             link_problem: (!listed.link_problem.is_empty()).then_some(listed.link_problem),
+            refused: listed.refused,
             ..OfEngine::default()
         };
         for device in listed.devices {

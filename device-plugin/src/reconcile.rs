@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use weft_proto::engine::v1::{DeviceFault, DeviceHealth};
+use weft_proto::engine::v1::{DeviceFault, DeviceHealth, RefusedAttempts};
 
 use crate::pods::{Allocation, Pod};
 
@@ -26,6 +26,8 @@ pub(crate) struct OfEngine {
     pub(crate) stalled_of_claims: BTreeMap<String, Option<Pod>>,
     /// Why they reach no other node.
     pub(crate) link_problem: Option<String>,
+    /// What it has refused.
+    pub(crate) refused: Option<RefusedAttempts>,
 }
 
 /// A device of the engine.
@@ -122,6 +124,8 @@ impl Health {
             node: self.problem.as_ref().map(fault),
             devices: self.unhealthy.iter().map(device).collect(),
             in_use,
+            // Said beside it.
+            refused: None,
         }
     }
 }
@@ -152,6 +156,8 @@ pub(crate) struct Reconciler {
     of_claims: u32,
     /// How devices were when the engine answered last.
     last: Health,
+    /// What it had refused then.
+    pub(crate) refused: Option<RefusedAttempts>,
 }
 
 impl Reconciler {
@@ -178,6 +184,7 @@ impl Reconciler {
                 problem: None,
                 unhealthy,
             },
+            refused: said.refused,
             ..Self::default()
         }
     }

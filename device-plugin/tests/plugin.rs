@@ -28,7 +28,7 @@ use weft_device_plugin::{Config, kubelet, run};
 use weft_engine::{EngineConfig, PortRange, Secret};
 use weft_node_engine::Shutdown;
 use weft_proto::Message as _;
-use weft_proto::engine::v1::{Device, DeviceHealth, ListDevicesRequest};
+use weft_proto::engine::v1::{Device, DeviceHealth, ListDevicesRequest, RefusedAttempts};
 
 /// Nothing here takes a tenth of this on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -313,7 +313,11 @@ async fn a_container_gets_devices_of_its_own_whenever_it_starts() {
     // The agent reads that all are well.
     let health = std::fs::read(node.at("device-plugin.health")).expect("it is written");
     let health = DeviceHealth::decode(&*health).expect("it is whole");
-    assert_eq!(health, DeviceHealth::default());
+    let nothing = DeviceHealth {
+        refused: Some(RefusedAttempts::default()),
+        ..DeviceHealth::default()
+    };
+    assert_eq!(health, nothing);
     // The container has ended and is started again.
     let started = plugin.pre_start_container(start()).await;
     started.expect("they are made");

@@ -85,7 +85,7 @@ impl Table<'_> {
         let share = device.share.map_or_else(unsaid, |share| share.to_string());
         // Without a limit of its own it has its share of the node's link.
         let rate = device.cap_bps.map_or_else(unsaid, quantity::rate);
-        let refused = device.refused_packets + device.refused_offers;
+        let refused = device.refused_packets + device.refused_offers + device.refused_calls;
         let health = device.reason.as_deref().unwrap_or("Healthy");
         let mut row = vec![
             device.pod.clone(),
@@ -109,6 +109,7 @@ impl Table<'_> {
                 operations,
                 device.refused_packets.to_string(),
                 device.refused_offers.to_string(),
+                device.refused_calls.to_string(),
                 device.message.clone().unwrap_or_default(),
             ]);
         }
@@ -130,6 +131,7 @@ impl fmt::Display for Table<'_> {
                 "operations/s",
                 "refused packets",
                 "refused offers",
+                "refused calls",
                 "message",
             ]);
         }
@@ -153,6 +155,7 @@ mod tests {
             bytes_received: 12,
             refused_packets: 2,
             refused_offers: 5,
+            refused_calls: 1,
             ..PodDevice::default()
         }
     }
@@ -184,7 +187,7 @@ mod tests {
             "-",
             &sent,
             &received,
-            "7",
+            "8",
             "Healthy",
         ];
         assert_eq!(words(device(), false, false), line);
@@ -205,6 +208,6 @@ mod tests {
         assert_eq!(line[4], quantity::rate(400_000_000));
         assert_eq!(line[8], "DeviceStalled");
         let line = words(device, false, true);
-        assert_eq!(line[9..], ["1", "20000", "2", "5", "end the program"]);
+        assert_eq!(line[9..], ["1", "20000", "2", "5", "1", "end the program"]);
     }
 }

@@ -178,6 +178,18 @@ fn encode_devices(out: &mut Out<'_>, devices: &NodeDevices) -> fmt::Result {
         "devices_unhealthy",
         "Virtual devices that no pod can use, by reason",
         unhealthy.map(|(reason, count)| ([("reason", reason.to_owned())], count.into())),
+    )?;
+    let refused = devices.health.refused.unwrap_or_default();
+    let refused = [
+        ("Packet", refused.packets),
+        ("Offer", refused.offers),
+        ("Call", refused.calls),
+        ("Connection", refused.connections),
+    ];
+    out.counter(
+        "devices_refused",
+        "Attempts at this node's virtual devices that were refused, by what they were",
+        refused.map(|(what, count)| ([("what", what.to_owned())], count)),
     )
 }
 

@@ -302,6 +302,7 @@ impl Engine for Service {
             tenant: status.tenant.to_string(),
             owner: status.owner.to_string(),
             refused_offers: status.refused_offers,
+            refused_calls: status.refused_calls,
             bytes_sent: status.bytes_sent,
             bytes_received: status.bytes_received,
             contexts: status.contexts,
@@ -311,11 +312,17 @@ impl Engine for Service {
             regions: status.regions,
             windows: status.windows,
         };
-        let devices = self.with(Server::list)?;
+        let (devices, refused) = self.with(|server| (server.list(), server.refused()))?;
         let devices = devices.into_iter().map(device).collect();
         Ok(Response::new(proto::ListDevicesResponse {
             devices,
             link_problem: link_state::problem(self.address).unwrap_or_default(),
+            refused: Some(proto::RefusedAttempts {
+                packets: refused.packets,
+                offers: refused.offers,
+                calls: refused.calls,
+                connections: refused.connections,
+            }),
         }))
     }
 

@@ -35,6 +35,9 @@ pub struct PodDevice {
     pub refused_packets: u64,
     /// Offers of pods of other namespaces to connect.
     pub refused_offers: u64,
+    /// Calls and work requests for what is not the pod's to use, and foreign protocols at the device's socket.
+    #[serde(default)]
+    pub refused_calls: u64,
     /// Why the pod cannot use it, UpperCamelCase; none while it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,

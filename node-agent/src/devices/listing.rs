@@ -33,6 +33,7 @@ pub(crate) fn of_pods(
         of_pod.bytes_received = device.bytes_received;
         of_pod.refused = device.refused;
         of_pod.refused_offers = device.refused_offers;
+        of_pod.refused_calls = device.refused_calls;
         devices.insert(device.name, of_pod);
     }
     for (device, fault) in faults {

@@ -83,6 +83,7 @@ impl Engine for Service {
             owner: owner.to_owned(),
             bytes_sent: 5,
             refused_offers: 1,
+            refused_calls: 2,
             ..Device::default()
         };
         let devices = vec![

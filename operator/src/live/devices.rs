@@ -143,6 +143,7 @@ fn shown(node: &str, device: agent::PodDevice) -> PodDevice {
         bytes_received: device.bytes_received,
         refused_packets: device.refused,
         refused_offers: device.refused_offers,
+        refused_calls: device.refused_calls,
         reason: text(device.reason),
         message: text(device.message),
     }

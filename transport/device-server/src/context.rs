@@ -430,6 +430,11 @@ impl Context {
         self.regions.count()
     }
 
+    /// How many work requests were for memory, or for a peer, that is not their queue pair's to use.
+    pub(crate) fn refused(&self) -> u64 {
+        self.regions.refused()
+    }
+
     pub(crate) fn queue_pair_count(&self) -> u32 {
         (self.queue_pairs.len() + self.datagrams.len()) as u32
     }

@@ -3,7 +3,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -30,6 +32,14 @@ const UNOPENED_MAX: usize = 64;
 const ACCEPT_BACKOFF: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 20_000_000,
+};
+
+/// How often openings that were refused are logged, where there are more.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
+/// The control thread looks at them so often.
+const LOG_WAIT: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
 };
 
 /// Threads that close refused sockets at a time.
@@ -66,10 +76,12 @@ pub(crate) struct Control {
 impl Control {
     /// Serves programs, at first those that have connected and have not opened a device.
     pub(crate) fn run(self, mut unopened: Vec<OwnedFd>) {
+        let mut logged_at = Duration::ZERO;
         loop {
             let all = [self.stopped.as_fd(), self.listening.as_fd()];
             let all = all.into_iter().chain(unopened.iter().map(AsFd::as_fd));
-            let ready = wait(all.collect());
+            let ready = wait(all.collect(), Some(&LOG_WAIT));
+            self.log_refused(&mut logged_at);
             if ready[0] {
                 // A server that is dropped takes nothing.
                 let _ = self.released.send(Released::Unopened(unopened));
@@ -84,6 +96,21 @@ impl Control {
             if ready[1] {
                 self.accept(&mut unopened);
             }
+        }
+    }
+
+    /// Says how many connections have opened nothing since it was said last.
+    fn log_refused(&self, logged_at: &mut Duration) {
+        let now = self.devices.now();
+        if now.saturating_sub(*logged_at) < LOG_INTERVAL {
+            return;
+        }
+        let refused = self.devices.take_unlogged();
+        if refused > 0 {
+            *logged_at = now;
+            tracing::warn!(
+                "{refused} connections to the devices' control socket showed no token of a device, or spoke another protocol or version of it: refused"
+            );
         }
     }
 
@@ -109,15 +136,22 @@ impl Control {
         let (bytes, _) = peeked.unwrap_or((0, 0));
         let request = message::parse::<Request>(&buffer[..bytes]);
         let Ok(Request::Open { version, token }) = request else {
+            // One that has gone has sent nothing.
+            if bytes > 0 {
+                self.devices.count_refused_opening(None);
+            }
             tracing::debug!("a packet on a device's control socket opens no device: it is closed");
             return self.refuse(socket, None);
         };
+        let device = lock(&self.table).opened_by(&token);
+        let gid = device.as_ref().map(|device| device.gid);
         let device = match version {
-            VERSION => lock(&self.table)
-                .opened_by(&token)
-                .ok_or(ErrorNumber::AccessDenied),
+            VERSION => device.ok_or(ErrorNumber::AccessDenied),
             _ => Err(ErrorNumber::OtherVersion),
         };
+        if device.is_err() {
+            self.devices.count_refused_opening(gid);
+        }
         let admitted = device.and_then(|device| {
             let admitted = self.devices.admit(device.gid);
             Ok((device, admitted.ok_or(ErrorNumber::OutOfMemory)?))
@@ -179,11 +213,11 @@ impl Control {
     }
 }
 
-/// Waits until one of these has something. Answers which have.
-fn wait(descriptors: Vec<BorrowedFd<'_>>) -> Vec<bool> {
+/// Waits until one of these has something, for so long at most. Answers which have.
+fn wait(descriptors: Vec<BorrowedFd<'_>>, timeout: Option<&Timespec>) -> Vec<bool> {
     let polled = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
     let mut polled: Vec<PollFd<'_>> = descriptors.into_iter().map(polled).collect();
-    match poll(&mut polled, None) {
+    match poll(&mut polled, timeout) {
         Ok(_) | Err(Errno::INTR) => {}
         // Without readiness it can only hang in silence.
         Err(error) => panic!("waiting for programs failed: {error}"),
@@ -191,17 +225,26 @@ fn wait(descriptors: Vec<BorrowedFd<'_>>) -> Vec<bool> {
     polled.iter().map(|it| !it.revents().is_empty()).collect()
 }
 
-/// A packet of a program. `None` when it has gone, or has sent what is no request: then its socket is closed.
-fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Option<(Request, Vec<OwnedFd>)> {
-    let (bytes, descriptors) = packet::receive(socket, buffer).ok()?;
-    if bytes.is_empty() {
-        return None;
+/// What came from a program.
+enum Received {
+    Request(Request, Vec<OwnedFd>),
+    /// It has gone.
+    End,
+    /// No request.
+    Foreign,
+}
+
+fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Received {
+    let (bytes, descriptors) = match packet::receive(socket, buffer) {
+        Ok((bytes, descriptors)) if !bytes.is_empty() => (bytes, descriptors),
+        // One that is cut off is longer than any request.
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => return Received::Foreign,
+        _ => return Received::End,
+    };
+    match message::parse::<Request>(bytes) {
+        Ok(request) => Received::Request(request, descriptors),
+        Err(_) => Received::Foreign,
     }
-    let request = message::parse::<Request>(bytes);
-    if request.is_err() {
-        tracing::debug!("a packet on a device's control socket is no request: it is closed");
-    }
-    Some((request.ok()?, descriptors))
 }
 
 /// A program that asks without taking answers gets an error, and is closed.
@@ -213,11 +256,16 @@ fn answer(socket: &OwnedFd, outcome: &Outcome, passed: &[BorrowedFd<'_>]) -> io:
 /// Opens the device for a program. `None` when the program has gone, or nothing was opened.
 fn open_for(devices: &Arc<OpenDevices>, device: Device, socket: OwnedFd) -> Option<OpenProgram> {
     // What was looked at before.
-    let (_, descriptors) = receive(&socket, &mut [0; MESSAGE_BYTES_MAX])?;
+    let Received::Request(_, descriptors) = receive(&socket, &mut [0; MESSAGE_BYTES_MAX]) else {
+        return None;
+    };
     let (limits, gid) = (device.limits, device.gid);
     let (thread, opened) = match open(devices, device, descriptors) {
         Ok(opened) => opened,
         Err(error) => {
+            if error == ErrorNumber::InvalidArgument {
+                devices.count_refused_opening(Some(gid));
+            }
             let _ = answer(&socket, &Err(error), &[]);
             return None;
         }
@@ -242,7 +290,7 @@ fn serve(program: OpenProgram, stopped: &OwnedFd, released: &Sender<Released>) {
         thread,
     } = &program;
     loop {
-        let ready = wait(vec![stopped.as_fd(), socket.as_fd()]);
+        let ready = wait(vec![stopped.as_fd(), socket.as_fd()], None);
         if ready[0] {
             // A server that is dropped takes nothing.
             let _ = released.send(Released::Program(program));
@@ -279,7 +327,14 @@ fn tell_opened(socket: &OwnedFd, limits: Limits, gid: Gid, opened: &Opened) -> i
 /// Takes one packet of a program, and has the device's thread carry it out. `None` when the program has gone.
 fn take_request(thread: &OpenDevice, context: ContextId, socket: &OwnedFd) -> Option<()> {
     let mut buffer = [0; MESSAGE_BYTES_MAX];
-    let (request, mut descriptors) = receive(socket, &mut buffer)?;
+    let (request, mut descriptors) = match receive(socket, &mut buffer) {
+        Received::Request(request, descriptors) => (request, descriptors),
+        Received::End => return None,
+        Received::Foreign => {
+            thread.shown.refused_calls.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+    };
     // Closing another descriptor may take for ever: this thread does that, and not the device's.
     let file = descriptors.pop().filter(SharedFiles::takes);
     let (sender, answered) = bounded(1);

@@ -7,6 +7,9 @@ pub(crate) struct Counters {
     pub(crate) refused: u64,
     /// Offers of other tenants.
     pub(crate) refused_offers: u64,
+    /// Calls and work requests for what is not the program's, or not its queue pair's, to use, and openings by another
+    /// protocol.
+    pub(crate) refused_calls: u64,
     /// Payload bytes that peers have acknowledged.
     pub(crate) bytes_sent: u64,
     /// Payload bytes that have come.
@@ -18,6 +21,7 @@ impl Counters {
         Self {
             refused: self.refused + other.refused,
             refused_offers: self.refused_offers + other.refused_offers,
+            refused_calls: self.refused_calls + other.refused_calls,
             bytes_sent: self.bytes_sent + other.bytes_sent,
             bytes_received: self.bytes_received + other.bytes_received,
         }

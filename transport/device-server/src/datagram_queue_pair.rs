@@ -270,7 +270,11 @@ impl DatagramQueuePair {
         };
         let domain = self.made.domain;
         let handle = objects.address_handle(to.address_handle);
-        let handle = handle.filter(|handle| handle.domain == domain).ok_or(bad)?;
+        let handle = handle.filter(|handle| handle.domain == domain);
+        let handle = handle.ok_or_else(|| {
+            around.regions.count_refused();
+            bad
+        })?;
         let bytes: u64 = match posted.payload {
             Payload::Sges(sges) => sges.iter().map(|sge| u64::from(sge.bytes)).sum(),
             Payload::Inline(bytes) if bytes.len() > self.made.sizes.inline_bytes as usize => {

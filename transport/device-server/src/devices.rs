@@ -161,6 +161,8 @@ pub struct Devices {
     failures: Vec<(Duration, Event)>,
     /// Peers' devices whose memory queue pairs have asked for and may not reach.
     refused_by: BTreeSet<[u8; 16]>,
+    /// Calls that named what is not their program's, and such work requests of contexts that are closed.
+    refused_calls: u64,
 }
 
 impl Devices {
@@ -195,6 +197,7 @@ impl Devices {
             cap_bps: None,
             failures: Vec::new(),
             refused_by: BTreeSet::new(),
+            refused_calls: 0,
         }
     }
 
@@ -253,6 +256,7 @@ impl Devices {
     pub fn close(&mut self, id: ContextId) {
         self.acknowledge();
         if let Some(context) = self.contexts.remove(&id) {
+            self.refused_calls += context.refused();
             context.close(&self.engine);
         }
         // The next context may get this name, and has receives of its own.
@@ -302,13 +306,15 @@ impl Devices {
         counts.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
     }
 
-    /// What its engine has counted.
+    /// What its engine has counted, and what was refused to programs.
     pub(crate) fn counters(&self) -> Counters {
         let snapshot = self.engine.snapshot();
         let (drops, stats) = (&snapshot.drops, snapshot.stats());
         Counters {
             refused: drops.get(DropReason::Key) + drops.get(DropReason::Bounds),
             refused_offers: 0,
+            refused_calls: self.refused_calls
+                + self.contexts.values().map(Context::refused).sum::<u64>(),
             bytes_sent: stats.bytes_acked,
             bytes_received: stats.bytes_placed,
         }
@@ -351,6 +357,24 @@ impl Devices {
     /// # Errors
     /// It is refused, and nothing has changed.
     pub fn handle(
+        &mut self,
+        id: ContextId,
+        request: &Request,
+        file: Option<OwnedFd>,
+        now: Duration,
+    ) -> Outcome {
+        let outcome = self.carry_out(id, request, file, now);
+        if outcome.is_err()
+            && let Some(context) = self.contexts.get(&id)
+        {
+            // What is refused has changed nothing, so the objects are those that it was refused for.
+            let is_foreign = context.objects().names_foreign(request);
+            self.refused_calls += u64::from(is_foreign);
+        }
+        outcome
+    }
+
+    fn carry_out(
         &mut self,
         id: ContextId,
         request: &Request,

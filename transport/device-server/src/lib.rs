@@ -47,4 +47,4 @@ pub use limits::{DeviceTotals, NodeTotals, OPEN_LIMITS, Totals};
 pub use offer::{Offer, QueuePairName, TenantOffer, TooManyOffers};
 pub use open_devices::Gid;
 pub use refused_attempts::{AttemptKind, RefusedAttempt};
-pub use server::{DeviceStatus, Server, ServerError};
+pub use server::{DeviceStatus, Refused, Server, ServerError};

@@ -40,6 +40,8 @@ pub(crate) struct Shown {
     pub(crate) refused: AtomicU64,
     /// Offers of other tenants.
     pub(crate) refused_offers: AtomicU64,
+    /// As [`Counters::refused_calls`].
+    pub(crate) refused_calls: AtomicU64,
     /// Payload bytes that peers have acknowledged, and that have come.
     pub(crate) bytes_sent: AtomicU64,
     pub(crate) bytes_received: AtomicU64,
@@ -49,9 +51,16 @@ pub(crate) struct Shown {
 
 impl Shown {
     fn counters(&self) -> Counters {
-        let [refused, refused_offers, bytes_sent, bytes_received] = [
+        let [
+            refused,
+            refused_offers,
+            refused_calls,
+            bytes_sent,
+            bytes_received,
+        ] = [
             &self.refused,
             &self.refused_offers,
+            &self.refused_calls,
             &self.bytes_sent,
             &self.bytes_received,
         ]
@@ -59,6 +68,7 @@ impl Shown {
         Counters {
             refused,
             refused_offers,
+            refused_calls,
             bytes_sent,
             bytes_received,
         }
@@ -96,6 +106,14 @@ impl OpenDevice {
     }
 }
 
+/// What was counted while devices were open before.
+#[derive(Debug, Default)]
+struct Counted {
+    by_device: HashMap<Gid, Counters>,
+    /// Of devices that were destroyed.
+    of_gone: Counters,
+}
+
 /// All open devices, by GID.
 pub(crate) struct OpenDevices {
     /// With the first range of ports; the others follow it.
@@ -108,8 +126,12 @@ pub(crate) struct OpenDevices {
     /// Held by each thread until it ends. None once all are to end.
     ended: Mutex<Option<Sender<()>>>,
     open: Mutex<HashMap<Gid, OpenDevice>>,
+    counted: Mutex<Counted>,
+    /// Connections to the control socket that showed no device's token.
+    refused_connections: AtomicU64,
+    /// Those, and others that opened no device that is open: the control thread logs them.
+    unlogged: AtomicU64,
     /// What was counted while devices were open before.
-    counted: Mutex<HashMap<Gid, Counters>>,
     /// What pods have tried and may not.
     pub(crate) refused_attempts: RefusedAttempts,
     /// How many programs have a thread here, by the device that they open or have open.
@@ -140,6 +162,8 @@ impl OpenDevices {
             ended: Mutex::new(Some(ended)),
             open: Mutex::default(),
             counted: Mutex::default(),
+            refused_connections: AtomicU64::new(0),
+            unlogged: AtomicU64::new(0),
             refused_attempts: RefusedAttempts::default(),
             programs: Mutex::default(),
             contexts: AtomicU32::new(0),
@@ -197,20 +221,21 @@ impl OpenDevices {
         let ends = !has_commands();
         if ends && let Some(thread) = open.remove(&gid) {
             let mut counted = self.lock_counted();
-            let before = counted.entry(gid).or_default();
+            let before = counted.by_device.entry(gid).or_default();
             *before = before.plus(thread.shown.counters());
         }
         ends
     }
 
-    fn lock_counted(&self) -> MutexGuard<'_, HashMap<Gid, Counters>> {
+    fn lock_counted(&self) -> MutexGuard<'_, Counted> {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What was counted of a device, open or not.
     pub(crate) fn counters(&self, gid: &Gid) -> Counters {
         let open = self.lock();
-        let before = self.lock_counted().get(gid).copied().unwrap_or_default();
+        let before = self.lock_counted().by_device.get(gid).copied();
+        let before = before.unwrap_or_default();
         match open.get(gid) {
             Some(thread) => before.plus(thread.shown.counters()),
             None => before,
@@ -219,7 +244,49 @@ impl OpenDevices {
 
     /// Forgets what was counted of devices that are gone.
     pub(crate) fn forget_counters(&self, is_there: impl Fn(&Gid) -> bool) {
-        self.lock_counted().retain(|gid, _| is_there(gid));
+        let Counted { by_device, of_gone } = &mut *self.lock_counted();
+        for (_, counters) in by_device.extract_if(|gid, _| !is_there(gid)) {
+            *of_gone = of_gone.plus(counters);
+        }
+    }
+
+    /// What was counted of all devices, also of those that are gone.
+    pub(crate) fn total(&self) -> Counters {
+        let open = self.lock();
+        let counted = self.lock_counted();
+        let before = counted.by_device.values().copied();
+        let now = open.values().map(|thread| thread.shown.counters());
+        let all = before.chain(now);
+        all.fold(counted.of_gone, Counters::plus)
+    }
+
+    /// Counts a connection to the control socket that opened nothing and was no mistake of this server's: for the device
+    /// whose token it has shown, if it has shown one.
+    pub(crate) fn count_refused_opening(&self, gid: Option<Gid>) {
+        let Some(gid) = gid else {
+            self.refused_connections.fetch_add(1, Ordering::Relaxed);
+            self.unlogged.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let open = self.lock();
+        if let Some(thread) = open.get(&gid) {
+            // Its own thread logs it.
+            thread.shown.refused_calls.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let mut counted = self.lock_counted();
+        counted.by_device.entry(gid).or_default().refused_calls += 1;
+        self.unlogged.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many connections showed no device's token.
+    pub(crate) fn refused_connections(&self) -> u64 {
+        self.refused_connections.load(Ordering::Relaxed)
+    }
+
+    /// How many refused openings are still to be logged.
+    pub(crate) fn take_unlogged(&self) -> u64 {
+        self.unlogged.swap(0, Ordering::Relaxed)
     }
 
     /// Takes all out, to end them. None is started after that.

@@ -14,7 +14,7 @@ use crate::devices::{Devices, OpenError, Opened};
 use crate::offer::OFFERS_WAITING_MAX;
 use crate::open_devices::{Gid, OpenDevice, OpenDevices};
 use crate::thread::spawn;
-use crate::work::Worker;
+use crate::work::{Logged, Worker};
 
 impl OpenDevices {
     /// Opens a device for a program, whose memory is `program`.
@@ -110,8 +110,8 @@ impl OpenDevices {
             spin: Duration::from_nanos(self.config.spin.get()),
             used_at: now,
             counted_at: now,
-            refused_offers: 0,
             pods: HashMap::new(),
+            logged: Logged::default(),
             shared_at: now,
         };
         let ended = self.ended().ok_or(OpenError::Ended)?;

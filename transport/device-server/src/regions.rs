@@ -1,5 +1,6 @@
 //! The registered memory of a context, as the engine knows it.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -50,6 +51,8 @@ pub(crate) struct Regions {
     joined: BTreeMap<Key, Vec<Sge>>,
     /// Registered regions whose memory is.
     windows: u32,
+    /// Work requests for memory, or for a peer, that is not their queue pair's to use.
+    refused: Cell<u64>,
 }
 
 /// Where bytes that arrive for a work request go.
@@ -117,6 +120,16 @@ impl Regions {
         (self.registered.len() as u32, self.windows)
     }
 
+    /// A work request names memory, or a peer, of another protection domain, or none that there is.
+    pub(crate) fn count_refused(&self) {
+        self.refused.set(self.refused.get() + 1);
+    }
+
+    /// How many did.
+    pub(crate) fn refused(&self) -> u64 {
+        self.refused.get()
+    }
+
     /// Registers memory of the program. Nothing is touched or pinned, so the time does not depend on the length. `local`: the
     /// key of its own receives and reads, if it has one already.
     pub(crate) fn add(
@@ -179,14 +192,16 @@ impl Regions {
 
     /// The region that holds the bytes of an entry, if it is of this protection domain.
     fn find(&self, domain: u32, sge: &Sge) -> Result<&Registered, Status> {
-        let region = self
-            .registered
-            .get(&sge.local_key)
-            .ok_or(Status::LocalProtection)?;
+        let found = self.registered.get(&sge.local_key);
+        let found = found.filter(|region| region.asked.domain == domain);
+        let region = found.ok_or_else(|| {
+            self.count_refused();
+            Status::LocalProtection
+        })?;
         let begin = sge.address.checked_sub(region.asked.io_address);
         let end = begin.and_then(|begin| begin.checked_add(sge.bytes.into()));
         let is_within = end.is_some_and(|end| end <= region.asked.bytes);
-        match region.asked.domain == domain && is_within {
+        match is_within {
             true => Ok(region),
             false => Err(Status::LocalProtection),
         }

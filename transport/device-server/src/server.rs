@@ -145,6 +145,9 @@ pub struct DeviceStatus {
     pub refused: u64,
     /// Offers of other tenants' queue pairs to connect to its own, counted in the same way.
     pub refused_offers: u64,
+    /// Calls and work requests for objects that are not the program's, or of another protection domain than its queue pair's,
+    /// and connections that showed its token and spoke another protocol or version; counted in the same way.
+    pub refused_calls: u64,
     /// Payload bytes that peers have acknowledged, counted in the same way.
     pub bytes_sent: u64,
     /// Payload bytes that have come, counted in the same way.
@@ -155,6 +158,19 @@ pub struct DeviceStatus {
     pub windows: u32,
     /// It does nothing: its program's memory holds up a copy. That is so until the program, or who serves that memory, ends.
     pub is_stalled: bool,
+}
+
+/// What was refused at all devices of a node since the server was started, also at those that are gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Refused {
+    /// As [`DeviceStatus::refused`].
+    pub packets: u64,
+    /// As [`DeviceStatus::refused_offers`].
+    pub offers: u64,
+    /// As [`DeviceStatus::refused_calls`].
+    pub calls: u64,
+    /// Connections to the control socket that showed no device's token.
+    pub connections: u64,
 }
 
 /// The devices of a node, in a directory. Dropping it ends them all: programs find that the engine is gone.
@@ -372,6 +388,7 @@ impl Server {
                 queue_pairs: 0,
                 refused: counters.refused,
                 refused_offers: counters.refused_offers,
+                refused_calls: counters.refused_calls,
                 bytes_sent: counters.bytes_sent,
                 bytes_received: counters.bytes_received,
                 regions: 0,
@@ -397,6 +414,18 @@ impl Server {
     #[must_use]
     pub fn take_refused_attempts(&self) -> BTreeSet<RefusedAttempt> {
         self.devices.refused_attempts.take()
+    }
+
+    /// What was refused at all of them together, and where it was at none.
+    #[must_use]
+    pub fn refused(&self) -> Refused {
+        let total = self.devices.total();
+        Refused {
+            packets: total.refused,
+            offers: total.refused_offers,
+            calls: total.refused_calls,
+            connections: self.devices.refused_connections(),
+        }
     }
 
     /// An offer has come from the node `owner`, as authenticated. One of another tenant than the device's that it is for is

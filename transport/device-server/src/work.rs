@@ -47,6 +47,15 @@ enum End {
     Save(SaveAnswer),
 }
 
+/// How much of what was refused was looked at.
+#[derive(Debug, Default)]
+pub(crate) struct Logged {
+    offers: u64,
+    calls: u64,
+    /// Of these, those that [`Devices`] has counted.
+    calls_of_devices: u64,
+}
+
 type SaveAnswer = Sender<Result<(SavedDevices, Vec<OwnedFd>), HandOverError>>;
 
 pub(crate) struct Worker {
@@ -63,11 +72,11 @@ pub(crate) struct Worker {
     pub(crate) spin: Duration,
     /// When somebody had the device open last.
     pub(crate) used_at: Duration,
-    /// When what was refused was counted last, and how many offers that were.
+    /// When what was refused was counted last.
     pub(crate) counted_at: Duration,
-    pub(crate) refused_offers: u64,
     /// The pods of peers that have offered to connect, by their GIDs.
     pub(crate) pods: HashMap<[u8; 16], Arc<str>>,
+    pub(crate) logged: Logged,
     /// When the node's devices last shared what they may send.
     pub(crate) shared_at: Duration,
 }
@@ -130,6 +139,7 @@ impl Worker {
         self.counted_at = now;
         let Counters {
             refused,
+            refused_calls,
             bytes_sent,
             bytes_received,
             ..
@@ -140,16 +150,29 @@ impl Worker {
         ] {
             shown.store(counted, Ordering::Relaxed);
         }
+        let device = Gid(self.device.gid);
         let before = self.shown.refused.swap(refused, Ordering::Relaxed);
         if refused > before {
-            let (device, more) = (Gid(self.device.gid), refused - before);
+            let more = refused - before;
             tracing::warn!(%device, "{more} packets asked for memory that they may not reach: refused");
         }
         let refused = self.shown.refused_offers.load(Ordering::Relaxed);
-        let before = std::mem::replace(&mut self.refused_offers, refused);
+        let before = std::mem::replace(&mut self.logged.offers, refused);
         if refused > before {
-            let (device, more) = (Gid(self.device.gid), refused - before);
+            let more = refused - before;
             tracing::warn!(%device, "{more} offers of other tenants to connect: refused");
+        }
+        // The threads of its programs count some as well.
+        let before = std::mem::replace(&mut self.logged.calls_of_devices, refused_calls);
+        let more = refused_calls - before;
+        let refused = self.shown.refused_calls.fetch_add(more, Ordering::Relaxed) + more;
+        let before = std::mem::replace(&mut self.logged.calls, refused);
+        if refused > before {
+            let more = refused - before;
+            tracing::warn!(
+                %device,
+                "{more} calls or work requests were for objects that are not the program's, of another protection domain, or of another protocol: refused"
+            );
         }
         for gid in self.devices.take_refused_by() {
             if let Some(pod) = self.pods.get(&gid) {
@@ -314,8 +337,8 @@ mod tests {
             spin: Duration::ZERO,
             used_at: Duration::ZERO,
             counted_at: Duration::ZERO,
-            refused_offers: 0,
             pods: HashMap::new(),
+            logged: Logged::default(),
             shared_at: Duration::ZERO,
         };
         let (answer, answers) = unbounded();

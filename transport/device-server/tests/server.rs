@@ -810,6 +810,184 @@ fn connected(device: &Path) -> OwnedFd {
     socket
 }
 
+/// Sends a packet to a device's control socket, with a descriptor. Waits until the engine has closed the connection.
+fn refused(device: &Path, packet: &[u8], descriptor: &File) {
+    let socket = connected(device);
+    packet::send(&socket, packet, &[descriptor.as_fd()]).expect("it is sent");
+    let mut buffer = [0; MESSAGE_BYTES_MAX];
+    while packet::receive(&socket, &mut buffer).is_ok_and(|(answer, _)| !answer.is_empty()) {}
+}
+
+/// What a program opens the device with.
+fn opening(device: &Path, version: u32) -> Vec<u8> {
+    let token = std::fs::read(device.join("token")).expect("it is there");
+    let token = token.try_into().expect("it has 32 bytes");
+    let request = Request::Open { version, token };
+    control::emit(&request, &mut [0; MESSAGE_BYTES_MAX]).to_vec()
+}
+
+#[test]
+fn calls_for_what_is_not_the_program_s_are_counted_by_device() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let server = start(&directory.path().join("devices"));
+    let paths = [1, 2].map(|last| {
+        let path = server.create(&format!("weft{last}"), device(last));
+        path.expect("it is made")
+    });
+    let [mut a, b] = paths.each_ref().map(|path| Program::open(path));
+    let counted = || {
+        let listed = server.list();
+        [&listed[0], &listed[1]].map(|it| it.refused_calls)
+    };
+    let until = |expected: [u64; 2]| {
+        let begun = Instant::now();
+        while counted() != expected {
+            assert!(begun.elapsed() < PATIENCE, "{:?}", counted());
+            std::thread::yield_now();
+        }
+    };
+    // Another program's: every program has numbers of its own.
+    let other = Program::open(&paths[0]);
+    let asked = a.client.ask(&Request::DestroyQueuePair(other.number));
+    assert_eq!(asked, Err(ErrorNumber::InvalidArgument));
+    // A shared receive queue of another protection domain.
+    let shared = Program::of(a.client, QueuePairType::ReliableConnected, true);
+    let Ok(Answer::Created(domain)) = shared.client.ask(&Request::CreateDomain) else {
+        panic!("a domain");
+    };
+    let wanted = QueuePair {
+        domain,
+        kind: QueuePairType::ReliableConnected,
+        send_completions: 1,
+        receive_completions: 1,
+        shared_receive_queue: Some(shared.receive_queue),
+        sizes: QueueSizes::default(),
+    };
+    let asked = shared.client.ask(&Request::CreateQueuePair(wanted));
+    assert_eq!(asked, Err(ErrorNumber::InvalidArgument));
+    until([2, 0]);
+    // One that is only wrong is no attempt.
+    let wrong = Request::CreateCompletionQueue {
+        entries: 0,
+        channel: None,
+    };
+    assert!(shared.client.ask(&wrong).is_err());
+    // A work request with memory of another domain.
+    a = Program::with(shared.client);
+    let memory = [0; 64];
+    let region = Region {
+        domain,
+        address: memory.as_ptr() as u64,
+        bytes: 64,
+        io_address: 0,
+        access: 1,
+        file_offset: None,
+    };
+    let Ok(Answer::Created(local_key)) = a.client.ask(&Request::RegisterRegion(region)) else {
+        panic!("a region");
+    };
+    a.connect(&b);
+    b.connect(&a);
+    let sge = Sge {
+        address: 0,
+        bytes: 8,
+        local_key,
+    };
+    a.post(1, Operation::Send, Payload::Sges(&[sge]));
+    assert_eq!(a.next(), (1, Status::LocalProtection));
+    until([3, 0]);
+    server.destroy("weft1").expect("it is there");
+    server.list();
+    assert_eq!(server.refused().calls, 3, "also of a device that is gone");
+}
+
+#[test]
+fn openings_by_a_wrong_token_or_a_foreign_protocol_are_counted() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let server = start(&directory.path().join("devices"));
+    let paths = [1, 2].map(|last| {
+        let path = server.create(&format!("weft{last}"), device(last));
+        path.expect("it is made")
+    });
+    let how = || File::options().read(true).write(true).to_owned();
+    let memory = how().open("/proc/self/mem").expect("it is ours");
+    let null = how().open("/dev/null").expect("it is there");
+    // Without a device's token they are the node's.
+    let request = Request::Open {
+        version: VERSION,
+        token: [7; 32],
+    };
+    let wrong_token = control::emit(&request, &mut [0; MESSAGE_BYTES_MAX]).to_vec();
+    refused(&paths[0], &wrong_token, &memory);
+    refused(&paths[0], &[255; 400], &memory);
+    // One that goes away again has tried nothing.
+    drop(connected(&paths[0]));
+    // With it they are the device's: another version, no memory of a program, and no request afterwards.
+    refused(&paths[0], &opening(&paths[0], VERSION + 1), &memory);
+    refused(&paths[0], &opening(&paths[0], VERSION), &null);
+    let open = Client::open(&paths[1]).expect("it opens");
+    packet::send(open.socket(), &[255; 400], &[]).expect("it is sent");
+    let counted = || {
+        let listed = server.list();
+        let calls = [&listed[0], &listed[1]].map(|it| it.refused_calls);
+        (calls, server.refused().connections)
+    };
+    let begun = Instant::now();
+    while counted() != ([2, 1], 2) {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", counted());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_hostile_program_s_attempts_are_logged_once_a_second_at_most() {
+    const NAME: &str = "a_hostile_program_s_attempts_are_logged_once_a_second_at_most";
+
+    if std::env::var_os(ALONE).is_none() {
+        // It counts lines that name no device, and other tests log some at the same time.
+        let output = again(NAME, ALONE, "1").output().expect("it runs again");
+        let said = [output.stdout, output.stderr].concat();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
+        return;
+    }
+    let warnings = Warnings::collect();
+    let logged = |device: &str| {
+        let lines = warnings.of(device);
+        let first = |line: &String| line.split(' ').next().and_then(|it| it.parse().ok());
+        let counts = lines.iter().map(|line| first(line).unwrap_or(0));
+        (lines.len() as u64, counts.sum::<u64>())
+    };
+    let directory = tempfile::tempdir().expect("a directory");
+    let server = start(&directory.path().join("devices"));
+    let path = server.create("weft0", device(1)).expect("it is made");
+    let program = Client::open(&path).expect("it opens");
+    let begun = Instant::now();
+    let (mut calls, mut connections) = (0, 0);
+    while begun.elapsed() < Duration::from_secs(3) {
+        for _ in 0..100 {
+            let asked = program.ask(&Request::DestroyQueuePair(calls));
+            assert_eq!(asked, Err(ErrorNumber::InvalidArgument));
+            calls += 1;
+        }
+        let socket = connected(&path);
+        packet::send(&socket, &[255; 400], &[]).expect("it is sent");
+        connections += 1;
+    }
+    let (of_calls, of_connections) = ("::ffff:10.0.0.1", "");
+    // None is left out.
+    while (logged(of_calls).1, logged(of_connections).1) != (calls.into(), connections) {
+        let all = (logged(of_calls), logged(of_connections));
+        assert!(begun.elapsed() < PATIENCE, "{calls}, {connections}: {all:?}");
+        std::thread::yield_now();
+    }
+    assert!(calls > 1000 && connections > 10, "{calls}, {connections}");
+    for lines in [logged(of_calls).0, logged(of_connections).0] {
+        // The first comes at once.
+        let most = begun.elapsed().as_secs() + 1;
+        assert!((1..=most).contains(&lines), "{lines} lines");
+    }
+}
+
 #[test]
 fn a_library_of_another_version_is_refused_and_other_programs_go_on() {
     let directory = tempfile::tempdir().expect("a directory");

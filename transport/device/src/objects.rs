@@ -21,6 +21,7 @@ use crate::state::{self, Attributes, Change, State};
 use crate::work_request::ring_slots;
 
 mod events;
+mod foreign;
 
 /// A key of a region that is gone is not given to another one for so long.
 const KEY_REST: Duration = Duration::from_secs(60);

@@ -1,7 +1,7 @@
 //! What a server logs as a warning.
 
 use std::fmt::{Debug, Write as _};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -30,15 +30,19 @@ impl Visit for Warning {
 pub(crate) struct Warnings(Arc<Mutex<Vec<Warning>>>);
 
 impl Warnings {
-    /// Collects them from now on. One test of a process can.
+    /// Collects them from now on: those of all tests of this process.
     pub(crate) fn collect() -> Self {
-        let warnings = Self::default();
-        let set = tracing::subscriber::set_global_default(warnings.clone());
-        set.expect("no other test collects them");
-        warnings
+        static ALL: OnceLock<Warnings> = OnceLock::new();
+        let all = ALL.get_or_init(|| {
+            let warnings = Self::default();
+            let set = tracing::subscriber::set_global_default(warnings.clone());
+            set.expect("nothing else collects them");
+            warnings
+        });
+        all.clone()
     }
 
-    /// The messages that name a device.
+    /// The messages that name a device; those that name none, by no name.
     pub(crate) fn of(&self, device: &str) -> Vec<String> {
         let all = self.lock();
         let own = all.iter().filter(|warning| warning.device == device);

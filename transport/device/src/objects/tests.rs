@@ -642,3 +642,58 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_request_for_what_is_another_domain_s_or_nobody_s_is_told_from_one_that_is_only_wrong() {
+    let mut device = Fixture::new();
+    let (shared, own_pair) = device.sharing();
+    let domain = device.made(Request::CreateDomain);
+    let queue = device.objects.queue_pair(own_pair).expect("it is there");
+    let queue = queue.made.send_completions;
+    let of_other_domain = QueuePair {
+        shared_receive_queue: Some(shared),
+        ..pair(domain, queue)
+    };
+    let region = Region {
+        domain: 77,
+        address: 0,
+        bytes: 8,
+        io_address: 0,
+        access: 0,
+        file_offset: None,
+    };
+    for foreign in [
+        Request::CreateQueuePair(of_other_domain),
+        Request::CreateQueuePair(pair(domain, 77)),
+        Request::DestroyDomain(77),
+        Request::RegisterRegion(region),
+        Request::DeregisterRegion(77),
+        Request::DestroyChannel(77),
+        Request::DestroyCompletionQueue(77),
+        Request::QuerySharedReceiveQueue(77),
+        Request::QueryQueuePair(77),
+        Request::DestroyAddressHandle(77),
+    ] {
+        let refused = device.ask(foreign);
+        assert_eq!(refused, Err(ErrorNumber::InvalidArgument), "{foreign:?}");
+        assert!(device.objects.names_foreign(&foreign), "{foreign:?}");
+    }
+    let mut too_large = pair(domain, queue);
+    too_large.sizes.send_sges = LIMITS.sges + 1;
+    for wrong in [
+        Request::CreateQueuePair(too_large),
+        Request::CreateCompletionQueue {
+            entries: 0,
+            channel: None,
+        },
+        Request::DestroyCompletionQueue(queue),
+        Request::RegisterRegion(Region {
+            address: u64::MAX,
+            domain,
+            ..region
+        }),
+    ] {
+        assert!(device.ask(wrong).is_err(), "{wrong:?}");
+        assert!(!device.objects.names_foreign(&wrong), "{wrong:?}");
+    }
+}

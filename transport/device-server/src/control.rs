@@ -147,7 +147,7 @@ impl Control {
         let gid = device.as_ref().map(|device| device.gid);
         let device = match version {
             VERSION => device.ok_or(ErrorNumber::AccessDenied),
-            _ => Err(ErrorNumber::OtherVersion),
+            _ => Err(ErrorNumber::OtherVersion { engine: VERSION }),
         };
         if device.is_err() {
             self.devices.count_refused_opening(gid);

@@ -1,6 +1,7 @@
 //! All devices of a node that programs have open.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +41,8 @@ pub(crate) use saved::SavedDevices;
 const EVENTS_PER_TURN: usize = 256;
 /// Turns of the engine that may go by before a queue pair ends: one that brings an event acknowledges nothing.
 const ACKNOWLEDGING_TURNS_MAX: usize = 8;
+/// How often offers of engines of another release are logged, where there are more.
+const WARN_INTERVAL: Duration = Duration::from_secs(1);
 /// An offer, its answer, and one to spare.
 const LOCAL_OFFERS_MAX: usize = 3;
 /// One program's use of a device.
@@ -163,6 +166,8 @@ pub struct Devices {
     refused_by: BTreeSet<[u8; 16]>,
     /// Calls that named what is not their program's, and such work requests of contexts that are closed.
     refused_calls: u64,
+    /// When an offer of an engine of another release was logged last.
+    warned_at: Option<Duration>,
 }
 
 impl Devices {
@@ -198,6 +203,7 @@ impl Devices {
             failures: Vec::new(),
             refused_by: BTreeSet::new(),
             refused_calls: 0,
+            warned_at: None,
         }
     }
 
@@ -471,8 +477,12 @@ impl Devices {
 
     /// An offer has come from the node `owner`, as authenticated, which has the device that [`Offer::from`] names. Connects
     /// the queue pair that it is for, if that one has offered too, and answers at once. Nothing is kept of an offer that
-    /// comes earlier: the queue pair's own offer, once it is ready, is answered in the same way.
+    /// comes earlier: the queue pair's own offer, once it is ready, is answered in the same way. One of an engine of another
+    /// release, which speaks another version of the wire format, is dropped and logged.
     pub fn receive_offer(&mut self, owner: Arc<str>, offer: &Offer, now: Duration) {
+        if !self.speaks_with(&owner, offer, now) {
+            return;
+        }
         if offer.to.number == DATAGRAMS {
             self.receive_datagram_offer(owner, offer, now);
             return;
@@ -524,6 +534,25 @@ impl Devices {
             // The peer may not have this end's offer.
             self.offers.push(own.as_ref().clone());
         }
+    }
+
+    /// Whether the engine that has sent an offer speaks this one's version of the wire format.
+    fn speaks_with(&mut self, owner: &str, offer: &Offer, now: Duration) -> bool {
+        let ours = self.engine.settings().wire_version;
+        let theirs = offer.end.settings.wire_version;
+        if ours == theirs {
+            return true;
+        }
+        let is_due = |at: Duration| now.saturating_sub(at) >= WARN_INTERVAL;
+        if self.warned_at.is_none_or(is_due) {
+            self.warned_at = Some(now);
+            let [device, peer] = [offer.to.gid, offer.from.gid].map(Ipv6Addr::from);
+            tracing::warn!(
+                %device,
+                "queue pairs are not connected to {peer} of {owner}: its engine speaks version {theirs} of the wire format, and this one version {ours}: run weft-engine of the same release at both nodes"
+            );
+        }
+        false
     }
 
     /// One turn: moves packets, takes work requests out of rings, completes them. Waits for at most `wait` when there is

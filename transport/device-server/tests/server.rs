@@ -989,6 +989,44 @@ fn a_hostile_program_s_attempts_are_logged_once_a_second_at_most() {
 }
 
 #[test]
+fn an_offer_of_an_engine_of_another_version_is_dropped_and_the_log_names_both_versions() {
+    // No other test has this device.
+    const LAST: u8 = 79;
+
+    let warnings = Warnings::collect();
+    let directory = tempfile::tempdir().expect("a directory");
+    let (sender, offers) = crossbeam_channel::unbounded();
+    let server = start_with(&directory.path().join("devices"), move |offer| {
+        let _ = sender.send(offer);
+    });
+    let [path, peer] = [LAST, LAST - 1].map(|last| {
+        let path = server.create(&format!("weft{last}"), device(last));
+        path.expect("it is made")
+    });
+    let program = Program::open(&path);
+    let other = Program::open(&peer);
+    // To a device of another server, which is this one: its offer is changed on the way.
+    other.connect_to(device(1).gid, program.number);
+    program.connect_to(device(LAST - 1).gid, other.number);
+    let mut offer = offers.recv_timeout(PATIENCE).expect("it is made");
+    let ours = u32::from(offer.offer.end.settings.wire_version);
+    offer.offer.to.gid = device(LAST).gid;
+    offer.offer.end.settings.wire_version += 1;
+    let begun = Instant::now();
+    let told = || warnings.of("::ffff:10.0.0.79");
+    while told().is_empty() || begun.elapsed() < Duration::from_secs(2) {
+        assert!(begun.elapsed() < PATIENCE, "nothing is logged");
+        let _ = server.receive_offer("node1".into(), offer.clone());
+        std::thread::yield_now();
+    }
+    let both = format!("version {} of the wire format, and this one version {ours}", ours + 1);
+    let lines = told();
+    assert!(lines.iter().all(|line| line.contains(&both)), "{lines:?}");
+    assert!(lines[0].contains("of node1") && lines[0].contains("same release"));
+    assert!(lines.len() as u64 <= begun.elapsed().as_secs() + 1, "{lines:?}");
+}
+
+#[test]
 fn a_library_of_another_version_is_refused_and_other_programs_go_on() {
     let directory = tempfile::tempdir().expect("a directory");
     let server = start(&directory.path().join("devices"));
@@ -1012,7 +1050,7 @@ fn a_library_of_another_version_is_refused_and_other_programs_go_on() {
         );
         sent.expect("it is sent");
         let (answer, passed) = packet::receive(&socket, &mut buffer).expect("it is answered");
-        let refused = Ok(Err(ErrorNumber::OtherVersion));
+        let refused = Ok(Err(ErrorNumber::OtherVersion { engine: VERSION }));
         assert_eq!(control::parse::<Outcome>(answer), refused);
         assert!(passed.is_empty());
         let (end, _) = packet::receive(&socket, &mut buffer).expect("it ends");

@@ -44,8 +44,22 @@ pub enum OpenError {
         /// The system's answer.
         source: io::Error,
     },
+    /// The engine is of another release than this library.
+    #[error(
+        "{path} cannot be opened: the engine speaks version {engine} of the devices' protocol, and this library version \
+         {library}: start the program with the libraries of the engine's release: restart the container; outside of pods, \
+         start it by `weft device run` of that release"
+    )]
+    OtherVersion {
+        /// The device.
+        path: PathBuf,
+        /// The engine's version.
+        engine: u32,
+        /// The library's.
+        library: u32,
+    },
     /// The engine refuses.
-    #[error("the engine refuses to open {path}: {error:?}")]
+    #[error("the engine refuses to open {path}: {}", remedy(.error))]
     Refused {
         /// The device.
         path: PathBuf,
@@ -58,6 +72,23 @@ pub enum OpenError {
     /// The device's memory cannot be mapped.
     #[error(transparent)]
     Memory(#[from] MemfdError),
+}
+
+/// What is wrong, and what to do.
+fn remedy(error: &ErrorNumber) -> String {
+    match error {
+        ErrorNumber::AccessDenied => {
+            "the token is of no device that it has: the device was destroyed, or the engine was killed: restart the \
+             container, or make the device again"
+                .to_owned()
+        }
+        ErrorNumber::OutOfMemory => {
+            "as many devices, or programs of this one, are open as may be: end others first; the log of weft-engine says \
+             which limit it is"
+                .to_owned()
+        }
+        other => format!("{other:?}: see the log of weft-engine"),
+    }
 }
 
 impl From<MessageError> for OpenError {
@@ -121,9 +152,16 @@ impl Client {
         sent.map_err(at(CONTROL_FILE))?;
         let (answer, descriptors) =
             packet::receive(&socket, &mut buffer).map_err(at(CONTROL_FILE))?;
-        let refused = |error| OpenError::Refused {
-            path: directory.to_owned(),
-            error,
+        let refused = |error| {
+            let path = directory.to_owned();
+            match error {
+                ErrorNumber::OtherVersion { engine } => OpenError::OtherVersion {
+                    path,
+                    engine,
+                    library: VERSION,
+                },
+                error => OpenError::Refused { path, error },
+            }
         };
         let Answer::Opened { limits, gid } = control::parse::<Outcome>(answer)?.map_err(refused)?
         else {
@@ -235,5 +273,58 @@ impl Client {
     pub fn wake(&self) {
         // It fails only when the counter is full, and then the engine is awake.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{accept, bind, listen};
+
+    use super::*;
+
+    /// Opens a device of an engine that answers so.
+    fn open_at(outcome: Outcome) -> OpenError {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join(TOKEN_FILE), [7; 32]).unwrap();
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let path = directory.path().join(CONTROL_FILE);
+        bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&socket, 1).unwrap();
+        let engine = std::thread::spawn(move || {
+            let program = accept(&socket).unwrap();
+            let mut buffer = [0; MESSAGE_BYTES_MAX];
+            let (request, _) = packet::receive(&program, &mut buffer).unwrap();
+            let request = control::parse::<Request>(request).unwrap();
+            assert!(matches!(request, Request::Open { .. }), "{request:?}");
+            packet::send(&program, control::emit(&outcome, &mut buffer), &[]).unwrap();
+        });
+        let error = Client::open(directory.path()).unwrap_err();
+        engine.join().unwrap();
+        error
+    }
+
+    #[test]
+    fn a_library_of_another_version_than_the_engine_names_both_and_the_remedy() {
+        let engine = VERSION + 7;
+        let error = open_at(Err(ErrorNumber::OtherVersion { engine }));
+        let text = error.to_string();
+        let versions = format!(
+            "engine speaks version {engine} of the devices' protocol, and this library version {VERSION}:"
+        );
+        assert!(text.contains(&versions), "{text}");
+        assert!(text.contains("restart the container"), "{text}");
+    }
+
+    #[test]
+    fn a_refusal_says_what_to_do() {
+        for (error, remedy) in [
+            (ErrorNumber::AccessDenied, "make the device again"),
+            (ErrorNumber::OutOfMemory, "end others first"),
+            (ErrorNumber::InvalidArgument, "InvalidArgument: see the log"),
+        ] {
+            let text = open_at(Err(error)).to_string();
+            assert!(text.contains(remedy), "{text}");
+        }
     }
 }

@@ -303,8 +303,11 @@ pub enum ErrorNumber {
     NotSupported,
     /// EACCES: the token is another device's.
     AccessDenied,
-    /// EPROTO: the library is of another version.
-    OtherVersion,
+    /// EPROTO: the library is of another version. Libraries of every version read this, so its form stays.
+    OtherVersion {
+        /// The engine's.
+        engine: u32,
+    },
     /// EIO: the engine has ended, or is that of a parent's device. It says so itself to nobody.
     EngineGone,
 }
@@ -319,7 +322,7 @@ impl ErrorNumber {
             ErrorNumber::AccessDenied => 13,
             ErrorNumber::Busy => 16,
             ErrorNumber::InvalidArgument => 22,
-            ErrorNumber::OtherVersion => 71,
+            ErrorNumber::OtherVersion { .. } => 71,
             ErrorNumber::NotSupported => 95,
         }
     }
@@ -432,6 +435,17 @@ mod tests {
         assert_eq!(parse(bytes), Ok(longest()));
         let outcome: Outcome = Err(ErrorNumber::Busy);
         assert_eq!(parse(emit(&outcome, &mut buffer)), Ok(outcome));
+    }
+
+    /// A library must understand these of an engine of any version, and an engine of a library of any version.
+    #[test]
+    fn an_opening_and_its_refusal_are_written_the_same_in_every_version() {
+        let mut buffer = [0; MESSAGE_BYTES_MAX];
+        let token = [9; 32];
+        let opening = emit(&Request::Open { version: 3, token }, &mut buffer);
+        assert_eq!(opening, [&[0, 3][..], &token].concat());
+        let refusal: Outcome = Err(ErrorNumber::OtherVersion { engine: 4 });
+        assert_eq!(emit(&refusal, &mut buffer), [1, 5, 4]);
     }
 
     #[test]

@@ -154,9 +154,9 @@ pub fn run(
         }
         Action::Show { device } => {
             let list = runtime()?.block_on(list(&record()?))?;
-            let found = list.devices().find(|(node, found)| {
-                *node == device.node && found.name == device.device
-            });
+            let found = list
+                .devices()
+                .find(|(node, found)| *node == device.node && found.name == device.device);
             let found = found.ok_or_else(|| {
                 let Name { node, device } = device.clone();
                 DeviceError::NoDevice { node, device }
@@ -319,6 +319,11 @@ impl fmt::Display for Detail<'_> {
             "Regions:      {}, of which the engine has mapped {}",
             device.regions, device.windows
         )?;
+        writeln!(
+            f,
+            "Memory:       {} bytes copied by Window (mapped by the engine), {} by MemFd (/proc/PID/mem)",
+            device.window_bytes, device.mem_fd_bytes
+        )?;
         let (sent, received) = (device.bytes_sent, device.bytes_received);
         writeln!(f, "Bytes:        {sent} sent, {received} received")?;
         writeln!(
@@ -369,6 +374,8 @@ mod tests {
             stalled: true,
             regions: 3,
             windows: 1,
+            window_bytes: 11,
+            mem_fd_bytes: 12,
             cap_bps: 400_000_000,
             ops_per_s: 20_000,
             ..Device::default()
@@ -393,7 +400,7 @@ mod tests {
         ));
         assert!(
             detail.contains(
-                "Regions:      3, of which the engine has mapped 1\nBytes:        7 sent, 8 received\nRefused:      2 packets, 3 offers, 5 calls\nState:        Stalled\n"
+                "Regions:      3, of which the engine has mapped 1\nMemory:       11 bytes copied by Window (mapped by the engine), 12 by MemFd (/proc/PID/mem)\nBytes:        7 sent, 8 received\nRefused:      2 packets, 3 offers, 5 calls\nState:        Stalled\n"
             )
         );
     }

@@ -72,6 +72,13 @@ pub async fn run(
     Ok(is_whole)
 }
 
+/// Which way the memory of its regions goes.
+fn memory(device: &PodDevice) -> String {
+    let windows = device.windows;
+    let others = device.regions.saturating_sub(windows);
+    format!("{windows} Window, {others} MemFd")
+}
+
 /// Devices, a line each.
 struct Table<'a> {
     devices: &'a [PodDevice],
@@ -110,6 +117,9 @@ impl Table<'_> {
                 device.refused_packets.to_string(),
                 device.refused_offers.to_string(),
                 device.refused_calls.to_string(),
+                memory(device),
+                quantity::bytes(device.window_bytes),
+                quantity::bytes(device.mem_fd_bytes),
                 device.message.clone().unwrap_or_default(),
             ]);
         }
@@ -132,6 +142,9 @@ impl fmt::Display for Table<'_> {
                 "refused packets",
                 "refused offers",
                 "refused calls",
+                "regions",
+                "by Window",
+                "by MemFd",
                 "message",
             ]);
         }
@@ -202,12 +215,20 @@ mod tests {
             open: 1,
             reason: Some("DeviceStalled".to_owned()),
             message: Some("end the program".to_owned()),
+            regions: 3,
+            windows: 1,
+            window_bytes: 4096,
+            mem_fd_bytes: 91_000_000,
             ..device()
         };
         let line = words(device.clone(), false, false);
         assert_eq!(line[4], quantity::rate(400_000_000));
         assert_eq!(line[8], "DeviceStalled");
         let line = words(device, false, true);
-        assert_eq!(line[9..], ["1", "20000", "2", "5", "1", "end the program"]);
+        assert_eq!(line[9..14], ["1", "20000", "2", "5", "1"]);
+        let bytes = [4096, 91_000_000].map(quantity::bytes);
+        let memory = ["1 Window, 2 MemFd", &bytes[0], &bytes[1]];
+        assert_eq!(line[14..17], memory);
+        assert_eq!(line[17..], ["end the program"]);
     }
 }

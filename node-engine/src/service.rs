@@ -311,6 +311,8 @@ impl Engine for Service {
             stalled: status.is_stalled,
             regions: status.regions,
             windows: status.windows,
+            window_bytes: status.copied.by_window,
+            mem_fd_bytes: status.copied.by_address_space,
         };
         let (devices, refused) = self.with(|server| (server.list(), server.refused()))?;
         let devices = devices.into_iter().map(device).collect();

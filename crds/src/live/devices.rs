@@ -38,6 +38,18 @@ pub struct PodDevice {
     /// Calls and work requests for what is not the pod's to use, and foreign protocols at the device's socket.
     #[serde(default)]
     pub refused_calls: u64,
+    /// Memory regions.
+    #[serde(default)]
+    pub regions: u32,
+    /// Of these, those whose memory the engine has mapped as well.
+    #[serde(default)]
+    pub windows: u32,
+    /// Bytes of the pod's memory that were copied by plain moves, where the engine has mapped it as well.
+    #[serde(default)]
+    pub window_bytes: u64,
+    /// Bytes of the pod's memory that the kernel has copied, by a descriptor of the program's address space.
+    #[serde(default)]
+    pub mem_fd_bytes: u64,
     /// Why the pod cannot use it, UpperCamelCase; none while it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,

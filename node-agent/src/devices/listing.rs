@@ -34,6 +34,10 @@ pub(crate) fn of_pods(
         of_pod.refused = device.refused;
         of_pod.refused_offers = device.refused_offers;
         of_pod.refused_calls = device.refused_calls;
+        of_pod.regions = device.regions;
+        of_pod.windows = device.windows;
+        of_pod.window_bytes = device.window_bytes;
+        of_pod.mem_fd_bytes = device.mem_fd_bytes;
         devices.insert(device.name, of_pod);
     }
     for (device, fault) in faults {
@@ -92,6 +96,8 @@ mod tests {
             owner: owner.to_owned(),
             bytes_sent: 7,
             refused_offers: 2,
+            windows: 1,
+            mem_fd_bytes: 9,
             ..Device::default()
         }
     }
@@ -137,6 +143,7 @@ mod tests {
             ("team-a", "trainer-0", "DeviceStalled")
         );
         assert_eq!((stalled.bytes_sent, stalled.refused_offers), (7, 2));
+        assert_eq!((stalled.windows, stalled.mem_fd_bytes), (1, 9));
         assert_eq!(names(&of("team-b")), ["vdev-00003"]);
         assert_eq!(of("team-b").devices[0].reason, "");
         assert_eq!(names(&of("")).len(), 3);

@@ -144,6 +144,10 @@ fn shown(node: &str, device: agent::PodDevice) -> PodDevice {
         refused_packets: device.refused,
         refused_offers: device.refused_offers,
         refused_calls: device.refused_calls,
+        regions: device.regions,
+        windows: device.windows,
+        window_bytes: device.window_bytes,
+        mem_fd_bytes: device.mem_fd_bytes,
         reason: text(device.reason),
         message: text(device.message),
     }

@@ -17,7 +17,7 @@ use weft_device::space::RingPlace;
 use weft_device::state::{QueuePairType, State};
 use weft_device_socket::packet;
 use weft_engine::{
-    AddressSpace, ConnectionId, DomainId, Engine, FileId, Region, SharedFiles, Words,
+    AddressSpace, ConnectionId, CopiedBytes, DomainId, Engine, FileId, Region, SharedFiles, Words,
 };
 
 use crate::channel::{Channel, CompletionQueue};
@@ -433,6 +433,11 @@ impl Context {
     /// How many work requests were for memory, or for a peer, that is not their queue pair's to use.
     pub(crate) fn refused(&self) -> u64 {
         self.regions.refused()
+    }
+
+    /// How many bytes of its program's memory were copied each way.
+    pub(crate) fn copied(&self) -> CopiedBytes {
+        self.program.copied()
     }
 
     pub(crate) fn queue_pair_count(&self) -> u32 {

@@ -1,5 +1,7 @@
 //! What is counted of a device.
 
+use weft_engine::CopiedBytes;
+
 /// Since the device was made; an engine that goes on with it counts its connections on, and everything else anew.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counters {
@@ -14,6 +16,8 @@ pub(crate) struct Counters {
     pub(crate) bytes_sent: u64,
     /// Payload bytes that have come.
     pub(crate) bytes_received: u64,
+    /// Bytes of its programs' memory that were copied, by each way.
+    pub(crate) copied: CopiedBytes,
 }
 
 impl Counters {
@@ -24,6 +28,7 @@ impl Counters {
             refused_calls: self.refused_calls + other.refused_calls,
             bytes_sent: self.bytes_sent + other.bytes_sent,
             bytes_received: self.bytes_received + other.bytes_received,
+            copied: self.copied + other.copied,
         }
     }
 }

@@ -15,8 +15,8 @@ use weft_device::control::{ErrorNumber, Outcome, Request};
 use weft_device::objects::Usage;
 use weft_device::space::DOORBELL_BYTES;
 use weft_engine::{
-    AddressSpace, ConnectionId, DomainId, DropReason, Egress, EgressReport, Engine, EngineConfig,
-    EngineError, Event, Failure, MemfdError, Progress, Region, Secret, SharedFiles,
+    AddressSpace, ConnectionId, CopiedBytes, DomainId, DropReason, Egress, EgressReport, Engine,
+    EngineConfig, EngineError, Event, Failure, MemfdError, Progress, Region, Secret, SharedFiles,
 };
 
 use crate::channel::event_socket;
@@ -166,6 +166,8 @@ pub struct Devices {
     refused_by: BTreeSet<[u8; 16]>,
     /// Calls that named what is not their program's, and such work requests of contexts that are closed.
     refused_calls: u64,
+    /// How many bytes of the memory of contexts that are closed were copied.
+    copied: CopiedBytes,
     /// When an offer of an engine of another release was logged last.
     warned_at: Option<Duration>,
 }
@@ -203,6 +205,7 @@ impl Devices {
             failures: Vec::new(),
             refused_by: BTreeSet::new(),
             refused_calls: 0,
+            copied: CopiedBytes::default(),
             warned_at: None,
         }
     }
@@ -263,6 +266,7 @@ impl Devices {
         self.acknowledge();
         if let Some(context) = self.contexts.remove(&id) {
             self.refused_calls += context.refused();
+            self.copied = self.copied + context.copied();
             context.close(&self.engine);
         }
         // The next context may get this name, and has receives of its own.
@@ -323,6 +327,10 @@ impl Devices {
                 + self.contexts.values().map(Context::refused).sum::<u64>(),
             bytes_sent: stats.bytes_acked,
             bytes_received: stats.bytes_placed,
+            copied: self
+                .contexts
+                .values()
+                .fold(self.copied, |all, context| all + context.copied()),
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use rustix::time::{ClockId, clock_gettime};
-use weft_engine::EngineConfig;
+use weft_engine::{CopiedBytes, EngineConfig};
 
 use crate::command::{Command, ReceivedOffer, wake_worker};
 use crate::context::Device;
@@ -45,6 +45,9 @@ pub(crate) struct Shown {
     /// Payload bytes that peers have acknowledged, and that have come.
     pub(crate) bytes_sent: AtomicU64,
     pub(crate) bytes_received: AtomicU64,
+    /// As [`Counters::copied`].
+    pub(crate) bytes_by_window: AtomicU64,
+    pub(crate) bytes_by_address_space: AtomicU64,
     /// When its last turn began, in milliseconds.
     pub(crate) turned_at: AtomicU64,
 }
@@ -57,12 +60,16 @@ impl Shown {
             refused_calls,
             bytes_sent,
             bytes_received,
+            by_window,
+            by_address_space,
         ] = [
             &self.refused,
             &self.refused_offers,
             &self.refused_calls,
             &self.bytes_sent,
             &self.bytes_received,
+            &self.bytes_by_window,
+            &self.bytes_by_address_space,
         ]
         .map(|count| count.load(Ordering::Relaxed));
         Counters {
@@ -71,6 +78,10 @@ impl Shown {
             refused_calls,
             bytes_sent,
             bytes_received,
+            copied: CopiedBytes {
+                by_window,
+                by_address_space,
+            },
         }
     }
 

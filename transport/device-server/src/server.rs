@@ -17,7 +17,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
 use weft_device_socket::{CONTROL_FILE, GID_FILE, TOKEN_FILE};
-use weft_engine::{EngineConfig, EngineError, LinkAddress, PortRange};
+use weft_engine::{CopiedBytes, EngineConfig, EngineError, LinkAddress, PortRange};
 
 use crate::context::{CAP_BPS_MIN, Device, SHARE_MAX};
 use crate::control::{Control, OpenProgram, Released};
@@ -156,6 +156,9 @@ pub struct DeviceStatus {
     pub regions: u32,
     /// Of these, those whose memory the program has shared, and the engine has mapped as well.
     pub windows: u32,
+    /// Bytes of its programs' memory that were copied each way, counted as `refused` is. What programs send inline is in
+    /// neither.
+    pub copied: CopiedBytes,
     /// It does nothing: its program's memory holds up a copy. That is so until the program, or who serves that memory, ends.
     pub is_stalled: bool,
 }
@@ -393,6 +396,7 @@ impl Server {
                 bytes_received: counters.bytes_received,
                 regions: 0,
                 windows: 0,
+                copied: counters.copied,
                 is_stalled: false,
             };
             if let Some((shown, is_stalled)) = self.devices.shown(&device.gid) {

@@ -142,11 +142,14 @@ impl Worker {
             refused_calls,
             bytes_sent,
             bytes_received,
+            copied,
             ..
         } = self.devices.counters();
         for (shown, counted) in [
             (&self.shown.bytes_sent, bytes_sent),
             (&self.shown.bytes_received, bytes_received),
+            (&self.shown.bytes_by_window, copied.by_window),
+            (&self.shown.bytes_by_address_space, copied.by_address_space),
         ] {
             shown.store(counted, Ordering::Relaxed);
         }

@@ -646,6 +646,61 @@ fn the_bytes_that_devices_send_and_get_are_counted() {
 }
 
 #[test]
+fn the_bytes_of_a_device_s_memory_are_counted_by_the_way_that_they_have_gone() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let server = start(&directory.path().join("devices"));
+    let paths = [1, 2].map(|last| {
+        let path = server.create(&format!("weft{last}"), device(last));
+        path.expect("it is made")
+    });
+    let [mut a, b] = paths.each_ref().map(|path| Program::open(path));
+    a.connect(&b);
+    b.connect(&a);
+    let (private, file) = (vec![1; 4096], shared_file(4096));
+    let map = memmap2::MmapOptions::new().len(4096).map_raw(&file);
+    let map = map.expect("it is mapped");
+    let address = map.as_ptr() as u64;
+    let region = Region {
+        domain: b.domain,
+        address,
+        bytes: 4096,
+        io_address: address,
+        access: 0b1111,
+        file_offset: Some(0),
+    };
+    let asked = b.client.ask_with(&Request::RegisterRegion(region), Some(file.as_fd()));
+    let Ok((Answer::Created(key), _)) = asked else {
+        panic!("a region: {asked:?}");
+    };
+    let sge = Sge {
+        address: private.as_ptr() as u64,
+        bytes: 4096,
+        local_key: a.register(&private),
+    };
+    let to = RemoteAddress { address, key };
+    a.post(1, Operation::Write(to), Payload::Sges(&[sge]));
+    assert_eq!(a.next(), (1, Status::Success));
+    let counted = || {
+        let listed = server.list();
+        let copied = [&listed[0], &listed[1]].map(|it| (it.copied, it.windows));
+        copied.map(|(copied, windows)| (windows, copied.by_window, copied.by_address_space))
+    };
+    let begun = Instant::now();
+    while counted() != [(0, 0, 4096), (1, 4096, 0)] {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", counted());
+        std::thread::yield_now();
+    }
+}
+
+/// A memfd of so many bytes, all of them there.
+fn shared_file(bytes: usize) -> File {
+    let file = rustix::fs::memfd_create("shared", rustix::fs::MemfdFlags::CLOEXEC);
+    let mut file = File::from(file.expect("there is room"));
+    file.write_all(&vec![0; bytes]).expect("there is room");
+    file
+}
+
+#[test]
 fn refused_attempts_are_logged_once_a_second_at_most() {
     // No other test has this device.
     const LAST: u8 = 77;

@@ -64,8 +64,8 @@ pub use weft_link::{
     Counters as LinkCounters, LinkAddress, LinkError, LocalSwitch, PortRange, SocketBuffers,
 };
 pub use weft_memory::{
-    AddressSpace, AddressSpaceError, Counts as RegionCounts, DeviceMemory, FileId, MemfdError,
-    Part, Region, SharedFiles, Source, Window, WindowError, Words,
+    AddressSpace, AddressSpaceError, CopiedBytes, Counts as RegionCounts, DeviceMemory, FileId,
+    MemfdError, Part, Region, SharedFiles, Source, Window, WindowError, Words,
 };
 
 /// The key of a write that has no bytes and goes to no region: its immediate arrives as

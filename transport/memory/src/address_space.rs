@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FileType, fstat, fstatfs, readlink};
 use weft_core::drops::DropReason;
@@ -17,7 +18,35 @@ const PROC_MAGIC: u64 = 0x9fa0;
 /// The memory of another process, which has passed its `/proc/self/mem`: the kernel takes the rights of who opened it, so
 /// this process needs none. It stays that memory though the process runs another program; then nothing can be read.
 #[derive(Debug, Clone)]
-pub struct AddressSpace(Arc<File>);
+pub struct AddressSpace(Arc<Space>);
+
+#[derive(Debug)]
+struct Space {
+    /// `/proc/PID/mem`.
+    file: File,
+    by_window: AtomicU64,
+    by_file: AtomicU64,
+}
+
+/// How many bytes of a process's memory were copied each way, in both directions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CopiedBytes {
+    /// By plain moves: the memory is mapped here as well ([`Window`](crate::Window)).
+    pub by_window: u64,
+    /// By the kernel, through the descriptor of the address space.
+    pub by_address_space: u64,
+}
+
+impl std::ops::Add for CopiedBytes {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            by_window: self.by_window + other.by_window,
+            by_address_space: self.by_address_space + other.by_address_space,
+        }
+    }
+}
 
 /// Why a descriptor was not taken as an address space.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +87,20 @@ impl AddressSpace {
         if !is_of_proc || !is_regular || !path.as_bytes().ends_with(b"/mem") {
             return Err(AddressSpaceError::OtherFile);
         }
-        Ok(Self(Arc::new(file.into())))
+        Ok(Self(Arc::new(Space {
+            file: file.into(),
+            by_window: AtomicU64::new(0),
+            by_file: AtomicU64::new(0),
+        })))
+    }
+
+    /// How much of it was copied since it was taken.
+    #[must_use]
+    pub fn copied(&self) -> CopiedBytes {
+        CopiedBytes {
+            by_window: self.0.by_window.load(Ordering::Relaxed),
+            by_address_space: self.0.by_file.load(Ordering::Relaxed),
+        }
     }
 
     /// The descriptor, for a process that goes on with it.
@@ -66,7 +108,7 @@ impl AddressSpace {
     /// # Errors
     /// There are no more descriptors.
     pub fn try_clone(&self) -> io::Result<OwnedFd> {
-        Ok(self.0.try_clone()?.into())
+        Ok(self.0.file.try_clone()?.into())
     }
 
     /// Its memory from `address` on, whose first byte has the offset `first_offset`.
@@ -120,16 +162,28 @@ impl Range {
         Ok(self.address + self.within(offset, length)?)
     }
 
+    /// So many bytes of it were copied by a window.
+    pub(crate) fn count_window(&self, bytes: usize) {
+        let by_window = &self.space.0.by_window;
+        by_window.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DropReason> {
         let address = self.address_of(offset, out.len())?;
-        let read = self.space.0.read_exact_at(out, address);
-        read.map_err(|_| DropReason::Bounds)
+        let Space { file, by_file, .. } = &*self.space.0;
+        let read = file.read_exact_at(out, address);
+        read.map_err(|_| DropReason::Bounds)?;
+        by_file.fetch_add(out.len() as u64, Ordering::Relaxed);
+        Ok(())
     }
 
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), DropReason> {
         let address = self.address_of(offset, bytes.len())?;
-        let written = self.space.0.write_all_at(bytes, address);
-        written.map_err(|_| DropReason::Bounds)
+        let Space { file, by_file, .. } = &*self.space.0;
+        let written = file.write_all_at(bytes, address);
+        written.map_err(|_| DropReason::Bounds)?;
+        by_file.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        Ok(())
     }
 
     pub(crate) fn atomic(&self, offset: u64, atomic: Atomic) -> Result<u64, DropReason> {

@@ -82,7 +82,7 @@ mod sync {
 )]
 mod model;
 
-pub use address_space::{AddressSpace, AddressSpaceError, Range};
+pub use address_space::{AddressSpace, AddressSpaceError, CopiedBytes, Range};
 pub use device_memory::DeviceMemory;
 pub use map_cache::{BLOCK_BYTES, MapCache, Mapper};
 pub use region::{MemfdError, Part, Region, Source, Words};

@@ -275,8 +275,11 @@ impl Region {
             Memory::OfProcess(range) => range.read(offset, out),
             Memory::OfDevice(range) => range.read(offset, out),
             Memory::Window { window, range } => {
-                let read = window.read(range.within(offset, out.len())?, out);
-                read.or_else(|_| range.read(offset, out))
+                if window.read(range.within(offset, out.len())?, out).is_err() {
+                    return range.read(offset, out);
+                }
+                range.count_window(out.len());
+                Ok(())
             }
             Memory::Joined { parts, ends } => {
                 Self::for_each_part((parts, ends), offset, out.len(), |region, bytes, at| {
@@ -299,8 +302,12 @@ impl Region {
             Memory::OfProcess(range) => range.write(offset, bytes),
             Memory::OfDevice(range) => range.write(offset, bytes),
             Memory::Window { window, range } => {
-                let written = window.write(range.within(offset, bytes.len())?, bytes);
-                written.or_else(|_| range.write(offset, bytes))
+                let at = range.within(offset, bytes.len())?;
+                if window.write(at, bytes).is_err() {
+                    return range.write(offset, bytes);
+                }
+                range.count_window(bytes.len());
+                Ok(())
             }
             Memory::Joined { parts, ends } => {
                 Self::for_each_part((parts, ends), offset, bytes.len(), |region, part, at| {

@@ -454,15 +454,22 @@ mod tests {
         window_of(&mut SharedFiles::default(), file, start, bytes)
     }
 
-    /// Memory that this process has mapped from the file, all of it, as another process would reach it.
+    fn own_memory() -> AddressSpace {
+        let mut how = OpenOptions::new();
+        let memory = how.read(true).write(true).open("/proc/self/mem").unwrap();
+        AddressSpace::new(memory.into()).unwrap()
+    }
+
     fn mapped(file: &File, bytes: u64) -> (MmapRaw, Arc<Region>) {
+        mapped_in(&own_memory(), file, bytes)
+    }
+
+    /// Memory that this process has mapped from the file, all of it, as another process would reach it.
+    fn mapped_in(space: &AddressSpace, file: &File, bytes: u64) -> (MmapRaw, Arc<Region>) {
         let map = MmapOptions::new()
             .len(bytes as usize)
             .map_raw(file)
             .unwrap();
-        let mut how = OpenOptions::new();
-        let memory = how.read(true).write(true).open("/proc/self/mem").unwrap();
-        let space = AddressSpace::new(memory.into()).unwrap();
         let range = space.range(map.as_ptr().addr() as u64, bytes, 0).unwrap();
         let window = window(file, 0, bytes);
         (map, Region::of_shared_file(window, range))
@@ -573,6 +580,23 @@ mod tests {
         assert_eq!(out[PAGE as usize..], [0; PAGE as usize]);
         assert_eq!(region.atomic(PAGE, Atomic::FetchAdd { add: 4 }), Ok(0));
         assert_eq!(region.atomic(PAGE, Atomic::FetchAdd { add: 4 }), Ok(4));
+    }
+
+    #[test]
+    fn bytes_are_counted_by_the_way_that_they_have_gone() {
+        let (file, space) = (memfd(PAGE), own_memory());
+        let (_map, region) = mapped_in(&space, &file, PAGE);
+        let copied = || {
+            let copied = space.copied();
+            (copied.by_window, copied.by_address_space)
+        };
+        region.write(0, &[1; 100]).unwrap();
+        assert_eq!(copied(), (0, 100), "the page was not there");
+        region.read(0, &mut [0; 30]).unwrap();
+        region.write(0, &[1; 3]).unwrap();
+        assert_eq!(copied(), (33, 100));
+        region.read(PAGE, &mut [0; 8]).unwrap_err();
+        assert_eq!(copied(), (33, 100), "what is refused was not copied");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use weft_engine::{EngineConfig, PortRange, Secret};
 
 use super::rounds::{Must, Rounds};
 use super::rss::anonymous_bytes;
+use super::verbs::copy;
 use super::{BenchError, Context};
 use crate::report::Row;
 
@@ -99,6 +100,7 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     let first = directory.0.join(name(0));
     rows.extend(objects(context, &first)?);
     rows.extend(start_up::measure(context, &first)?);
+    rows.extend(copy::measure(context)?);
     Ok(rows)
 }
 

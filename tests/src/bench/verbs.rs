@@ -4,7 +4,7 @@
 //! memory, and with shared memory (`--mmap`), which the engines map as well. A limit in microseconds needs a core for each thread that polls: a program, an engine, and the same at the
 //! other end. On a machine with fewer cores the row is held against as many threads, without Weft, that pass a token.
 
-mod copy;
+pub(super) mod copy;
 pub(crate) mod devices;
 mod instructions;
 pub(super) mod isolation;

@@ -3,10 +3,13 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
 };
 
+use weft_device::control::{self, ErrorNumber, MESSAGE_BYTES_MAX, Outcome};
+use weft_device_socket::packet;
 use weft_tests::{
     container::{SECCOMP_PROFILE, in_container},
     program, stdout_of,
@@ -217,6 +220,63 @@ fn doctor_names_what_keeps_a_program_from_its_device() {
         .find(|line| line.starts_with("librdmacm.so.1 "))
         .expect("it is listed");
     assert!(library.ends_with("  yes"), "{told}");
+}
+
+/// A device whose engine is of another release: it speaks this version, and answers each program so.
+fn device_of_another_release(directory: &Path, engine: u32) {
+    use rustix::net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, socket_with,
+    };
+
+    fs::create_dir_all(directory).expect("it is ours");
+    fs::write(directory.join("token"), [7; 32]).expect("it is ours");
+    fs::write(directory.join("gid"), "::ffff:10.0.0.9\n").expect("it is ours");
+    let kind = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let socket = socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None).expect("a socket");
+    let path = directory.join("control");
+    bind(&socket, &SocketAddrUnix::new(&path).expect("a short path")).expect("it is ours");
+    listen(&socket, 8).expect("it is ours");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("it is ours");
+    std::thread::spawn(move || {
+        while let Ok(program) = accept(&socket) {
+            let mut buffer = [0; MESSAGE_BYTES_MAX];
+            let _ = packet::receive(&program, &mut buffer);
+            let refusal: Outcome = Err(ErrorNumber::OtherVersion { engine });
+            // The program may have gone.
+            let _ = packet::send(&program, control::emit(&refusal, &mut buffer), &[]);
+        }
+    });
+}
+
+#[test]
+fn a_program_of_another_release_than_the_engine_is_told_both_versions() {
+    let node = Node::default();
+    let engine = weft_device::VERSION + 5;
+    let devices = node.path("other");
+    device_of_another_release(&devices.join("weft0"), engine);
+    fs::set_permissions(&devices, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let said = format!(
+        "speaks version {engine} of the devices' protocol, and this library version {}",
+        weft_device::VERSION
+    );
+    let variable = format!("env WEFT_DEVICES={}", devices.display());
+    let mut devinfo = node.command(&format!("{variable} ibv_devinfo -d weft0"));
+    let output = devinfo.output().expect("it starts");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains(&said), "{told}");
+    let mut doctor = Command::new(program("weft"));
+    doctor
+        .args(["device", "doctor"])
+        .env("WEFT_DEVICES", &devices);
+    let output = doctor.output().expect("it starts");
+    let told = String::from_utf8_lossy(&output.stdout);
+    for part in [
+        "problem: weft0 does not open",
+        &said,
+        "restart the container",
+    ] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
 }
 
 #[test]

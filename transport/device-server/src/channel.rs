@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
 use weft_device::completion::{Completion, Outcome};
-use weft_device::entry::Entry;
 use weft_device::ring::{Producer, Ring};
 use weft_device_socket::packet;
 use weft_engine::Words;
@@ -55,9 +54,7 @@ impl CompletionQueue {
 
     /// Puts a completion into the ring. Answers whether there was room.
     pub(crate) fn put(&mut self, completion: &Completion) -> bool {
-        let mut entry = Entry::new();
-        entry.set_completion(completion);
-        let is_put = self.ring.push(entry.slots()).is_ok();
+        let is_put = self.ring.push(&[completion.slot()]).is_ok();
         if self.channel.is_some() {
             // The wire does not say which sends are solicited: all are taken to be.
             let is_receive = completion.opcode.is_receive();

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use weft_device::VERSION;
-use weft_device::completion::{self, Status};
+use weft_device::completion::{self, Completion, Status};
 use weft_device::control::{
     self, Address, Answer, ErrorNumber, Limits, MESSAGE_BYTES_MAX, Outcome, QueuePair,
     QueuePairAttributes, QueueSizes, Region, Request,
@@ -313,11 +313,8 @@ impl Program {
     }
 
     fn poll(&mut self) -> Option<(u64, Status)> {
-        let mut entry = Entry::new();
-        if !entry.take(&mut self.completions).expect("it is sound") {
-            return None;
-        }
-        let completion = entry.completion().expect("it is one");
+        let taken = Completion::take(&mut self.completions).expect("the ring is sound");
+        let completion = taken?;
         let status = match completion.outcome {
             completion::Outcome::Success { .. } => Status::Success,
             completion::Outcome::Failure { status, .. } => status,

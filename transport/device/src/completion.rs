@@ -10,10 +10,14 @@
 //! Only the engine writes them, and only the program reads them. Fields of a word are named from the lowest address on.
 //! A datagram's bytes begin with the 40 of its global routing header, as verbs has it.
 
+use std::ops::Deref;
+
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::entry::{Entry, Head};
+use crate::entry::Head;
+use crate::ring::{Consumer, RingError, SLOT_WORDS, Slot};
+use crate::sync::AtomicU64;
 
 /// How a work request has ended. The numbers are those of `enum ibv_wc_status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -50,22 +54,26 @@ pub enum Status {
 }
 
 impl Status {
-    const ALL: [Status; 14] = [
-        Status::Success,
-        Status::LocalLength,
-        Status::LocalQueuePairOperation,
-        Status::LocalProtection,
-        Status::Flushed,
-        Status::BadResponse,
-        Status::LocalAccess,
-        Status::RemoteInvalidRequest,
-        Status::RemoteAccess,
-        Status::RemoteOperation,
-        Status::RetryExceeded,
-        Status::ReceiverNotReadyRetryExceeded,
-        Status::Fatal,
-        Status::General,
-    ];
+    #[inline]
+    fn from_number(number: u8) -> Option<Self> {
+        Some(match number {
+            0 => Self::Success,
+            1 => Self::LocalLength,
+            2 => Self::LocalQueuePairOperation,
+            4 => Self::LocalProtection,
+            5 => Self::Flushed,
+            7 => Self::BadResponse,
+            8 => Self::LocalAccess,
+            9 => Self::RemoteInvalidRequest,
+            10 => Self::RemoteAccess,
+            11 => Self::RemoteOperation,
+            12 => Self::RetryExceeded,
+            13 => Self::ReceiverNotReadyRetryExceeded,
+            19 => Self::Fatal,
+            21 => Self::General,
+            _ => return None,
+        })
+    }
 }
 
 /// The kind of the completed work request. The numbers are those of `enum ibv_wc_opcode`.
@@ -101,15 +109,19 @@ impl Opcode {
         matches!(self, Self::Receive | Self::ReceiveWithImmediate)
     }
 
-    const ALL: [Opcode; 7] = [
-        Opcode::Send,
-        Opcode::Write,
-        Opcode::Read,
-        Opcode::CompareSwap,
-        Opcode::FetchAdd,
-        Opcode::Receive,
-        Opcode::ReceiveWithImmediate,
-    ];
+    #[inline]
+    fn from_number(number: u8) -> Option<Self> {
+        Some(match number {
+            0 => Self::Send,
+            1 => Self::Write,
+            2 => Self::Read,
+            3 => Self::CompareSwap,
+            4 => Self::FetchAdd,
+            128 => Self::Receive,
+            129 => Self::ReceiveWithImmediate,
+            _ => return None,
+        })
+    }
 }
 
 /// The end of one work request.
@@ -149,21 +161,33 @@ pub enum Outcome {
     },
 }
 
-/// The slots hold no completion of this version.
+/// Why no completion can be taken out of a ring. The ring is of no use any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the engine's completion cannot be read: use the library of the engine's release")]
-pub struct CompletionError;
+pub enum CompletionError {
+    /// The ring's counts are wrong.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// The slot holds no completion of this version.
+    #[error("the engine's completion cannot be read: use the library of the engine's release")]
+    Unknown,
+}
 
 impl CompletionError {
     /// A short stable name.
     #[must_use]
     pub fn reason(&self) -> &'static str {
-        "CompletionUnknown"
+        match self {
+            Self::Ring(error) => error.reason(),
+            Self::Unknown => "CompletionUnknown",
+        }
     }
 }
 
 const IMMEDIATE: u8 = 1;
 const DATAGRAM: u8 = 2;
+
+/// Words of a [`Header`].
+const HEADER_WORDS: usize = size_of::<Header>() / size_of::<u64>();
 
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -175,10 +199,11 @@ struct Header {
     produced: u32,
 }
 
-impl Entry {
-    /// Makes it this completion.
-    pub fn set_completion(&mut self, completion: &Completion) {
-        let (status, immediate, detail) = match completion.outcome {
+impl Completion {
+    /// The slot that it is in a ring.
+    #[must_use]
+    pub fn slot(&self) -> Slot {
+        let (status, immediate, detail) = match self.outcome {
             Outcome::Success { immediate } => (
                 Status::Success,
                 immediate.is_some(),
@@ -189,62 +214,72 @@ impl Entry {
                 vendor_error,
             } => (status, false, vendor_error),
         };
-        let mut flags = 0;
-        for (is_set, bit) in [
-            (immediate, IMMEDIATE),
-            (completion.source_queue_pair.is_some(), DATAGRAM),
-        ] {
-            flags |= if is_set { bit } else { 0 };
-        }
-        let (out, slots) = self.resize(size_of::<Header>());
+        let flag = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
         let header = Header {
             head: Head {
-                opcode: completion.opcode as u8,
-                flags,
-                slots,
+                opcode: self.opcode as u8,
+                flags: flag(immediate, IMMEDIATE)
+                    | flag(self.source_queue_pair.is_some(), DATAGRAM),
+                slots: 1,
                 third: status as u8,
                 immediate: detail,
-                wr_id: completion.wr_id,
+                wr_id: self.wr_id,
             },
-            bytes: completion.bytes,
-            queue_pair: completion.queue_pair,
-            source_queue_pair: completion.source_queue_pair.unwrap_or_default(),
-            produced: completion.produced,
+            bytes: self.bytes,
+            queue_pair: self.queue_pair,
+            source_queue_pair: self.source_queue_pair.unwrap_or_default(),
+            produced: self.produced,
         };
-        out[..size_of::<Header>()].copy_from_slice(header.as_bytes());
+        let words: [u64; HEADER_WORDS] = zerocopy::transmute!(header);
+        let mut slot = [0; SLOT_WORDS];
+        slot[..HEADER_WORDS].copy_from_slice(&words);
+        slot
     }
 
-    /// The completion that it is.
+    /// Takes the next completion out of a ring, if there is one.
     ///
     /// # Errors
-    /// The slots hold no completion of this version.
-    #[inline]
-    pub fn completion(&self) -> Result<Completion, CompletionError> {
-        let (header, _) = Header::read_from_prefix(self.bytes()).map_err(|_| CompletionError)?;
-        let head = header.head;
-        let status = Status::ALL
-            .into_iter()
-            .find(|known| *known as u8 == head.third);
-        let opcode = Opcode::ALL
-            .into_iter()
-            .find(|known| *known as u8 == head.opcode);
+    /// Nothing was taken.
+    #[inline(always)]
+    pub fn take<M>(ring: &mut Consumer<M>) -> Result<Option<Self>, CompletionError>
+    where
+        M: Deref<Target = [AtomicU64]>,
+    {
+        let Some(words) = ring.peek_words::<HEADER_WORDS>()? else {
+            return Ok(None);
+        };
+        let completion = Self::of(words).ok_or(CompletionError::Unknown)?;
+        ring.consume(1);
+        Ok(Some(completion))
+    }
+
+    #[inline(always)]
+    fn of(words: [u64; HEADER_WORDS]) -> Option<Self> {
+        let Header {
+            head,
+            bytes,
+            queue_pair,
+            source_queue_pair,
+            produced,
+        } = zerocopy::transmute!(words);
         let has = |bit| head.flags & bit != 0;
-        Ok(Completion {
-            wr_id: head.wr_id,
-            outcome: match status.ok_or(CompletionError)? {
-                Status::Success => Outcome::Success {
-                    immediate: has(IMMEDIATE).then_some(head.immediate),
-                },
-                status => Outcome::Failure {
-                    status,
-                    vendor_error: head.immediate,
-                },
+        let outcome = match Status::from_number(head.third)? {
+            Status::Success => Outcome::Success {
+                immediate: has(IMMEDIATE).then_some(head.immediate),
             },
-            opcode: opcode.ok_or(CompletionError)?,
-            bytes: header.bytes,
-            queue_pair: header.queue_pair,
-            source_queue_pair: has(DATAGRAM).then_some(header.source_queue_pair),
-            produced: header.produced,
+            status => Outcome::Failure {
+                status,
+                vendor_error: head.immediate,
+            },
+        };
+        Some(Self {
+            wr_id: head.wr_id,
+            outcome,
+            opcode: Opcode::from_number(head.opcode)?,
+            bytes,
+            queue_pair,
+            source_queue_pair: has(DATAGRAM).then_some(source_queue_pair),
+            produced,
         })
     }
 }
@@ -254,13 +289,28 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ring::{Producer, RING_HEADER_WORDS, Ring};
+
+    /// The memory of a ring of one slot.
+    fn ring_words() -> Vec<AtomicU64> {
+        let words = 0..RING_HEADER_WORDS + SLOT_WORDS;
+        words.map(|_| AtomicU64::new(0)).collect()
+    }
+
+    fn statuses() -> impl Iterator<Item = Status> {
+        (0..=u8::MAX).filter_map(Status::from_number)
+    }
+
+    fn opcodes() -> impl Iterator<Item = Opcode> {
+        (0..=u8::MAX).filter_map(Opcode::from_number)
+    }
 
     proptest! {
         #[test]
         fn a_completion_survives_a_round_trip(
             (wr_id, queue_pair, bytes, produced) in any::<(u64, u32, u32, u32)>(),
-            status in prop::sample::select(Status::ALL.to_vec()),
-            opcode in prop::sample::select(Opcode::ALL.to_vec()),
+            status in prop::sample::select(statuses().collect::<Vec<_>>()),
+            opcode in prop::sample::select(opcodes().collect::<Vec<_>>()),
             (immediate, source_queue_pair) in any::<(Option<u32>, Option<u32>)>(),
             vendor_error: u32,
         ) {
@@ -276,23 +326,37 @@ mod tests {
                 source_queue_pair,
                 produced,
             };
-            let mut entry = Entry::new();
-            entry.set_completion(&completion);
-            prop_assert_eq!(entry.completion(), Ok(completion));
-            prop_assert_eq!(entry.slots().len(), 1);
+            let words = ring_words();
+            let ring = Ring::new(words.as_slice()).unwrap();
+            Producer::new(ring, 0).push(&[completion.slot()]).unwrap();
+            let mut consumer = Consumer::new(ring, 0);
+            prop_assert_eq!(Completion::take(&mut consumer), Ok(Some(completion)));
+            prop_assert_eq!(Completion::take(&mut consumer), Ok(None));
         }
     }
 
     #[test]
     fn the_numbers_are_those_of_verbs() {
         // libibverbs/verbs.h, enum ibv_wc_status and enum ibv_wc_opcode.
-        let statuses = Status::ALL.map(|status| status as u8);
+        let statuses: Vec<u8> = statuses().map(|status| status as u8).collect();
         assert_eq!(statuses, [0, 1, 2, 4, 5, 7, 8, 9, 10, 11, 12, 13, 19, 21]);
-        let opcodes = Opcode::ALL.map(|opcode| opcode as u8);
+        let opcodes: Vec<u8> = opcodes().map(|opcode| opcode as u8).collect();
         assert_eq!(opcodes, [0, 1, 2, 3, 4, 128, 129]);
-        let mut entry = Entry::new();
-        // Of status 3, which the engine does not use.
-        entry.resize(64).0[..4].copy_from_slice(&[0, 0, 1, 3]);
-        assert_eq!(entry.completion(), Err(CompletionError));
+    }
+
+    #[test]
+    fn what_is_no_completion_stays_in_the_ring() {
+        // Status 3 and opcode 5, which the engine does not use.
+        for first in [[0, 0, 1, 3], [5, 0, 1, 0]] {
+            let words = ring_words();
+            let ring = Ring::new(words.as_slice()).unwrap();
+            let mut slot = [0; SLOT_WORDS];
+            slot[0] = u64::from(u32::from_ne_bytes(first));
+            Producer::new(ring, 0).push(&[slot]).unwrap();
+            let mut consumer = Consumer::new(ring, 0);
+            let taken = Completion::take(&mut consumer);
+            assert_eq!(taken, Err(CompletionError::Unknown), "{first:?}");
+            assert_eq!(consumer.consumed(), 0);
+        }
     }
 }

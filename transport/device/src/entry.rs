@@ -14,8 +14,8 @@ use std::ops::Deref;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::ring::{Batch, Consumer, RingError, SLOT_BYTES, SLOT_WORDS, Slot};
-use crate::sync::AtomicU64;
+use crate::ring::{Batch, Consumer, NewSlots, RingError, SLOT_WORDS, Slot};
+use crate::sync::{AtomicU64, Ordering};
 
 /// Slots of the longest entry: a header, and [`INLINE_MAX`](crate::work_request::INLINE_MAX) bytes.
 pub const ENTRY_SLOTS_MAX: usize = 17;
@@ -114,12 +114,36 @@ impl Entry {
         self.slots().as_bytes()
     }
 
-    /// Makes room for an entry of so many bytes, and gives them and how many slots they are. What was there before is
-    /// overwritten by the caller, or means nothing.
-    pub(crate) fn resize(&mut self, bytes: usize) -> (&mut [u8], u8) {
-        self.len = bytes.div_ceil(SLOT_BYTES).clamp(1, ENTRY_SLOTS_MAX);
-        let len = self.len as u8;
-        (self.slots[..self.len].as_mut_bytes(), len)
+    /// Makes room for an entry of so many slots. What was there before is overwritten by the caller, or means nothing.
+    pub(crate) fn resize(&mut self, slots: usize) -> &mut Self {
+        self.len = slots.clamp(1, ENTRY_SLOTS_MAX);
+        self
+    }
+}
+
+/// Slots that an entry is written to.
+pub(crate) trait Slots {
+    /// Puts a word of the entry to its place.
+    fn set(&mut self, at: usize, word: u64);
+}
+
+impl Slots for Entry {
+    fn set(&mut self, at: usize, word: u64) {
+        self.slots.as_flattened_mut()[at] = word;
+    }
+}
+
+impl Slots for &[AtomicU64; SLOT_WORDS] {
+    #[inline]
+    fn set(&mut self, at: usize, word: u64) {
+        self[at].store(word, Ordering::Relaxed);
+    }
+}
+
+impl Slots for NewSlots<'_> {
+    #[inline]
+    fn set(&mut self, at: usize, word: u64) {
+        NewSlots::set(self, at, word);
     }
 }
 

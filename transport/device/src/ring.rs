@@ -266,39 +266,71 @@ impl<M: Deref<Target = [AtomicU64]>> Batch<'_, M> {
     ///
     /// # Errors
     /// [`RingError::Full`], [`RingError::TooLong`], and of the consumer [`RingError::Count`]; the batch is as it was.
-    #[inline]
     pub fn append(&mut self, entry: &[Slot]) -> Result<(), RingError> {
-        let slots = self.producer.ring.slots;
-        let wanted = u32::try_from(entry.len()).unwrap_or(u32::MAX);
-        if wanted > slots {
-            return Err(RingError::TooLong {
-                entry: entry.len(),
-                slots,
-            });
+        let slots = self.reserve(entry.len())?;
+        for (at, word) in entry.as_flattened().iter().enumerate() {
+            slots.set(at, *word);
         }
-        if self.room() < wanted {
-            // Pairs with the consumer's store: it has read the slots before they are filled again.
-            let consumed = self.producer.ring.load_count(CONSUMED);
-            let count = self.producer.produced.wrapping_sub(consumed);
-            if count > slots {
-                return Err(RingError::Count { count, slots });
-            }
-            self.producer.consumed = consumed;
-            if self.room() < wanted {
-                return Err(RingError::Full);
-            }
-        }
-        for (count, slot) in (0..).zip(entry) {
-            let words = self.producer.ring.slot(self.produced.wrapping_add(count));
-            for (word, value) in words.iter().zip(slot) {
-                word.store(*value, Ordering::Relaxed);
-            }
-        }
-        self.produced = self.produced.wrapping_add(wanted);
         Ok(())
     }
 
+    /// The words of the next slot, for an entry of one. The caller fills them.
+    ///
+    /// # Errors
+    /// As [`Batch::append`].
+    #[inline(always)]
+    pub(crate) fn reserve_slot(&mut self) -> Result<&[AtomicU64; SLOT_WORDS], RingError> {
+        if self.room() == 0 {
+            self.look_for_room(1)?;
+        }
+        let produced = self.produced;
+        self.produced = produced.wrapping_add(1);
+        let slot = self.producer.ring.slot(produced).first_chunk();
+        Ok(slot.expect("it has as many words as any slot"))
+    }
+
+    /// The next slots, for an entry of so many. The caller fills them.
+    ///
+    /// # Errors
+    /// As [`Batch::append`].
+    #[inline]
+    pub(crate) fn reserve(&mut self, entry: usize) -> Result<NewSlots<'_>, RingError> {
+        let slots = self.producer.ring.slots;
+        let wanted = u32::try_from(entry).unwrap_or(u32::MAX);
+        if wanted > slots {
+            return Err(RingError::TooLong { entry, slots });
+        }
+        if self.room() < wanted {
+            self.look_for_room(wanted)?;
+        }
+        let first = self.produced as usize * SLOT_WORDS;
+        self.produced = self.produced.wrapping_add(wanted);
+        Ok(NewSlots {
+            words: &self.producer.ring.words[RING_HEADER_WORDS..],
+            first,
+        })
+    }
+
+    /// Looks at what the consumer has emptied meanwhile.
+    #[cold]
+    #[inline(never)]
+    fn look_for_room(&mut self, wanted: u32) -> Result<(), RingError> {
+        let slots = self.producer.ring.slots;
+        // Pairs with the consumer's store: it has read the slots before they are filled again.
+        let consumed = self.producer.ring.load_count(CONSUMED);
+        let count = self.producer.produced.wrapping_sub(consumed);
+        if count > slots {
+            return Err(RingError::Count { count, slots });
+        }
+        self.producer.consumed = consumed;
+        match self.room() < wanted {
+            true => Err(RingError::Full),
+            false => Ok(()),
+        }
+    }
+
     /// Lets the consumer see all entries of the batch.
+    #[inline]
     pub fn commit(self) {
         self.producer.produced = self.produced;
         // Pairs with the consumer's load: it sees the slots.
@@ -315,6 +347,22 @@ impl<M: Deref<Target = [AtomicU64]>> Batch<'_, M> {
         let slots = self.producer.ring.slots;
         let used = self.produced.wrapping_sub(self.producer.consumed);
         slots - used.min(slots)
+    }
+}
+
+/// Slots of a ring that the next entry takes.
+pub(crate) struct NewSlots<'r> {
+    /// Those of all slots: a power of two.
+    words: &'r [AtomicU64],
+    first: usize,
+}
+
+impl NewSlots<'_> {
+    /// Puts a word of the entry to its place.
+    #[inline]
+    pub(crate) fn set(&self, at: usize, word: u64) {
+        let place = self.first.wrapping_add(at) & (self.words.len() - 1);
+        self.words[place].store(word, Ordering::Relaxed);
     }
 }
 
@@ -348,7 +396,16 @@ impl<M: Deref<Target = [AtomicU64]>> Consumer<M> {
     ///
     /// # Errors
     /// Of the producer: [`RingError::Count`].
+    #[inline]
     pub fn peek(&mut self) -> Result<Option<Slot>, RingError> {
+        self.peek_words()
+    }
+
+    /// The same, of the first words of the slot only.
+    #[inline]
+    pub(crate) fn peek_words<const WORDS: usize>(
+        &mut self,
+    ) -> Result<Option<[u64; WORDS]>, RingError> {
         if self.produced == self.consumed {
             // Pairs with the producer's store.
             let produced = self.ring.load_count(PRODUCED);
@@ -378,6 +435,7 @@ impl<M: Deref<Target = [AtomicU64]>> Consumer<M> {
     }
 
     /// Gives the slots of an entry back that was read.
+    #[inline]
     pub fn consume(&mut self, entry: u32) {
         let produced = self.produced.wrapping_sub(self.consumed);
         self.consumed = self.consumed.wrapping_add(entry.min(produced));
@@ -391,12 +449,13 @@ impl<M: Deref<Target = [AtomicU64]>> Consumer<M> {
         fence(Ordering::SeqCst);
     }
 
-    fn read(&self, count: u32) -> Slot {
-        let words = self.ring.slot(self.consumed.wrapping_add(count));
-        let mut slot = [0; SLOT_WORDS];
-        for (value, word) in slot.iter_mut().zip(words) {
+    #[inline]
+    fn read<const WORDS: usize>(&self, count: u32) -> [u64; WORDS] {
+        let slot = self.ring.slot(self.consumed.wrapping_add(count));
+        let mut words = [0; WORDS];
+        for (value, word) in words.iter_mut().zip(slot) {
             *value = word.load(Ordering::Relaxed);
         }
-        slot
+        words
     }
 }

@@ -17,13 +17,19 @@
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::entry::{ENTRY_SLOTS_MAX, Entry, Head};
-use crate::ring::SLOT_BYTES;
+use std::ops::Deref;
+
+use crate::entry::{ENTRY_SLOTS_MAX, Entry, Head, Slots};
+use crate::ring::{Batch, RingError, SLOT_BYTES};
+use crate::sync::AtomicU64;
 
 /// Scatter-gather entries of one work request.
 pub const SGES_MAX: usize = 32;
 /// Payload that a work request may carry itself.
 pub const INLINE_MAX: usize = 1024;
+
+/// Scatter-gather entries of a [`PlainRequest`].
+pub const PLAIN_SGES_MAX: usize = 2;
 
 const TARGET: usize = size_of::<Head>();
 const OPERANDS: usize = TARGET + size_of::<Target>();
@@ -134,6 +140,39 @@ pub struct WorkRequest<'e> {
     pub payload: Payload<'e>,
 }
 
+/// What programs post most: a send, write or read of a connected queue pair, whose entry takes one slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlainRequest<'e> {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// What is to be done.
+    pub operation: PlainOperation,
+    /// Where, of a write or read.
+    pub remote: RemoteAddress,
+    /// As [`WorkRequest::immediate`].
+    pub immediate: Option<u32>,
+    /// As [`WorkRequest::signaled`].
+    pub signaled: bool,
+    /// As [`WorkRequest::fence`].
+    pub fence: bool,
+    /// As [`WorkRequest::solicited`].
+    pub solicited: bool,
+    /// Where the bytes are, or go: at most [`PLAIN_SGES_MAX`] places.
+    pub sges: &'e [Sge],
+}
+
+/// What a [`PlainRequest`] does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PlainOperation {
+    /// [`Operation::Send`].
+    Send = opcode::SEND,
+    /// [`Operation::Write`].
+    Write = opcode::WRITE,
+    /// [`Operation::Read`].
+    Read = opcode::READ,
+}
+
 /// What a program posts to a receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceiveRequest<'e> {
@@ -181,6 +220,28 @@ impl WorkRequestError {
             Self::Flags(_) => "WorkRequestFlags",
             Self::Slots { .. } => "WorkRequestSlots",
             Self::TooLarge { .. } => "WorkRequestTooLarge",
+        }
+    }
+}
+
+/// Why a request is not appended to a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum AppendError {
+    /// It is no entry of any ring.
+    #[error(transparent)]
+    Request(#[from] WorkRequestError),
+    /// The ring does not take it.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+}
+
+impl AppendError {
+    /// A short stable name.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Request(error) => error.reason(),
+            Self::Ring(error) => error.reason(),
         }
     }
 }
@@ -249,6 +310,7 @@ impl DatagramAddress {
     }
 }
 
+#[inline]
 fn check_size(sges: usize, inline_bytes: usize) -> Result<(), WorkRequestError> {
     if sges <= SGES_MAX && inline_bytes <= INLINE_MAX {
         return Ok(());
@@ -285,9 +347,26 @@ pub fn ring_slots(requests: u32, sges: usize, inline_bytes: usize) -> Option<u32
     (slots <= crate::ring::RING_SLOTS_MAX).then_some(slots)
 }
 
-fn put(out: &mut [u8], at: usize, value: &(impl IntoBytes + Immutable + ?Sized)) {
-    let bytes = value.as_bytes();
-    out[at..at + bytes.len()].copy_from_slice(bytes);
+/// Puts two words to their places, by the bytes before them.
+#[inline]
+fn put(slots: &mut impl Slots, at: usize, [first, second]: [u64; 2]) {
+    slots.set(at / size_of::<u64>(), first);
+    slots.set(at / size_of::<u64>() + 1, second);
+}
+
+#[inline]
+fn put_sges(slots: &mut impl Slots, at: usize, sges: &[Sge]) {
+    for (at, sge) in (at..).step_by(size_of::<Sge>()).zip(sges) {
+        put(slots, at, zerocopy::transmute!(*sge));
+    }
+}
+
+fn put_bytes(slots: &mut impl Slots, at: usize, bytes: &[u8]) {
+    for (at, part) in (at / size_of::<u64>()..).zip(bytes.chunks(size_of::<u64>())) {
+        let mut word = [0; size_of::<u64>()];
+        word[..part.len()].copy_from_slice(part);
+        slots.set(at, u64::from_ne_bytes(word));
+    }
 }
 
 fn get<T: FromBytes + Default>(bytes: &[u8], at: usize) -> T {
@@ -298,31 +377,51 @@ fn get<T: FromBytes + Default>(bytes: &[u8], at: usize) -> T {
         .map_or_else(T::default, |(value, _)| value)
 }
 
-impl Entry {
-    /// Makes it this work request.
-    ///
-    /// # Errors
-    /// [`WorkRequestError::TooLarge`]; nothing was changed.
+#[inline]
+fn flags(signaled: bool, fence: bool, solicited: bool, has_immediate: bool) -> u8 {
+    let flag = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
+    flag(signaled, flag::SIGNALED)
+        | flag(fence, flag::FENCE)
+        | flag(solicited, flag::SOLICITED)
+        | flag(has_immediate, flag::IMMEDIATE)
+}
+
+impl WorkRequest<'_> {
+    /// Bytes of its entry before the payload.
+    fn payload_offset(&self) -> usize {
+        match self.operation {
+            Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => ATOMIC_PAYLOAD,
+            _ => OPERANDS,
+        }
+    }
+
+    /// Slots of its entry.
     #[inline]
-    pub fn set_work_request(&mut self, request: &WorkRequest<'_>) -> Result<(), WorkRequestError> {
-        let (sges, payload) = match request.payload {
+    fn slots(&self) -> Result<usize, WorkRequestError> {
+        let payload_bytes = match self.payload {
             Payload::Sges(sges) => {
                 check_size(sges.len(), 0)?;
-                (sges.len(), sges.as_bytes())
+                size_of_val(sges)
             }
             Payload::Inline(bytes) => {
                 check_size(0, bytes.len())?;
-                (0, bytes)
+                bytes.len()
             }
         };
-        let mut operands = Operands::default();
-        let (code, mut target) = match request.operation {
+        Ok((self.payload_offset() + payload_bytes).div_ceil(SLOT_BYTES))
+    }
+
+    /// Fills its slots, of which there are `count`.
+    #[inline]
+    fn fill(&self, count: usize, slots: &mut impl Slots) {
+        let mut operands = None;
+        let (opcode, mut target) = match self.operation {
             Operation::Send => (opcode::SEND, Target::default()),
             Operation::SendDatagram(to) => (opcode::SEND_DATAGRAM, to.target()),
             Operation::Write(remote) => (opcode::WRITE, remote.target()),
             Operation::Read(remote) => (opcode::READ, remote.target()),
             Operation::FetchAdd { remote, add } => {
-                operands.add_or_compare = add;
+                operands = Some([add, 0]);
                 (opcode::FETCH_ADD, remote.target())
             }
             Operation::CompareSwap {
@@ -330,40 +429,137 @@ impl Entry {
                 compare,
                 swap,
             } => {
-                operands.add_or_compare = compare;
-                operands.swap = swap;
+                operands = Some([compare, swap]);
                 (opcode::COMPARE_SWAP, remote.target())
             }
         };
-        let mut flags = 0;
-        for (is_set, bit) in [
-            (request.signaled, flag::SIGNALED),
-            (request.fence, flag::FENCE),
-            (request.solicited, flag::SOLICITED),
-            (request.immediate.is_some(), flag::IMMEDIATE),
-        ] {
-            flags |= if is_set { bit } else { 0 };
+        if let Some(operands) = operands {
+            put(slots, OPERANDS, operands);
         }
-        if let Payload::Inline(bytes) = request.payload {
-            flags |= flag::INLINE;
-            target.inline_bytes = bytes.len() as u32;
-        }
-        let begin = payload_offset(code);
-        let (out, slots) = self.resize(begin + payload.len());
+        let begin = self.payload_offset();
+        let (kind, sges) = match self.payload {
+            Payload::Sges(sges) => {
+                put_sges(slots, begin, sges);
+                (0, sges.len())
+            }
+            Payload::Inline(bytes) => {
+                put_bytes(slots, begin, bytes);
+                target.inline_bytes = bytes.len() as u32;
+                (flag::INLINE, 0)
+            }
+        };
+        let has_immediate = self.immediate.is_some();
         let head = Head {
-            opcode: code,
-            flags,
-            slots,
+            opcode,
+            flags: kind | flags(self.signaled, self.fence, self.solicited, has_immediate),
+            slots: count as u8,
             third: sges as u8,
+            immediate: self.immediate.unwrap_or_default(),
+            wr_id: self.wr_id,
+        };
+        put(slots, 0, zerocopy::transmute!(head));
+        put(slots, TARGET, zerocopy::transmute!(target));
+    }
+}
+
+impl ReceiveRequest<'_> {
+    /// Slots of its entry.
+    #[inline]
+    fn slots(&self) -> Result<usize, WorkRequestError> {
+        check_size(self.sges.len(), 0)?;
+        Ok((TARGET + size_of_val(self.sges)).div_ceil(SLOT_BYTES))
+    }
+
+    /// Fills its slots, of which there are `count`.
+    #[inline]
+    fn fill(&self, count: usize, slots: &mut impl Slots) {
+        let head = Head {
+            opcode: opcode::RECEIVE,
+            flags: 0,
+            slots: count as u8,
+            third: self.sges.len() as u8,
+            immediate: 0,
+            wr_id: self.wr_id,
+        };
+        put(slots, 0, zerocopy::transmute!(head));
+        put_sges(slots, TARGET, self.sges);
+    }
+}
+
+impl<M: Deref<Target = [AtomicU64]>> Batch<'_, M> {
+    /// Fills the next slots with a work request.
+    ///
+    /// # Errors
+    /// [`WorkRequestError::TooLarge`], and those of [`Batch::append`]; the batch is as it was.
+    #[inline]
+    pub fn append_work_request(&mut self, request: &WorkRequest<'_>) -> Result<(), AppendError> {
+        let count = request.slots()?;
+        request.fill(count, &mut self.reserve(count)?);
+        Ok(())
+    }
+
+    /// Fills the next slot with a plain work request.
+    ///
+    /// # Errors
+    /// [`WorkRequestError::TooLarge`], and those of [`Batch::append`]; the batch is as it was.
+    #[inline(always)]
+    pub fn append_plain(&mut self, request: &PlainRequest<'_>) -> Result<(), AppendError> {
+        let count = request.sges.len();
+        if count > PLAIN_SGES_MAX {
+            return Err(AppendError::Request(WorkRequestError::TooLarge {
+                sges: count,
+                inline_bytes: 0,
+            }));
+        }
+        let head = Head {
+            opcode: request.operation as u8,
+            flags: flags(
+                request.signaled,
+                request.fence,
+                request.solicited,
+                request.immediate.is_some(),
+            ),
+            slots: 1,
+            third: count as u8,
             immediate: request.immediate.unwrap_or_default(),
             wr_id: request.wr_id,
         };
-        put(out, 0, &head);
-        put(out, TARGET, &target);
-        if begin == ATOMIC_PAYLOAD {
-            put(out, OPERANDS, &operands);
+        let slot = &mut self.reserve_slot()?;
+        put(slot, 0, zerocopy::transmute!(head));
+        put(slot, TARGET, zerocopy::transmute!(request.remote.target()));
+        if let [first, rest @ ..] = request.sges {
+            put(slot, OPERANDS, zerocopy::transmute!(*first));
+            if let [second, ..] = rest {
+                put(
+                    slot,
+                    OPERANDS + size_of::<Sge>(),
+                    zerocopy::transmute!(*second),
+                );
+            }
         }
-        put(out, begin, payload);
+        Ok(())
+    }
+
+    /// Fills the next slots with a receive.
+    ///
+    /// # Errors
+    /// As [`Batch::append_work_request`].
+    #[inline]
+    pub fn append_receive(&mut self, receive: &ReceiveRequest<'_>) -> Result<(), AppendError> {
+        let count = receive.slots()?;
+        receive.fill(count, &mut self.reserve(count)?);
+        Ok(())
+    }
+}
+
+impl Entry {
+    /// Makes it this work request.
+    ///
+    /// # Errors
+    /// [`WorkRequestError::TooLarge`]; nothing was changed.
+    pub fn set_work_request(&mut self, request: &WorkRequest<'_>) -> Result<(), WorkRequestError> {
+        let count = request.slots()?;
+        request.fill(count, self.resize(count));
         Ok(())
     }
 
@@ -437,19 +633,8 @@ impl Entry {
     /// # Errors
     /// [`WorkRequestError::TooLarge`]; nothing was changed.
     pub fn set_receive(&mut self, receive: &ReceiveRequest<'_>) -> Result<(), WorkRequestError> {
-        check_size(receive.sges.len(), 0)?;
-        let payload = receive.sges.as_bytes();
-        let (out, slots) = self.resize(TARGET + payload.len());
-        let head = Head {
-            opcode: opcode::RECEIVE,
-            flags: 0,
-            slots,
-            third: receive.sges.len() as u8,
-            immediate: 0,
-            wr_id: receive.wr_id,
-        };
-        put(out, 0, &head);
-        put(out, TARGET, payload);
+        let count = receive.slots()?;
+        receive.fill(count, self.resize(count));
         Ok(())
     }
 
@@ -550,6 +735,27 @@ mod tests {
         taken.is_ok_and(|taken| taken).then_some(entry)
     }
 
+    /// What comes out of a ring that ends behind the first slot of what is appended. The slots had other entries before.
+    fn appended(
+        append: impl FnOnce(&mut Batch<'_, &[AtomicU64]>) -> Result<(), AppendError>,
+    ) -> Entry {
+        let words: Vec<AtomicU64> = (0..RING_HEADER_WORDS + 32 * SLOT_WORDS)
+            .map(|_| AtomicU64::new(u64::MAX))
+            .collect();
+        let begin = u32::MAX;
+        for count in &words[..RING_HEADER_WORDS] {
+            count.store(begin.into(), crate::sync::Ordering::Relaxed);
+        }
+        let ring = Ring::new(words.as_slice()).unwrap();
+        let mut producer = Producer::new(ring, begin);
+        let mut batch = producer.begin();
+        append(&mut batch).unwrap();
+        batch.commit();
+        let mut entry = Entry::new();
+        assert_eq!(entry.take(&mut Consumer::new(ring, begin)), Ok(true));
+        entry
+    }
+
     proptest! {
         #[test]
         fn a_work_request_survives_a_round_trip(
@@ -578,11 +784,37 @@ mod tests {
             };
             // What the entry was before does not shine through.
             let mut entry = Entry::new();
-            let _ = entry.resize(ENTRY_SLOTS_MAX * SLOT_BYTES).0.iter_mut().map(|byte| *byte = 255).count();
+            let all = entry.resize(ENTRY_SLOTS_MAX);
+            (0..ENTRY_SLOTS_MAX * SLOT_WORDS).for_each(|at| all.set(at, u64::MAX));
             entry.set_work_request(&request).unwrap();
             prop_assert_eq!(entry.work_request(), Ok(request));
             let taken = taken(entry.slots()).unwrap();
             prop_assert_eq!(taken.work_request(), Ok(request));
+            // The same where it is written to the ring itself, also where the ring ends within it.
+            let whole = appended(|batch| batch.append_work_request(&request));
+            prop_assert_eq!(whole.work_request(), Ok(request));
+            // And where it is plain.
+            let remote = RemoteAddress::default();
+            let (operation, remote) = match request.operation {
+                Operation::Send => (PlainOperation::Send, remote),
+                Operation::Write(remote) => (PlainOperation::Write, remote),
+                Operation::Read(remote) => (PlainOperation::Read, remote),
+                _ => return Ok(()),
+            };
+            let sges = &sges[..sges.len().min(PLAIN_SGES_MAX)];
+            let plain = PlainRequest {
+                wr_id,
+                operation,
+                remote,
+                immediate: request.immediate,
+                signaled,
+                fence,
+                solicited,
+                sges,
+            };
+            let payload = Payload::Sges(sges);
+            let plain = appended(|batch| batch.append_plain(&plain));
+            prop_assert_eq!(plain.work_request(), Ok(WorkRequest { payload, ..request }));
         }
 
         #[test]
@@ -595,6 +827,8 @@ mod tests {
             entry.set_receive(&request).unwrap();
             let taken = taken(entry.slots()).unwrap();
             prop_assert_eq!(taken.receive(), Ok(request));
+            let appended = appended(|batch| batch.append_receive(&request));
+            prop_assert_eq!(appended.receive(), Ok(request));
         }
 
         #[test]

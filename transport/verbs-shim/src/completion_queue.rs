@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 
 use weft_device::completion::{Completion, Outcome};
 use weft_device::doorbell::DeviceState;
-use weft_device::entry::Entry;
 use weft_device::ring::Consumer;
 use weft_memory::Words;
 
@@ -36,7 +35,6 @@ pub(crate) struct OwnQueue {
 /// What only one thread does at a time.
 pub(crate) struct Taken {
     ring: Consumer<Words>,
-    entry: Entry,
     /// What was taken and not polled, which comes first.
     kept: VecDeque<Wc>,
     polled: Arc<PolledEnds>,
@@ -59,7 +57,6 @@ impl Taken {
     pub(crate) fn new(ring: Consumer<Words>, polled: &Arc<PolledEnds>) -> Self {
         Self {
             ring,
-            entry: Entry::new(),
             kept: VecDeque::new(),
             polled: Arc::clone(polled),
             empty_polls: 0,
@@ -75,11 +72,18 @@ impl Taken {
     ///
     /// # Errors
     /// The ring is broken.
+    #[inline(always)]
     pub(crate) fn next(&mut self) -> Result<Option<Wc>, Broken> {
-        match self.kept.pop_front() {
-            None => self.next_of_ring(),
-            kept => Ok(kept),
+        match self.kept.is_empty() {
+            true => self.next_of_ring(),
+            false => Ok(self.next_kept()),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn next_kept(&mut self) -> Option<Wc> {
+        self.kept.pop_front()
     }
 
     /// A queue pair is reset: as with a NIC, its completions come no more.
@@ -93,12 +97,13 @@ impl Taken {
         }
     }
 
+    #[inline(always)]
     fn next_of_ring(&mut self) -> Result<Option<Wc>, Broken> {
-        if !self.entry.take(&mut self.ring).map_err(|_| Broken)? {
+        let taken = Completion::take(&mut self.ring).map_err(|_| Broken)?;
+        let Some(completion) = taken else {
             return Ok(None);
-        }
+        };
         self.empty_polls = 0;
-        let completion = self.entry.completion().map_err(|_| Broken)?;
         self.polled.polled(&completion);
         Ok(Some(wc(&completion)))
     }
@@ -123,6 +128,7 @@ impl Taken {
 /// The ring gives nothing more.
 pub(crate) struct Broken;
 
+#[inline(always)]
 fn wc(completion: &Completion) -> Wc {
     /// RoCE has no service levels. NICs of Mellanox say here what kind of packet it was, and UCX 1.13 looks for the
     /// addresses by it: 8 for UDP, and 2 for IPv4.

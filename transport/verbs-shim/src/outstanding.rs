@@ -76,10 +76,14 @@ impl Outstanding {
         }
     }
 
-    /// Whether one more may be posted. `polled` is that of this queue.
+    /// Whether one more may be posted. `polled` gives that of this queue.
     #[inline]
-    pub(crate) fn has_room(&mut self, polled: &PolledEnd, batch: &Batch<'_, Words>) -> bool {
-        self.room > 0 || self.has_room_now(polled.load(Ordering::Relaxed), batch)
+    pub(crate) fn has_room<'p>(
+        &mut self,
+        polled: impl FnOnce() -> &'p PolledEnd,
+        batch: &Batch<'_, Words>,
+    ) -> bool {
+        self.room > 0 || self.has_room_now(polled().load(Ordering::Relaxed), batch)
     }
 
     #[inline(never)]

@@ -43,7 +43,6 @@ pub(crate) struct OwnPair {
 /// What one thread at a time posts to the send queue.
 pub(crate) struct Sends {
     pub(crate) ring: Producer<Words>,
-    pub(crate) entry: Entry,
     pub(crate) outstanding: Outstanding,
     /// Of `ibv_wr_start` to `ibv_wr_complete`.
     pub(crate) builder: Builder,
@@ -51,7 +50,6 @@ pub(crate) struct Sends {
 
 pub(crate) struct Receives {
     pub(crate) ring: Producer<Words>,
-    pub(crate) entry: Entry,
     /// None where queue pairs share them: their completions do not come in the order of posting.
     pub(crate) outstanding: Option<Outstanding>,
 }

@@ -7,7 +7,6 @@ use std::sync::Mutex;
 use weft_device::control::{
     Answer, ErrorNumber, QueuePair as Wanted, QueuePairAttributes, QueueSizes, Request,
 };
-use weft_device::entry::Entry;
 use weft_device::ring::Producer;
 use weft_device::state::{Attributes, QueuePairType, State};
 
@@ -110,14 +109,12 @@ unsafe fn create(
         sends: Mutex::new(Sends {
             outstanding: Outstanding::new(sizes.sends, sends.slots()),
             ring: Producer::new(sends, 0),
-            entry: Entry::new(),
             builder: Builder::default(),
         }),
         receives: receives.map(|ring| {
             Mutex::new(Receives {
                 outstanding: Some(Outstanding::new(sizes.receives, ring.slots())),
                 ring: Producer::new(ring, 0),
-                entry: Entry::new(),
             })
         }),
         is_all_signaled: attr.sq_sig_all != 0,

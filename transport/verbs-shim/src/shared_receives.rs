@@ -4,7 +4,6 @@ use std::ffi::c_int;
 use std::sync::Mutex;
 
 use weft_device::control::{Answer, Request};
-use weft_device::entry::Entry;
 use weft_device::ring::Producer;
 
 use crate::contexts::{done, lock, not_made, own_context, set_errno};
@@ -62,7 +61,6 @@ unsafe extern "C" fn ibv_create_srq(
         },
         receives: Mutex::new(Receives {
             ring: Producer::new(ring, 0),
-            entry: Entry::new(),
             outstanding: None,
         }),
         attr: SrqAttr {

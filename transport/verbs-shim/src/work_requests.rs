@@ -103,7 +103,7 @@ unsafe extern "C" fn complete(pair: *mut QpEx) -> c_int {
     let mut batch = sends.ring.begin();
     let (polled, mut appended) = (context.polled.of_sends(number), 0);
     for entry in &builder.finished {
-        if error == 0 && !sends.outstanding.has_room(polled, &batch) {
+        if error == 0 && !sends.outstanding.has_room(|| polled, &batch) {
             error = libc::ENOMEM;
         }
         if error == 0 {

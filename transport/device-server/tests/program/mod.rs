@@ -403,11 +403,8 @@ impl Program {
     }
 
     pub(crate) fn poll(&mut self) -> Option<Done> {
-        let mut entry = Entry::new();
-        let taken = entry
-            .take(&mut self.completions)
-            .expect("the ring is sound");
-        taken.then(|| done(&entry.completion().expect("a completion"), self.number))
+        let taken = Completion::take(&mut self.completions).expect("the ring is sound");
+        taken.map(|completion| done(&completion, self.number))
     }
 }
 

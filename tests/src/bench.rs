@@ -57,10 +57,16 @@ pub enum Work {
     Idle,
     /// CPU time of both ends of the core per chunk of 1 and of 11 packets.
     Core,
-    /// Virtual RDMA devices: how long each takes to make, and what a program makes of one.
+    /// Virtual RDMA devices: how long each takes to make, and how soon a program can begin.
     Devices,
-    /// Verbs programs over virtual devices: rate, latency, and instructions.
+    /// Queue pairs and regions that a program makes in a second.
+    #[value(name = "device-objects")]
+    DeviceObjects,
+    /// Verbs programs over virtual devices: rate and latency.
     Verbs,
+    /// Instructions of a program for a write over a virtual device.
+    #[value(name = "verbs-instructions")]
+    VerbsInstructions,
     /// Programs over virtual devices beside TCP, and beside rules for it.
     Isolation,
     /// A device with a thousand busy queue pairs beside one with one.
@@ -204,7 +210,9 @@ impl Work {
             Self::Core => core::measure(context),
             Self::Idle => idle::measure(context),
             Self::Devices => devices::measure(context),
+            Self::DeviceObjects => devices::measure_objects(context),
             Self::Verbs => verbs::measure(context),
+            Self::VerbsInstructions => verbs::measure_instructions(context),
             Self::Isolation => verbs::isolation::measure(context),
             Self::Share => verbs::share::measure(context),
             Self::Raw => raw::measure(context),

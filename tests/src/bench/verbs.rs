@@ -1,4 +1,5 @@
-//! `verbs`: programs of Debian over virtual devices, unmodified, and what they cost beside the engine alone.
+//! `verbs`: programs of Debian over virtual devices, unmodified, and what they cost beside the engine alone;
+//! `verbs-instructions`.
 //!
 //! The engines are in this process, each in the network namespace of its node; the programs are processes, with private
 //! memory, and with shared memory (`--mmap`), which the engines map as well. A limit in microseconds needs a core for each thread that polls: a program, an engine, and the same at the
@@ -83,8 +84,14 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
         rows.push(beside_soft_roce(context, &devices, size)?);
     }
     rows.push(limited(context, &devices)?);
-    rows.push(instructions(context, &devices)?);
     Ok(rows)
+}
+
+/// What a write costs a program.
+pub(super) fn measure_instructions(context: &Context) -> Result<Vec<Row>, BenchError> {
+    let fabric = context.two_nodes()?;
+    let devices = Devices::start(&fabric)?;
+    Ok(vec![instructions(context, &devices)?])
 }
 
 fn rates(

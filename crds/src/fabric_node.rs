@@ -101,6 +101,12 @@ pub struct FabricNodeStatus {
     pub mtu: u32,
     /// Mbit/s of the interface as the kernel says; 0 when it does not.
     pub link_mbps: u32,
+    /// The NUMA node of the interface; absent where the kernel knows none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub numa_node: Option<u32>,
+    /// The PCI root of the interface, as pci0000:17; absent where it has none.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub pcie_root: String,
     /// UDP ports of the data path.
     pub ports: NodePorts,
     /// Its virtual devices; absent where it has none.

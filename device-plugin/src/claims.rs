@@ -345,6 +345,7 @@ mod tests {
             share: 0,
             cross_namespace: false,
             namespaces: Vec::new(),
+            numa_node: None,
         };
         Claims::new(&config, &home.join("claims.sock"))
     }

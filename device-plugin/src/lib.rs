@@ -78,6 +78,8 @@ pub struct Config {
     pub cross_namespace: bool,
     /// The namespaces whose pods may have devices; all where there is none.
     pub namespaces: Vec<String>,
+    /// The NUMA node of the interface that carries the data; none where that is not known.
+    pub numa_node: Option<u32>,
 }
 
 /// What a driver of Dynamic Resource Allocation works with.
@@ -176,7 +178,7 @@ async fn serve_devices(config: &Config) -> Result<(), PluginError> {
     let (shown, health) = watch::channel(Health::default());
     let devices = Arc::new(Devices::new(config));
     let registration = config.device_plugins.as_ref().map(|directory| {
-        let service = Service::new(config.count, Arc::clone(&devices), health);
+        let service = Service::new(config, Arc::clone(&devices), health);
         Registration::new(directory, &config.resource, service)
     });
     let registration = registration.transpose()?;

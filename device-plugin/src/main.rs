@@ -122,6 +122,9 @@ struct Arguments {
     /// The namespaces whose pods may have devices [default: all].
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     namespaces: Vec<String>,
+    /// The NUMA node of the interface that carries the data: the kubelet's topology manager places pods by it [default: it is told none].
+    #[arg(long, value_name = "NUMBER")]
+    numa_node: Option<u32>,
     /// What to log, for example `info` or `weft_device_plugin=debug`.
     #[arg(long, value_name = "FILTER", default_value = "info")]
     log: String,
@@ -151,6 +154,7 @@ impl Arguments {
             share: self.share.unwrap_or(0),
             cross_namespace: self.cross_namespace,
             namespaces: self.namespaces.clone(),
+            numa_node: self.numa_node,
         }
     }
 }

@@ -10,6 +10,7 @@ use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status};
 use weft_proto::Message as _;
 
+use crate::Config;
 use crate::devices::{DeviceError, Devices, ID_PREFIX};
 use crate::kubelet::device_plugin as proto;
 use crate::kubelet::device_plugin::device_plugin_server::DevicePlugin;
@@ -19,7 +20,7 @@ use crate::reconcile::Health;
 pub(crate) fn options() -> proto::DevicePluginOptions {
     proto::DevicePluginOptions {
         pre_start_required: true,
-        get_preferred_allocation_available: false,
+        get_preferred_allocation_available: true,
     }
 }
 
@@ -30,6 +31,8 @@ const LIST_BYTES_MAX: usize = 4 << 20;
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
     ids: Arc<[String]>,
+    /// Of all devices, for they share an interface. None where it is not known.
+    topology: Option<proto::TopologyInfo>,
     devices: Arc<Devices>,
     health: watch::Receiver<Health>,
 }
@@ -55,32 +58,41 @@ impl Drop for Watched {
 }
 
 impl Service {
-    /// With so many devices.
-    pub(crate) fn new(count: u32, devices: Arc<Devices>, health: watch::Receiver<Health>) -> Self {
-        let ids = ids_that_fit(count);
-        if ids.len() < count as usize {
+    /// With the devices of a node.
+    pub(crate) fn new(
+        config: &Config,
+        devices: Arc<Devices>,
+        health: watch::Receiver<Health>,
+    ) -> Self {
+        let topology = config.numa_node.map(|node| proto::TopologyInfo {
+            nodes: vec![proto::NumaNode { id: node.into() }],
+        });
+        let ids = ids_that_fit(config.count, topology.as_ref());
+        if ids.len() < config.count as usize {
             tracing::error!(
-                "the kubelet is shown {} of {count} devices: a list of more is longer than the {LIST_BYTES_MAX} bytes that it \
+                "the kubelet is shown {} of {} devices: a list of more is longer than the {LIST_BYTES_MAX} bytes that it \
                  takes; lower spec.devices.perNode of the RdmaFabric",
-                ids.len()
+                ids.len(),
+                config.count
             );
         }
         Self {
             ids: ids.into(),
+            topology,
             devices,
             health,
         }
     }
 
     fn list(&self, health: &Health) -> proto::ListAndWatchResponse {
-        let device = |id: &String| device(id, health.is_good(id));
+        let device = |id: &String| device(id, health.is_good(id), self.topology.as_ref());
         proto::ListAndWatchResponse {
             devices: self.ids.iter().map(device).collect(),
         }
     }
 }
 
-fn device(id: &str, is_good: bool) -> proto::Device {
+fn device(id: &str, is_good: bool, topology: Option<&proto::TopologyInfo>) -> proto::Device {
     proto::Device {
         id: id.to_owned(),
         health: match is_good {
@@ -88,23 +100,36 @@ fn device(id: &str, is_good: bool) -> proto::Device {
             false => proto::UNHEALTHY,
         }
         .to_owned(),
-        topology: None,
+        topology: topology.cloned(),
     }
 }
 
 /// The first ids, at most `count`, of which the list is taken by the kubelet whatever their health is. Each has at most 20 letters:
 /// an engine takes no longer name.
-fn ids_that_fit(count: u32) -> Vec<String> {
+fn ids_that_fit(count: u32, topology: Option<&proto::TopologyInfo>) -> Vec<String> {
     let mut bytes = 0;
     let ids = (0..count).map(|i| format!("{ID_PREFIX}{i:05}"));
     let fits = |id: &String| {
         let alone = proto::ListAndWatchResponse {
-            devices: vec![device(id, false)],
+            devices: vec![device(id, false, topology)],
         };
         bytes += alone.encoded_len();
         bytes <= LIST_BYTES_MAX
     };
     ids.take_while(fits).collect()
+}
+
+/// Which devices a container is to have. All devices of a node are behind one interface, so none is nearer to a pod than
+/// another: those with the first names, and equal requests have equal answers.
+fn preferred(request: proto::ContainerPreferredAllocationRequest) -> Vec<String> {
+    let size = usize::try_from(request.allocation_size).unwrap_or_default();
+    let mut chosen = request.must_include_device_i_ds;
+    let mut others = request.available_device_i_ds;
+    others.sort_unstable();
+    others.retain(|id| !chosen.contains(id));
+    others.truncate(size.saturating_sub(chosen.len()));
+    chosen.append(&mut others);
+    chosen
 }
 
 impl From<DeviceError> for Status {
@@ -150,10 +175,17 @@ impl DevicePlugin for Registered {
 
     async fn get_preferred_allocation(
         &self,
-        _: Request<proto::PreferredAllocationRequest>,
+        request: Request<proto::PreferredAllocationRequest>,
     ) -> Result<Response<proto::PreferredAllocationResponse>, Status> {
-        let text = "all devices of a node are alike: the kubelet chooses";
-        Err(Status::unimplemented(text))
+        let mut response = proto::PreferredAllocationResponse::default();
+        for container in request.into_inner().container_requests {
+            response
+                .container_responses
+                .push(proto::ContainerPreferredAllocationResponse {
+                    device_i_ds: preferred(container),
+                });
+        }
+        Ok(Response::new(response))
     }
 
     async fn allocate(
@@ -188,24 +220,37 @@ impl DevicePlugin for Registered {
 mod tests {
     use super::*;
 
+    /// As long as one can be.
+    fn topology() -> proto::TopologyInfo {
+        let node = proto::NumaNode { id: 1023 };
+        proto::TopologyInfo { nodes: vec![node] }
+    }
+
     /// A list as it is longest.
     fn bytes(ids: &[String]) -> usize {
-        let devices = ids.iter().map(|id| device(id, false)).collect();
+        let devices = ids
+            .iter()
+            .map(|id| device(id, false, Some(&topology())))
+            .collect();
         proto::ListAndWatchResponse { devices }.encoded_len()
     }
 
     #[test]
     fn a_list_of_65_536_devices_is_taken_by_a_kubelet() {
-        let all = ids_that_fit(65_536);
+        let all = ids_that_fit(65_536, Some(&topology()));
         assert_eq!(all.len(), 65_536);
         assert!(bytes(&all) <= LIST_BYTES_MAX, "{}", bytes(&all));
     }
 
     #[test]
     fn of_a_list_that_a_kubelet_would_not_take_the_first_devices_are_shown() {
-        let some = ids_that_fit(1_000_000);
+        let some = ids_that_fit(1_000_000, Some(&topology()));
         let left = LIST_BYTES_MAX - bytes(&some);
-        let next = device(&format!("{ID_PREFIX}{}", some.len()), false);
+        let next = device(
+            &format!("{ID_PREFIX}{}", some.len()),
+            false,
+            Some(&topology()),
+        );
         let devices = vec![next];
         assert!(left < proto::ListAndWatchResponse { devices }.encoded_len());
     }

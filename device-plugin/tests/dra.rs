@@ -248,6 +248,7 @@ fn start_driver(home: &TempDir) -> JoinHandle<()> {
         share: 0,
         cross_namespace: false,
         namespaces: vec!["team-a".to_owned()],
+        numa_node: Some(1),
     };
     tokio::spawn(async move {
         let served = run(config, std::future::pending());

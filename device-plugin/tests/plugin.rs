@@ -17,8 +17,8 @@ use weft_device_plugin::kubelet::device_plugin::registration_server::{
     Registration, RegistrationServer,
 };
 use weft_device_plugin::kubelet::device_plugin::{
-    AllocateRequest, ContainerAllocateRequest, Empty, HEALTHY, ListAndWatchResponse,
-    PreStartContainerRequest, RegisterRequest,
+    AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty, HEALTHY,
+    ListAndWatchResponse, PreStartContainerRequest, PreferredAllocationRequest, RegisterRequest,
 };
 use weft_device_plugin::kubelet::pod_resources as pods;
 use weft_device_plugin::kubelet::pod_resources::pod_resources_lister_server::{
@@ -182,6 +182,7 @@ impl Node {
             share: 0,
             cross_namespace: false,
             namespaces: vec!["team-a".to_owned()],
+            numa_node: Some(1),
         };
         self.others.push(tokio::spawn(async move {
             let served = run(config, std::future::pending());
@@ -194,7 +195,8 @@ impl Node {
         let request = soon(self.registrations.recv()).await.expect("it registers");
         assert_eq!(request.resource_name, RESOURCE);
         assert_eq!(request.version, "v1beta1");
-        assert!(request.options.is_some_and(|it| it.pre_start_required));
+        let options = request.options.expect("it says what it can");
+        assert!(options.pre_start_required && options.get_preferred_allocation_available);
         let socket = self.at("device-plugins").join(request.endpoint);
         DevicePluginClient::new(kubelet::channel(&socket))
     }
@@ -327,6 +329,43 @@ async fn a_container_gets_devices_of_its_own_whenever_it_starts() {
         assert_eq!(first.name, second.name);
         assert_ne!(first.gid, second.gid);
     }
+}
+
+#[tokio::test]
+async fn devices_are_at_the_numa_node_of_the_interface_and_the_first_free_ones_are_preferred() {
+    let mut node = Node::start(31_848).await;
+    let mut plugin = node.registered().await;
+    let mut lists = watch(&mut plugin).await;
+    let list = soon(lists.message()).await.expect("it goes on");
+    for device in list.expect("a list").devices {
+        let nodes = device.topology.expect("it has one").nodes;
+        let nodes: Vec<i64> = nodes.iter().map(|node| node.id).collect();
+        assert_eq!(nodes, [1], "{}", device.id);
+    }
+    let container = |available: &[&str], must: &[&str], size| ContainerPreferredAllocationRequest {
+        available_device_i_ds: ids(available),
+        must_include_device_i_ds: ids(must),
+        allocation_size: size,
+    };
+    // In any order, as the kubelet has them.
+    let free = ["vdev-00003", "vdev-00001", "vdev-00002"];
+    let request = PreferredAllocationRequest {
+        container_requests: vec![
+            container(&free, &[], 2),
+            container(&free, &["vdev-00003"], 2),
+            container(&free, &[], 9),
+        ],
+    };
+    let preferred = plugin.get_preferred_allocation(request).await;
+    let preferred = preferred.expect("it answers").into_inner();
+    let preferred = preferred.container_responses.into_iter();
+    let preferred: Vec<Vec<String>> = preferred.map(|it| it.device_i_ds).collect();
+    let wanted = [
+        ids(&["vdev-00001", "vdev-00002"]),
+        ids(&["vdev-00003", "vdev-00001"]),
+        ids(&["vdev-00001", "vdev-00002", "vdev-00003"]),
+    ];
+    assert_eq!(preferred, wanted);
 }
 
 #[tokio::test]

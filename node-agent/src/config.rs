@@ -105,6 +105,8 @@ pub struct DevicePrograms {
     pub open: u16,
     /// What the node's link carries, Mbit/s; 0 where that is not known.
     pub link_mbps: u32,
+    /// The NUMA node of the interface; none where that is not known.
+    pub numa_node: Option<u32>,
     /// How many devices the pods of the node can have.
     pub per_node: u32,
     /// Most that each sends, Mbit/s; 0 is no limit.

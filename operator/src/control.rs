@@ -529,10 +529,17 @@ fn validate_report(report: &mut NodeReport) -> Result<(), Fault> {
     if report.mtu > MTU_MAX {
         return Err(bad("mtu", "give the bytes of an IP packet, at most 65535"));
     }
-    let names = [&report.interface, &report.version, &report.configuration];
+    let NodeReport {
+        interface,
+        pcie_root,
+        version,
+        configuration,
+        ..
+    } = &*report;
+    let names = [interface, pcie_root, version, configuration];
     if names.iter().any(|name| name.len() > NAME_BYTES_MAX) {
         return Err(bad(
-            "interface, version, configuration",
+            "interface, pcie_root, version, configuration",
             "give at most 253 bytes",
         ));
     }

@@ -55,6 +55,7 @@ fn engine(config: &Config, programs: &DevicePrograms) -> Vec<String> {
 
 fn device_plugin(programs: &DevicePrograms) -> Vec<String> {
     let mut flags = vec![format!("--count={}", programs.per_node)];
+    flags.extend(programs.numa_node.map(|node| format!("--numa-node={node}")));
     if programs.cap_mbps > 0 {
         let cap_bps = u64::from(programs.cap_mbps) * BITS_PER_MEGABIT;
         flags.push(format!("--cap-bps={cap_bps}"));
@@ -85,6 +86,7 @@ mod tests {
             first_port: 16_000,
             open: 8,
             link_mbps: 0,
+            numa_node: None,
             per_node: 8,
             cap_mbps: 0,
             operations_per_second: 0,
@@ -94,6 +96,7 @@ mod tests {
         };
         assert_eq!(device_plugin(&little), ["--count=8"]);
         let all = DevicePrograms {
+            numa_node: Some(0),
             cap_mbps: 400,
             operations_per_second: 20_000,
             cross_namespace: true,
@@ -103,6 +106,7 @@ mod tests {
         };
         let flags = [
             "--count=8",
+            "--numa-node=0",
             "--cap-bps=400000000",
             "--ops=20000",
             "--share=200",

@@ -70,7 +70,7 @@ pub(crate) fn config(
         devices: engine
             .devices
             .as_ref()
-            .map(|given| devices(settings, given, nic.mbps))
+            .map(|given| devices(settings, given, nic))
             .transpose()?,
         volumes: settings.volumes.clone(),
         config_source: config::ConfigSource::Operator,
@@ -87,7 +87,7 @@ pub(crate) fn config(
 fn devices(
     settings: &Settings,
     given: &proto::Devices,
-    link_mbps: u32,
+    nic: &Nic,
 ) -> Result<config::Devices, ConfigError> {
     Ok(config::Devices {
         socket: settings.engine_socket.clone(),
@@ -95,7 +95,8 @@ fn devices(
         programs: Some(DevicePrograms {
             first_port: small("devices.firstPort", given.first_port)?,
             open: small("devices.open", given.open)?,
-            link_mbps,
+            link_mbps: nic.mbps,
+            numa_node: nic.affinity.numa_node,
             per_node: given.per_node,
             cap_mbps: given.cap_mbps,
             operations_per_second: given.operations_per_second,
@@ -200,6 +201,7 @@ fn wrong(field: &str, message: String) -> ConfigError {
 mod tests {
     use super::*;
     use crate::config::Encryption;
+    use crate::enroll::affinity::Affinity;
     use crate::enroll::settings::Timing;
     use crate::files::RootLimits;
 
@@ -282,6 +284,10 @@ mod tests {
             address: "192.168.0.5".parse().unwrap(),
             mtu: 9000,
             mbps: 0,
+            affinity: Affinity {
+                numa_node: Some(1),
+                pcie_root: None,
+            },
         };
         config(&settings(), &tls, assigned, &nic)
     }
@@ -302,6 +308,7 @@ mod tests {
             first_port: 16_000,
             open: 256,
             link_mbps: 0,
+            numa_node: Some(1),
             per_node: 1024,
             cap_mbps: 400,
             operations_per_second: 0,

@@ -10,6 +10,7 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
 use weft_proto::operator::v1::{Finding, Nics};
 
+use super::affinity::Affinity;
 use crate::config::{MTU_BYTES_MAX, MTU_BYTES_MIN};
 
 /// Names of interfaces that a message lists.
@@ -34,6 +35,8 @@ pub(crate) struct Nic {
     pub(crate) address: Ipv4Addr,
     pub(crate) mtu: u16,
     pub(crate) mbps: u32,
+    /// As its finder has put it there.
+    pub(crate) affinity: Affinity,
 }
 
 impl Nic {
@@ -183,6 +186,7 @@ impl Interface {
             address,
             mtu,
             mbps: self.mbps,
+            affinity: Affinity::default(),
         })
     }
 }

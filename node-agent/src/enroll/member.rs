@@ -5,6 +5,8 @@
 //! then starts again.
 
 use std::convert::Infallible;
+use std::io;
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -21,6 +23,7 @@ use crate::config::Config;
 use crate::control::fence::Fence;
 use crate::copy_watcher::{CopyReport, CopyWatcher};
 use crate::devices::health::NodeDevices;
+use crate::enroll::affinity::Affinity;
 use crate::enroll::error::{EnrollError, OperatorError};
 use crate::enroll::interface::{self, Nic, finding};
 use crate::enroll::keys::{Keys, Validity};
@@ -378,21 +381,21 @@ impl Member {
 
     /// The data interface.
     async fn nic(&self, config: &NodeConfig) -> Result<Nic, Finding> {
-        let interfaces = fail_fast::spawn_blocking("interfaces", interface::list)
-            .await
-            .map_err(|error| {
-                let problem = format!("the node's interfaces cannot be listed: {error}");
-                finding("InterfacesUnknown", problem)
-            })?;
-        let nics = config
-            .engine
-            .as_ref()
-            .and_then(|engine| engine.nics.clone());
-        interface::choose(
-            &interfaces,
-            &nics.unwrap_or_default(),
-            self.settings.address,
-        )
+        let engine = config.engine.as_ref();
+        let nics = engine.and_then(|engine| engine.nics.clone());
+        let (nics, node) = (nics.unwrap_or_default(), self.settings.address);
+        let find = move || {
+            let mut chosen = interface::choose(&interface::list()?, &nics, node);
+            if let Ok(nic) = &mut chosen {
+                nic.affinity = Affinity::of(Path::new("/sys"), &nic.interface);
+            }
+            io::Result::Ok(chosen)
+        };
+        let found = fail_fast::spawn_blocking("interfaces", find).await;
+        found.map_err(|error| {
+            let problem = format!("the node's interfaces cannot be listed: {error}");
+            finding("InterfacesUnknown", problem)
+        })?
     }
 
     fn config(&self, config: &NodeConfig, nic: &Nic) -> Result<Config, Finding> {
@@ -469,6 +472,8 @@ impl Member {
             report.interface.clone_from(&nic.interface);
             report.mtu = nic.mtu.into();
             report.link_mbps = nic.mbps;
+            report.numa_node = nic.affinity.numa_node;
+            report.pcie_root = nic.affinity.pcie_root.clone().unwrap_or_default();
             let engine = start.node_config.engine.as_ref();
             report.ports = engine.and_then(|engine| engine.ports);
             let devices = agent.devices();

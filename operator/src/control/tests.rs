@@ -620,9 +620,16 @@ async fn a_report_that_nobody_could_dial_is_refused() {
             },
         ),
         (
-            "interface, version",
+            "interface, pcie_root, version",
             NodeReport {
                 interface: "x".repeat(300),
+                ..good.clone()
+            },
+        ),
+        (
+            "pcie_root",
+            NodeReport {
+                pcie_root: "x".repeat(300),
                 ..good.clone()
             },
         ),

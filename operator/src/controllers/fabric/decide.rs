@@ -326,6 +326,8 @@ fn copy_report(status: &mut FabricNodeStatus, report: &NodeReport) {
         volumes_in_use: report.volumes_in_use,
         mtu: report.mtu,
         link_mbps: report.link_mbps,
+        numa_node: report.numa_node,
+        pcie_root: report.pcie_root.clone(),
         ports: NodePorts {
             first: small(ports.first),
             count: small(ports.count),

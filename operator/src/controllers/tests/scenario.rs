@@ -173,6 +173,8 @@ pub(crate) fn report(name: &str, fabric: &str) -> NodeReport {
         interface: "eth0".into(),
         mtu: 1500,
         link_mbps: 1000,
+        numa_node: Some(1),
+        pcie_root: "pci0000:17".into(),
         ports: Some(Ports {
             first: 7500,
             count: 16,

@@ -9,6 +9,7 @@
 mod api;
 pub mod check;
 mod claims;
+mod consumable_capacity;
 pub mod control;
 pub mod controllers;
 mod enrollment_limit;

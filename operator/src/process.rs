@@ -44,6 +44,7 @@ use crate::{
     NAME,
     api::{ANSWER_WITHIN, CallError, call, retry_until_answered},
     claims::Claims,
+    consumable_capacity,
     control::{self, Control, ControlError, Metrics, OpenCalls},
     controllers,
     enrollment_limit::EnrollmentLimit,
@@ -108,6 +109,10 @@ pub struct Settings {
     /// Publish the virtual devices of nodes as ResourceSlices (resource.k8s.io/v1), for pods that ask for them by claims.
     #[arg(long)]
     resource_slices: bool,
+    /// Publish one device of each node that claims share, by its capacity, where the API server takes that (its feature gate
+    /// DRAConsumableCapacity, which the scheduler must have, too).
+    #[arg(long, requires = "resource_slices")]
+    consumable_capacity: bool,
 }
 
 /// Why the program ended.
@@ -332,6 +337,8 @@ impl Leader {
         let reports = Reports::default();
         let (service_problem, problem) = watch::channel(None);
         let pool = ConnectionPool::new(Arc::clone(&authority));
+        let has_consumable_capacity =
+            settings.consumable_capacity && consumable_capacity(&self.client).await;
         let context = controllers::Context {
             client: self.client.clone(),
             epoch: self.epoch,
@@ -349,6 +356,7 @@ impl Leader {
             },
             service_problem: problem,
             resource_slices: settings.resource_slices,
+            consumable_capacity: has_consumable_capacity,
             writes_per_second: settings.writes_per_second,
             jobs_per_namespace: settings.jobs_per_namespace,
             labels_per_namespace: settings.labels_per_namespace,
@@ -393,6 +401,23 @@ impl Leader {
             () = sleep(CERTIFICATE_RENEWAL) => Err(ProcessError::CertificateDue),
         }
     }
+}
+
+/// Whether devices can be published by their capacity. If not, the log says why.
+async fn consumable_capacity(client: &Client) -> bool {
+    let problem = match consumable_capacity::is_offered(client).await {
+        Ok(true) => return true,
+        Ok(false) => {
+            "the API server leaves the field out: turn on its feature gate DRAConsumableCapacity"
+                .to_owned()
+        }
+        Err(error) => error.to_string(),
+    };
+    tracing::warn!(
+        problem,
+        "--consumable-capacity: each device of a node is published by itself, 1,024 at most"
+    );
+    false
 }
 
 fn template(path: &Path) -> Result<DaemonSet, ProcessError> {

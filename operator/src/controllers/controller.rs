@@ -55,6 +55,8 @@ pub struct Context {
     pub service_problem: watch::Receiver<Option<String>>,
     /// Whether nodes' devices are published as ResourceSlices.
     pub resource_slices: bool,
+    /// Whether claims share one published device of each node.
+    pub consumable_capacity: bool,
     /// Requests to the API server in a second, at most; Events are among them.
     pub writes_per_second: NonZeroU32,
     /// Jobs of one namespace that may run at a time.

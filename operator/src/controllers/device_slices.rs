@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube::{Resource as _, ResourceExt as _};
 use serde_json::{Map, Value, json};
-use weft_crds::{Devices, FabricNode};
+use weft_crds::{Devices, FabricNode, FabricNodeStatus};
 
 use super::{
     cache::{Key, uid},
@@ -17,13 +17,15 @@ use super::{
     request::{Change, Request},
     resource_slice::ResourceSlice,
 };
-use crate::claims::DRIVER;
+use crate::{claims::DRIVER, consumable_capacity};
 
 /// Devices of one slice: what the API takes (`ResourceSliceMaxDevices`).
 const DEVICES_PER_SLICE: u32 = 128;
 /// Devices of one node. A scheduler keeps every one of them in memory, and so does the API server: four times the default of
 /// `spec.devices.perNode`.
 const DEVICES_MAX: u32 = 1024;
+/// Of an attribute: what the API takes (`DeviceAttributeMaxValueLength`).
+const STRING_BYTES_MAX: usize = 64;
 /// The generation of the slice's pool.
 const GENERATION: &str = "weft.dev/pool-generation";
 /// Greater ones are believed of no slice: the API takes an i64, and a kubelet can write to the slices of its own node.
@@ -35,12 +37,14 @@ const FORMAT: u32 = 1;
 pub(crate) struct SliceController {
     /// Whether devices are given by claims.
     is_enabled: bool,
+    has_consumable_capacity: bool,
 }
 
 impl SliceController {
     pub(crate) fn new(setup: &Setup<'_>) -> Self {
         Self {
             is_enabled: setup.context.resource_slices,
+            has_consumable_capacity: setup.context.consumable_capacity,
         }
     }
 }
@@ -52,7 +56,8 @@ impl Controller for SliceController {
 
     fn reconcile(&mut self, context: &mut ReconcileContext<'_>) {
         if self.is_enabled && context.cache.resource_slices.is_synced() {
-            context.submit(&Key::default(), decide(context.cache));
+            let requests = decide(context.cache, self.has_consumable_capacity);
+            context.submit(&Key::default(), requests);
         }
     }
 }
@@ -60,11 +65,14 @@ impl Controller for SliceController {
 /// The slices of one node.
 struct Pool<'a> {
     node: &'a FabricNode,
+    status: &'a FabricNodeStatus,
     devices: &'a Devices,
+    /// Claims share one device, which has the others as its capacity.
+    is_shared: bool,
 }
 
 /// What is to be written so that each node has its slices.
-fn decide(cache: &Cache) -> Vec<Request> {
+fn decide(cache: &Cache, has_consumable_capacity: bool) -> Vec<Request> {
     let mut existing: BTreeMap<&str, Vec<Slice>> = BTreeMap::new();
     let mut requests = Vec::new();
     // Names of slices that are no node's own. What has the place of one is written after they have gone.
@@ -81,7 +89,7 @@ fn decide(cache: &Cache) -> Vec<Request> {
     }
     for (key, node) in cache.fabric_nodes.iter() {
         let existing = existing.remove(&*key.name).unwrap_or_default();
-        match pool(cache, node) {
+        match pool(cache, node, has_consumable_capacity) {
             Some(pool) => {
                 let of_pool = pool.requests(&existing).into_iter();
                 requests.extend(of_pool.filter(|request| !taken.contains(&request.key)));
@@ -102,15 +110,18 @@ fn owner<'a>(cache: &Cache, slice: &'a ResourceSlice) -> Option<&'a str> {
 }
 
 /// None where the node's agent has not yet said what there is, or the fabric has no devices.
-fn pool<'a>(cache: &'a Cache, node: &'a FabricNode) -> Option<Pool<'a>> {
-    let is_known = node
-        .status
-        .as_ref()
-        .is_some_and(|status| !status.data_address.is_empty());
+fn pool<'a>(cache: &'a Cache, node: &'a FabricNode, is_shared: bool) -> Option<Pool<'a>> {
+    let status = node.status.as_ref();
+    let status = status.filter(|status| !status.data_address.is_empty())?;
     let fabric = cache.fabrics.named(&node.spec.fabric)?;
     let devices = fabric.spec.devices.as_ref()?;
-    let is_there = is_known && node.metadata.deletion_timestamp.is_none();
-    is_there.then_some(Pool { node, devices })
+    let is_there = node.metadata.deletion_timestamp.is_none();
+    is_there.then_some(Pool {
+        node,
+        status,
+        devices,
+        is_shared,
+    })
 }
 
 /// A slice as the API server has it.
@@ -155,11 +166,17 @@ impl Slice {
 
 impl Pool<'_> {
     fn count(&self) -> u32 {
-        self.devices.per_node.min(DEVICES_MAX)
+        match self.is_shared {
+            true => self.devices.per_node,
+            false => self.devices.per_node.min(DEVICES_MAX),
+        }
     }
 
     fn slices(&self) -> u32 {
-        self.count().div_ceil(DEVICES_PER_SLICE)
+        match self.is_shared {
+            true => 1,
+            false => self.count().div_ceil(DEVICES_PER_SLICE),
+        }
     }
 
     fn key(&self, slice: u32) -> Key {
@@ -168,25 +185,39 @@ impl Pool<'_> {
 
     /// Of each device: what its claims can select by.
     fn attributes(&self) -> Map<String, Value> {
-        let status = self.node.status.as_ref();
-        let link_mbps = status.map(|status| status.link_mbps);
+        let FabricNodeStatus {
+            interface,
+            link_mbps,
+            numa_node,
+            pcie_root,
+            ..
+        } = self.status;
+        // What the API takes no other of.
+        let is_value = |text: &&String| (1..=STRING_BYTES_MAX).contains(&text.len());
+        let texts = [
+            ("fabric", &self.node.spec.fabric),
+            ("link", interface),
+            ("resource.kubernetes.io/pcieRoot", pcie_root),
+        ];
+        let texts = texts.into_iter().filter(|(_, text)| is_value(text));
         let numbers = [
-            ("linkMbps", link_mbps.filter(|mbps| *mbps > 0)),
+            ("linkMbps", Some(*link_mbps).filter(|mbps| *mbps > 0)),
             ("capMbps", self.devices.cap_mbps),
             ("share", Some(self.devices.share)),
+            ("numaNode", *numa_node),
         ];
-        let fabric = json!({"string": self.node.spec.fabric});
-        let mut attributes = Map::from_iter([("fabric".to_owned(), fabric)]);
-        for (name, number) in numbers {
-            attributes.extend(number.map(|number| (name.to_owned(), json!({"int": number}))));
-        }
-        attributes
+        let numbers = numbers
+            .into_iter()
+            .filter_map(|(name, number)| Some((name.to_owned(), json!({"int": number?}))));
+        let texts = texts.map(|(name, text)| (name.to_owned(), json!({"string": text})));
+        texts.chain(numbers).collect()
     }
 
     /// Names what the slices are written from; equal pools have equal names.
     fn hash(&self) -> String {
         let owner = uid(self.node);
-        let text = json!([FORMAT, owner, self.count(), self.attributes()]).to_string();
+        let (count, attributes) = (self.count(), self.attributes());
+        let text = json!([FORMAT, owner, count, attributes, self.is_shared]).to_string();
         blake3::hash(text.as_bytes()).to_hex()[..16].to_owned()
     }
 
@@ -227,10 +258,6 @@ impl Pool<'_> {
 
     fn manifest(&self, slice: u32, generation: u64, hash: &str) -> Value {
         let node = self.node.name_any();
-        let attributes = Value::Object(self.attributes());
-        let first = slice * DEVICES_PER_SLICE;
-        let end = (first + DEVICES_PER_SLICE).min(self.count());
-        let device = |number| json!({"name": format!("vdev-{number}"), "attributes": attributes});
         json!({
             "metadata": {
                 "labels": { FABRIC_LABEL: self.node.spec.fabric },
@@ -250,9 +277,29 @@ impl Pool<'_> {
                     "generation": generation,
                     "resourceSliceCount": self.slices(),
                 },
-                "devices": (first..end).map(device).collect::<Vec<Value>>(),
+                "devices": self.devices(slice),
             },
         })
+    }
+
+    /// Those of one slice.
+    fn devices(&self, slice: u32) -> Vec<Value> {
+        let attributes = Value::Object(self.attributes());
+        if self.is_shared {
+            // A request takes one, however it is written; one for two devices says so by its count.
+            let one = json!({"default": "1", "validValues": ["1"]});
+            let capacity = json!({"value": self.count().to_string(), "requestPolicy": one});
+            return vec![json!({
+                "name": "vdev",
+                "attributes": attributes,
+                consumable_capacity::FIELD: true,
+                "capacity": {"devices": capacity},
+            })];
+        }
+        let first = slice * DEVICES_PER_SLICE;
+        let end = (first + DEVICES_PER_SLICE).min(self.count());
+        let device = |number| json!({"name": format!("vdev-{number}"), "attributes": attributes});
+        (first..end).map(device).collect()
     }
 }
 

@@ -65,7 +65,7 @@ impl Cached for ResourceSlice {
     }
 
     fn watched() -> watcher::Config {
-        // Not by a label: a label can be left out. In pages: a slice with 128 devices has some 20 kB.
+        // Not by a label: a label can be left out. In pages: a slice with 128 devices has some 30 kB.
         let of_driver = format!("spec.driver={DRIVER}");
         watcher::Config::default()
             .fields(&of_driver)

@@ -69,6 +69,7 @@ impl Stage {
             },
             service_problem: watch::channel(None).1,
             resource_slices: true,
+            consumable_capacity: false,
             writes_per_second: NonZeroU32::new(50).unwrap(),
             jobs_per_namespace: NonZeroU32::new(256).unwrap(),
             labels_per_namespace: NonZeroU32::new(32).unwrap(),

@@ -38,12 +38,16 @@ fn obey(cache: &mut Cache, request: &Request) -> Option<Value> {
 
 /// The slices after all is written, by name.
 fn settle(cache: &mut Cache) -> BTreeMap<String, Value> {
+    settle_by(cache, false)
+}
+
+fn settle_by(cache: &mut Cache, has_consumable_capacity: bool) -> BTreeMap<String, Value> {
     let mut slices = BTreeMap::new();
-    for request in decide(cache) {
+    for request in decide(cache, has_consumable_capacity) {
         let slice = obey(cache, &request);
         slices.extend(slice.map(|slice| (request.key.name.clone(), slice)));
     }
-    assert!(decide(cache).is_empty());
+    assert!(decide(cache, has_consumable_capacity).is_empty());
     slices
 }
 
@@ -86,12 +90,69 @@ fn a_node_has_a_pool_with_its_devices_in_slices_of_what_the_api_takes() {
 }
 
 #[test]
+fn a_device_says_where_its_nodes_interface_is_as_far_as_the_node_knows() {
+    let mut cache = cache(1);
+    let mut node = cache.fabric_nodes.named("n1").unwrap().clone();
+    let status = node.status.as_mut().unwrap();
+    status.interface = "rail0".to_owned();
+    status.numa_node = Some(1);
+    status.pcie_root = "pci0000:17".to_owned();
+    node.metadata.resource_version = Some("10".to_owned());
+    cache.fabric_nodes.update(node);
+    let mut other = cache.fabric_nodes.named("n2").unwrap().clone();
+    other.status.as_mut().unwrap().pcie_root = "p".repeat(STRING_BYTES_MAX + 1);
+    other.metadata.resource_version = Some("10".to_owned());
+    cache.fabric_nodes.update(other);
+    let slices = settle(&mut cache);
+    let attributes = |slice: &str| slices[slice]["spec"]["devices"][0]["attributes"].clone();
+    let wanted = json!({
+        "fabric": {"string": "default"},
+        "link": {"string": "rail0"},
+        "linkMbps": {"int": 1000},
+        "numaNode": {"int": 1},
+        "resource.kubernetes.io/pcieRoot": {"string": "pci0000:17"},
+    });
+    assert_eq!(attributes("vdev-n1-0"), wanted);
+    // The API would refuse the whole slice.
+    let wanted = json!({"fabric": {"string": "default"}, "linkMbps": {"int": 1000}});
+    assert_eq!(attributes("vdev-n2-0"), wanted);
+}
+
+#[test]
+fn with_consumable_capacity_a_node_has_one_device_and_the_others_are_its_capacity() {
+    let mut cache = cache(4000);
+    assert_eq!(settle(&mut cache).len(), 2 * 8);
+    let slices = settle_by(&mut cache, true);
+    let names: Vec<&String> = slices.keys().collect();
+    assert_eq!(names, ["vdev-n1-0", "vdev-n2-0"]);
+    let spec = &slices["vdev-n1-0"]["spec"];
+    let pool = json!({"name": "n1", "generation": 2, "resourceSliceCount": 1});
+    assert_eq!(spec["pool"], pool);
+    let wanted = json!([{
+        "name": "vdev",
+        "allowMultipleAllocations": true,
+        "attributes": {"fabric": {"string": "default"}, "linkMbps": {"int": 1000}},
+        "capacity": {"devices": {
+            "value": "4000",
+            "requestPolicy": {"default": "1", "validValues": ["1"]},
+        }},
+    }]);
+    assert_eq!(spec["devices"], wanted);
+    assert_eq!(settle(&mut cache).len(), 2 * 8);
+    assert!(
+        generations(&cache)
+            .iter()
+            .all(|generation| *generation == 3)
+    );
+}
+
+#[test]
 fn another_number_of_devices_gives_all_slices_of_a_pool_another_generation() {
     let mut cache = cache(200);
     settle(&mut cache);
     set_devices(&mut cache, Some(129));
     // One write of each pool is answered before the others: these follow with the same generation.
-    let requests = decide(&cache);
+    let requests = decide(&cache, false);
     assert_eq!(requests.len(), 4);
     obey(&mut cache, &requests[0]);
     obey(&mut cache, &requests[3]);
@@ -111,7 +172,7 @@ fn slices_that_are_gone_are_written_again() {
     cache
         .resource_slices
         .forget(&Key::cluster_scoped("vdev-n2-1"));
-    let requests = decide(&cache);
+    let requests = decide(&cache, false);
     assert_eq!(requests.len(), 1);
     assert_eq!(requests[0].key.name, "vdev-n2-1");
     settle(&mut cache);
@@ -170,7 +231,7 @@ fn a_kubelets_slices_change_no_other_nodes_pool() {
         ("c", "7"),
     ] {
         forge(&mut cache, name, "n1", owner, generation);
-        let requests = decide(&cache);
+        let requests = decide(&cache, false);
         assert_eq!(requests.len(), 1, "{requests:?}");
         assert_eq!(
             (&*requests[0].key.name, &requests[0].change),
@@ -185,7 +246,7 @@ fn a_kubelets_slices_change_no_other_nodes_pool() {
 fn a_slice_that_has_the_name_of_anothers_is_deleted_before_that_is_written() {
     let mut cache = cache(8);
     forge(&mut cache, "vdev-n2-0", "n1", ["n2", "fabric-node-n2"], "7");
-    let requests = decide(&cache);
+    let requests = decide(&cache, false);
     let changes: Vec<(&str, bool)> = requests
         .iter()
         .map(|request| (&*request.key.name, request.change == Change::Delete))
@@ -199,7 +260,7 @@ fn a_slice_that_has_the_name_of_anothers_is_deleted_before_that_is_written() {
         serde_json::from_value(json!("2026-11-28T00:00:00Z")).unwrap();
     cache.resource_slices.update(kept);
     let change = Change::MergeMetadata(json!({"finalizers": null}));
-    assert_eq!(decide(&cache)[0].change, change);
+    assert_eq!(decide(&cache, false)[0].change, change);
     for request in &requests {
         obey(&mut cache, request);
     }

@@ -1211,6 +1211,34 @@ fn devices_let_the_operator_get_pods_and_nothing_else_of_them() {
 }
 
 #[test]
+fn claims_share_a_device_and_pods_have_claims_by_the_resource_only_where_it_is_asked_for() {
+    let operator = |values: &[&str]| {
+        let with = rendered(values);
+        let operator = &with.operator()["spec"]["containers"][0];
+        strings(&operator["args"]).contains(&"--consumable-capacity")
+    };
+    let enabled = "devices.enabled=true";
+    let dra = r#"devices.mode="dra""#;
+    let shared = "devices.consumableCapacity=true";
+    assert!(operator(&[enabled, dra, shared]));
+    assert!(!operator(&[enabled, dra]));
+    assert!(!operator(&[enabled, shared]));
+    let name = |values: &[&str]| {
+        let with = rendered(values);
+        with.find("DeviceClass", "vdev.weft.dev")["spec"]["extendedResourceName"].clone()
+    };
+    let by_resource = "devices.extendedResource=true";
+    assert_eq!(name(&[enabled, dra, by_resource]), "weft.dev/vdev");
+    assert_eq!(name(&[enabled, dra]), Value::Null);
+    for mode in [r#"devices.mode="both""#, r#"devices.mode="devicePlugin""#] {
+        let refused = template(&[enabled, mode, by_resource]);
+        assert!(!refused.status.success(), "{mode} is accepted");
+        let said = String::from_utf8(refused.stderr).unwrap();
+        assert!(said.contains("set devices.mode to dra"), "{said}");
+    }
+}
+
+#[test]
 fn devices_take_two_daemonsets_without_a_capability_and_none_where_they_are_not_enabled() {
     let none = rendered(&[]);
     let names = |rendered: &Rendered| -> Vec<String> {

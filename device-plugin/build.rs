@@ -7,6 +7,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("proto/deviceplugin/v1beta1", "api.proto"),
         ("proto/podresources/v1", "api.proto"),
         ("proto/dra/v1", "api.proto"),
+        ("proto/drahealth/v1alpha1", "api.proto"),
         ("proto", "pluginregistration.proto"),
     ] {
         let files = protox::compile([file], [root])?;

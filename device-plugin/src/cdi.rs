@@ -33,6 +33,9 @@ pub(crate) struct ClaimDevice {
     pub(crate) pod_uid: String,
     /// What its DeviceClass says, for when it is made again.
     pub(crate) limits: DeviceLimits,
+    /// As what the claim has been allocated it: a device of a pool. Empty in a file of an earlier release.
+    pub(crate) pool: String,
+    pub(crate) device: String,
 }
 
 const INDEX: &str = "weft.dev/index";
@@ -42,6 +45,8 @@ const POD_UID: &str = "weft.dev/pod-uid";
 const CAP_BPS: &str = "weft.dev/cap-bps";
 const OPERATIONS: &str = "weft.dev/operations-per-second";
 const SHARE: &str = "weft.dev/share";
+const POOL: &str = "weft.dev/pool";
+const DEVICE: &str = "weft.dev/device";
 
 impl ClaimDevice {
     fn annotations(&self) -> BTreeMap<&'static str, String> {
@@ -62,6 +67,8 @@ impl ClaimDevice {
             (POD_NAMESPACE, self.pod.namespace.clone()),
             (POD_NAME, self.pod.name.clone()),
             (POD_UID, self.pod_uid.clone()),
+            (POOL, self.pool.clone()),
+            (DEVICE, self.device.clone()),
         ]);
         annotations.extend(limits);
         annotations
@@ -86,6 +93,8 @@ impl ClaimDevice {
                 name: annotations.remove(POD_NAME)?,
             },
             pod_uid: annotations.remove(POD_UID)?,
+            pool: annotations.remove(POOL).unwrap_or_default(),
+            device: annotations.remove(DEVICE).unwrap_or_default(),
         })
     }
 }
@@ -375,6 +384,8 @@ mod tests {
                 share: 400,
                 ..DeviceLimits::default()
             },
+            pool: "n1".to_owned(),
+            device: "vdev-7".to_owned(),
         };
         assert_eq!(cdi.read("dra-1").unwrap(), None);
         let device = Path::new("/run/weft/devices/dra-1");

@@ -114,7 +114,11 @@ impl Claims {
                 self.destroy(&id).await?;
             }
             let limits = limits(&allocated);
-            let device = self.claim_device(&id, &pod, &found.pod_uid, limits)?;
+            let device = ClaimDevice {
+                pool: allocated.pool.clone(),
+                device: allocated.device.clone(),
+                ..self.claim_device(&id, &pod, &found.pod_uid, limits)?
+            };
             // Before the device: one without a file would be nobody's after a restart.
             self.describe(&id, &device)?;
             if !described || !made.contains(&id) {
@@ -176,6 +180,21 @@ impl Claims {
         Ok(())
     }
 
+    /// The devices of pools that claims have, as (pool, device), each with the ids that it has here: several where claims share it.
+    pub(crate) fn allocated(&self) -> Result<BTreeMap<(String, String), Vec<String>>, ClaimError> {
+        let mut allocated: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
+        for id in self.described(ID_PREFIX)? {
+            let Some(ClaimDevice { pool, device, .. }) = self.read(&id)? else {
+                continue;
+            };
+            // Of a device whose file is of an earlier release it is not known.
+            if !device.is_empty() {
+                allocated.entry((pool, device)).or_default().push(id);
+            }
+        }
+        Ok(allocated)
+    }
+
     async fn destroy(&self, id: &str) -> Result<(), ClaimError> {
         let destroyed = self.engine.destroy(id).await;
         destroyed.map_err(|status| ClaimError::Device {
@@ -224,6 +243,8 @@ impl Claims {
             pod: pod.clone(),
             pod_uid: pod_uid.to_owned(),
             limits,
+            pool: String::new(),
+            device: String::new(),
         })
     }
 
@@ -362,6 +383,8 @@ mod tests {
             },
             pod_uid: "77".to_owned(),
             limits: DeviceLimits::default(),
+            pool: "n1".to_owned(),
+            device: "vdev-7".to_owned(),
         };
         claims.describe(ID, &device).unwrap();
         let claim = proto::Claim {

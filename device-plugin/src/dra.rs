@@ -3,13 +3,18 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use crate::claims::Claims;
+use crate::health_service::HealthService;
 use crate::kubelet::dra as proto;
 use crate::kubelet::dra::dra_plugin_server::{DraPlugin, DraPluginServer};
+use crate::kubelet::dra_health;
+use crate::kubelet::dra_health::dra_resource_health_server::DraResourceHealthServer;
 use crate::kubelet::plugin_registration::PluginInfo;
 use crate::plugin_registration::{bind, register};
+use crate::reconcile::Health;
 use crate::{ByClaims, PluginError};
 
 /// The driver's name, as ResourceSlices and the chart's DeviceClass have it.
@@ -18,10 +23,19 @@ const DRIVER: &str = "vdev.weft.dev";
 const SOCKET: &str = "weft@dra.sock";
 
 /// Serves until it cannot.
-pub(crate) async fn serve(claims: Arc<Claims>, kubelet: &ByClaims) -> Result<(), PluginError> {
+pub(crate) async fn serve(
+    claims: Arc<Claims>,
+    health: watch::Receiver<Health>,
+    kubelet: &ByClaims,
+) -> Result<(), PluginError> {
     let path = kubelet.directory.join(SOCKET);
     let (_removed, connections) = bind(&path)?;
+    let health = HealthService {
+        claims: Arc::clone(&claims),
+        health,
+    };
     let served = tonic::transport::Server::builder()
+        .add_service(DraResourceHealthServer::new(health))
         .add_service(DraPluginServer::new(Service(claims)))
         .serve_with_incoming(connections);
     tokio::select! {
@@ -35,7 +49,7 @@ fn plugin(socket: &Path) -> PluginInfo {
         r#type: proto::TYPE.to_owned(),
         name: DRIVER.to_owned(),
         endpoint: socket.display().to_string(),
-        supported_versions: vec![proto::VERSION.to_owned()],
+        supported_versions: vec![proto::VERSION.to_owned(), dra_health::VERSION.to_owned()],
     }
 }
 

@@ -63,6 +63,23 @@ pub mod plugin_registration {
     tonic::include_proto!("pluginregistration");
 }
 
+/// How a driver of Dynamic Resource Allocation says how devices are, v1alpha1.
+pub mod dra_health {
+    #![allow(
+        missing_docs,
+        unreachable_pub,
+        clippy::all,
+        clippy::pedantic,
+        rustdoc::all,
+        dead_code
+    )]
+
+    tonic::include_proto!("v1alpha1");
+
+    /// What a driver registers with that serves it.
+    pub const VERSION: &str = "v1alpha1.DRAResourceHealth";
+}
+
 /// The API of drivers of Dynamic Resource Allocation, v1.
 pub mod dra {
     #![allow(

@@ -14,6 +14,7 @@ mod claims;
 mod devices;
 mod dra;
 mod engine;
+mod health_service;
 mod install;
 pub mod kubelet;
 mod namespaces;
@@ -133,20 +134,25 @@ pub enum PluginError {
 /// # Errors
 /// [`PluginError`].
 pub async fn run(config: Config, stopped: impl Future<Output = ()>) -> Result<(), PluginError> {
+    let (shown, health) = watch::channel(Health::default());
     let driver = async {
         match &config.by_claims {
-            Some(by_claims) => serve_claims(&config, by_claims).await,
+            Some(by_claims) => serve_claims(&config, by_claims, health.clone()).await,
             None => std::future::pending().await,
         }
     };
     tokio::select! {
-        ended = serve_devices(&config) => ended,
+        ended = serve_devices(&config, &shown, health.clone()) => ended,
         ended = driver => ended,
         () = stopped => Ok(()),
     }
 }
 
-async fn serve_claims(config: &Config, by_claims: &ByClaims) -> Result<(), PluginError> {
+async fn serve_claims(
+    config: &Config,
+    by_claims: &ByClaims,
+    health: watch::Receiver<Health>,
+) -> Result<(), PluginError> {
     let claims = Arc::new(Claims::new(config, &by_claims.agent));
     let started = Instant::now();
     let reconciling = async {
@@ -168,14 +174,17 @@ async fn serve_claims(config: &Config, by_claims: &ByClaims) -> Result<(), Plugi
         }
     };
     tokio::select! {
-        ended = dra::serve(Arc::clone(&claims), by_claims) => ended,
+        ended = dra::serve(Arc::clone(&claims), health, by_claims) => ended,
         () = reconciling => Ok(()),
     }
 }
 
 /// As a device plugin, where the kubelet is to have one. How devices are the node's agent is told in any case.
-async fn serve_devices(config: &Config) -> Result<(), PluginError> {
-    let (shown, health) = watch::channel(Health::default());
+async fn serve_devices(
+    config: &Config,
+    shown: &watch::Sender<Health>,
+    health: watch::Receiver<Health>,
+) -> Result<(), PluginError> {
     let devices = Arc::new(Devices::new(config));
     let registration = config.device_plugins.as_ref().map(|directory| {
         let service = Service::new(config, Arc::clone(&devices), health);
@@ -183,13 +192,13 @@ async fn serve_devices(config: &Config) -> Result<(), PluginError> {
     });
     let registration = registration.transpose()?;
     // Containers may start as soon as it is registered, also those of pods that had their devices before a restart.
-    reconcile(&devices, &shown).await;
+    reconcile(&devices, shown).await;
     let reconciling = async {
         let mut ticks = tokio::time::interval(RECONCILE_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            reconcile(&devices, &shown).await;
+            reconcile(&devices, shown).await;
         }
     };
     let registered = async {

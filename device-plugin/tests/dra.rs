@@ -18,17 +18,21 @@ use weft_device_plugin::kubelet::dra::dra_plugin_client::DraPluginClient;
 use weft_device_plugin::kubelet::dra::{
     Claim, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodeUnprepareResourcesRequest,
 };
+use weft_device_plugin::kubelet::dra_health::dra_resource_health_client::DraResourceHealthClient;
+use weft_device_plugin::kubelet::dra_health::{HealthStatus, NodeWatchResourcesRequest};
 use weft_device_plugin::kubelet::plugin_registration::registration_client::RegistrationClient;
 use weft_device_plugin::kubelet::plugin_registration::{InfoRequest, RegistrationStatus};
 use weft_device_plugin::{ByClaims, Config, kubelet, run};
 use weft_engine::{EngineConfig, PortRange, Secret};
 use weft_node_engine::Shutdown;
+use weft_proto::Message as _;
 use weft_proto::claims::v1::claims_server::{Claims, ClaimsServer};
 use weft_proto::claims::v1::{
     AllocatedDevice, DeviceParameters, FindClaimRequest, FindClaimResponse,
 };
 use weft_proto::engine::v1::{
-    CreateDeviceRequest, DestroyDeviceRequest, Device, ListDevicesRequest,
+    CreateDeviceRequest, DestroyDeviceRequest, Device, DeviceFault, DeviceHealth,
+    ListDevicesRequest,
 };
 
 use crate::eventually::eventually;
@@ -119,10 +123,14 @@ impl Node {
         self.home.path().join(name)
     }
 
-    /// As when its container ends at once: its sockets stay.
-    async fn restart_driver(&mut self) {
+    async fn stop_driver(&mut self) {
         self.driver.abort();
         let _ = (&mut self.driver).await;
+    }
+
+    /// As when its container ends at once: its sockets stay.
+    async fn restart_driver(&mut self) {
+        self.stop_driver().await;
         let stale = self.at("plugins/vdev.weft.dev");
         std::fs::create_dir_all(&stale).expect("it is ours");
         drop(
@@ -149,7 +157,8 @@ impl Node {
         });
         let info = info.await.into_inner();
         assert_eq!((&*info.r#type, &*info.name), ("DRAPlugin", "vdev.weft.dev"));
-        assert_eq!(info.supported_versions, ["v1.DRAPlugin"]);
+        let versions = ["v1.DRAPlugin", "v1alpha1.DRAResourceHealth"];
+        assert_eq!(info.supported_versions, versions);
         let mut plugin = RegistrationClient::new(kubelet::channel(&socket));
         let status = RegistrationStatus {
             plugin_registered: true,
@@ -183,6 +192,32 @@ impl Node {
         let unprepared = driver.node_unprepare_resources(request).await;
         let mut claims = unprepared.expect("it answers").into_inner().claims;
         claims.remove(uid).expect("it says how it went").error
+    }
+
+    /// Waits until a kubelet is told so of these devices and of no others.
+    async fn shows(&self, wanted: [(&str, HealthStatus); 2]) {
+        let socket = self.at("plugins/vdev.weft.dev/weft@dra.sock");
+        let shown = eventually("the kubelet is told", async || {
+            let mut driver = DraResourceHealthClient::new(kubelet::channel(&socket));
+            let lists = driver.node_watch_resources(NodeWatchResourcesRequest {});
+            let list = lists.await.ok()?.into_inner().message().await.ok()??;
+            let told: Vec<(String, HealthStatus)> = list
+                .devices
+                .into_iter()
+                .map(|device| {
+                    let health = device.health();
+                    let device = device.device.expect("it is named");
+                    assert_eq!(device.pool_name, "n1");
+                    (device.device_name, health)
+                })
+                .collect();
+            let told: Vec<(&str, HealthStatus)> = told
+                .iter()
+                .map(|(name, health)| (&**name, *health))
+                .collect();
+            (told == wanted).then_some(())
+        });
+        shown.await;
     }
 
     async fn list(&self) -> Option<Vec<Device>> {
@@ -335,6 +370,42 @@ async fn a_device_that_an_engine_has_lost_is_made_again_for_its_pod() {
         ("team-a", "team-a/trainer-0")
     );
     assert_eq!(made.share, 400);
+}
+
+/// By the socket of the driver, as a kubelet whose gate `ResourceHealthStatus` is on.
+#[tokio::test]
+async fn a_kubelet_is_told_how_the_devices_of_claims_are() {
+    let mut node = Node::start(31_852);
+    node.agent
+        .allocate(TRAINER, "trainer-0", &["vdev-7", "vdev-3"]);
+    assert_eq!(node.prepare(TRAINER).await.error, "");
+    node.agent.allocate(LOADER, "loader-0", &["vdev-3"]);
+    assert_eq!(node.prepare(LOADER).await.error, "");
+    let (good, bad) = (HealthStatus::Healthy, HealthStatus::Unhealthy);
+    node.shows([("vdev-3", good), ("vdev-7", good)]).await;
+
+    // The engine is away, and a driver goes on from what the one before it said: one device of each that claims have stands
+    // still. Of vdev-3, which two claims have, the other does not.
+    node.engine.abort();
+    node.stop_driver().await;
+    let stalled = DeviceHealth {
+        devices: ["dra-0f5f57f184b6-0", "dra-0f5f57f184b6-1"]
+            .map(|device| DeviceFault {
+                reason: "DeviceStalled".to_owned(),
+                device: device.to_owned(),
+                pod: "team-a/trainer-0".to_owned(),
+                ..DeviceFault::default()
+            })
+            .into(),
+        ..DeviceHealth::default()
+    };
+    let file = weft_proto::engine::health_file(&node.at("engine.sock"));
+    std::fs::write(file, stalled.encode_to_vec()).expect("it is ours");
+    node.driver = start_driver(&node.home);
+    node.shows([("vdev-3", good), ("vdev-7", bad)]).await;
+
+    node.engine = start_engine(&node.home, 31_856);
+    node.shows([("vdev-3", good), ("vdev-7", good)]).await;
 }
 
 /// A claim keeps its UID when its next pod comes.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -26,6 +27,12 @@ pub(super) const VALUES: &[&str] = &[
     "devices.libraryPath=/var/lib/weft-devices",
 ];
 const NODE: &str = "node0";
+const OTHER_NODE: &str = "node1";
+/// What a program of a node finds Weft's libraries and the devices of its pods by.
+const ON_NODE: [&str; 2] = [
+    "LD_LIBRARY_PATH=/var/lib/weft-devices/lib",
+    "WEFT_DEVICES=/run/weft/devices",
+];
 const RESOURCE: &str = "weft.dev/vdev";
 const PLUGINS: &str = "/var/lib/kubelet/device-plugins";
 /// What the kubelet knows of devices, written anew with each list of them.
@@ -34,6 +41,21 @@ const CHECKPOINT: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_check
 const COUNTS: [u32; 3] = [16, 1_024, 65_536];
 const CALLS: u32 = 500;
 const PODS: usize = 50;
+/// Of a pair of programs.
+const ROUNDS: usize = 7;
+/// Writes of 1 MiB, and what the row of the table begins with that says how fast they were.
+const WRITES: [&str; 7] = [
+    "timeout",
+    "60",
+    "ib_write_bw",
+    "-s",
+    "1048576",
+    "-n",
+    "2000",
+];
+const WRITES_ROW: &str = "1048576";
+/// Of the bandwidth of the same programs on the nodes.
+const POD_SHARE: f64 = 0.95;
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -76,6 +98,8 @@ pub(super) fn measure(
     rows.extend(registered(cluster)?);
     say("starting pods");
     rows.push(runtime.block_on(pod_start(&client))?);
+    say("writing from pod to pod");
+    rows.push(pod_to_pod(cluster)?);
     Ok(rows)
 }
 
@@ -210,7 +234,7 @@ async fn pod_start(client: &Client) -> Result<Row, ClusterBenchError> {
     })
 }
 
-fn pod(name: &str, with_device: bool) -> Value {
+fn pod(name: &str, node: &str, with_device: bool) -> Value {
     let limits = match with_device {
         true => json!({RESOURCE: 1}),
         false => json!({}),
@@ -220,7 +244,7 @@ fn pod(name: &str, with_device: bool) -> Value {
         "kind": "Pod",
         "metadata": {"name": name},
         "spec": {
-            "nodeSelector": {"kubernetes.io/hostname": NODE},
+            "nodeSelector": {"kubernetes.io/hostname": node},
             "terminationGracePeriodSeconds": 0,
             "automountServiceAccountToken": false,
             "containers": [{
@@ -236,7 +260,7 @@ fn pod(name: &str, with_device: bool) -> Value {
 /// Milliseconds until it runs. Then it is deleted.
 async fn started(pods: &Api<Pod>, name: &str, with: bool) -> Result<f64, ClusterBenchError> {
     let begun = Instant::now();
-    let pod = parse(&pod(name, with))?;
+    let pod = parse(&pod(name, NODE, with))?;
     let made = pods.create(&PostParams::default(), &pod).await;
     made.map_err(ClusterBenchError::api("creating a pod"))?;
     let took = loop {
@@ -262,4 +286,120 @@ async fn started(pods: &Api<Pod>, name: &str, with: bool) -> Result<f64, Cluster
         tokio::time::sleep(LOOK).await;
     }
     Ok(took.as_secs_f64() * 1e3)
+}
+
+/// A pod with a device and its node.
+struct End {
+    pod: &'static str,
+    node: &'static str,
+    /// The device, as the node calls it.
+    device: String,
+    kubelet: Process,
+}
+
+impl End {
+    fn make(
+        cluster: &Cluster,
+        pod_name: &'static str,
+        node: &'static str,
+    ) -> Result<Self, ClusterBenchError> {
+        cluster.apply(&pod(pod_name, node, true).to_string())?;
+        let name = format!("pod/{pod_name}");
+        cluster.kubectl(&["wait", "--for=condition=Ready", &name, "--timeout=60s"])?;
+        let mounts = cluster.kubectl(&["exec", pod_name, "--", "cat", "/proc/self/mountinfo"])?;
+        // A row is: two numbers, the file system's device, what of it is mounted, and where.
+        let mut rows = mounts.lines().map(|row| row.split(' ').skip(3));
+        let device = rows.find_map(|mut row| {
+            let (what, at) = (row.next()?, row.next()?);
+            (at == "/dev/weft/weft0").then_some(what)
+        });
+        let device = device.and_then(|device| device.rsplit('/').next());
+        let device = device.ok_or_else(|| looking(io::Error::other("the pod has no device")))?;
+        let kubelet = format!("--hostname-override={node}");
+        Ok(Self {
+            pod: pod_name,
+            node,
+            device: device.to_owned(),
+            kubelet: Process::one_below(cluster.pid(), "kubelet", &kubelet)?,
+        })
+    }
+
+    fn in_pod(&self, cluster: &Cluster) -> Command {
+        let mut command = cluster.command("kubectl");
+        command.args(["exec", self.pod, "--"]).args(WRITES);
+        command
+    }
+
+    /// The same program, by the same device, beside the kubelet.
+    fn on_node(&self) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .args(["--target", &self.kubelet.pid().to_string()])
+            .args(["--net", "--mount", "--", "env"])
+            .args(ON_NODE)
+            .args(WRITES)
+            .args(["-d", &self.device]);
+        command
+    }
+}
+
+/// Megabytes per second of two programs; the last word of the one that connects is the address of the other.
+fn bandwidth(
+    mut waits: Command,
+    mut connects: Command,
+    address: &str,
+) -> Result<f64, ClusterBenchError> {
+    let running = ClusterBenchError::system("running ib_write_bw");
+    let waiting = waits
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut waiting = waiting.map_err(running)?;
+    connects.arg(address);
+    let told = until("a bandwidth of ib_write_bw", || {
+        let output = connects.output();
+        let output = output.map_err(ClusterBenchError::system("running ib_write_bw"))?;
+        let told = String::from_utf8_lossy(&output.stdout).into_owned();
+        // The other one may not listen yet.
+        Ok(output.status.success().then_some(told))
+    })?;
+    waiting
+        .wait()
+        .map_err(ClusterBenchError::system("running ib_write_bw"))?;
+    let mut rows = told.lines().map(str::split_whitespace);
+    // Bytes, writes, the peak, the average.
+    let average = rows.find_map(|mut row| {
+        let is_it = row.next()? == WRITES_ROW;
+        row.nth(2)?.parse().ok().filter(|_| is_it)
+    });
+    average.ok_or_else(|| looking(io::Error::other(format!("ib_write_bw said {told}"))))
+}
+
+/// Two programs in pods of two nodes, and the same on the nodes, by the same devices, in turns.
+fn pod_to_pod(cluster: &Cluster) -> Result<Row, ClusterBenchError> {
+    let waits = End::make(cluster, "waits", NODE)?;
+    let connects = End::make(cluster, "connects", OTHER_NODE)?;
+    let path = "-o=jsonpath={.status.podIP}";
+    let in_pod = cluster.kubectl(&["get", "pod", waits.pod, path])?;
+    let path = "-o=jsonpath={.status.addresses[?(@.type==\"InternalIP\")].address}";
+    let on_node = cluster.kubectl(&["get", "node", waits.node, path])?;
+    let (mut pods, mut nodes) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let [listens, writes] = [&waits, &connects].map(|end| end.in_pod(cluster));
+        pods.push(bandwidth(listens, writes, &in_pod)?);
+        nodes.push(bandwidth(waits.on_node(), connects.on_node(), &on_node)?);
+    }
+    let (pods, nodes) = (median(&mut pods), median(&mut nodes));
+    Ok(Row {
+        id: "pod-to-pod".to_owned(),
+        work: format!("ib_write_bw of 1 MiB, between pods of two nodes, median of {ROUNDS}"),
+        unit: "MB/s".to_owned(),
+        ours: pods,
+        peer: "the same programs on the nodes, by the same devices".to_owned(),
+        theirs: Some(nodes),
+        ratio: Some(pods / nodes),
+        must: format!("≥ {POD_SHARE} of its"),
+        holds: pods >= POD_SHARE * nodes,
+    })
 }

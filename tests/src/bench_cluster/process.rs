@@ -60,6 +60,11 @@ impl Process {
         })
     }
 
+    /// As the kernel counts it.
+    pub(super) fn pid(self) -> u32 {
+        self.0
+    }
+
     /// The files that it sees.
     pub(super) fn root(self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root", self.0))

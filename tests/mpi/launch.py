@@ -1,8 +1,8 @@
-"""Runs `exchange.py` by OpenMPI, two ranks at each of two nodes that do not let each other log in.
+"""Runs `exchange.py` by OpenMPI, two ranks at each of several nodes or pods that do not let each other log in.
 
-`/usr/bin/python3 launch.py` waits at one node, `/usr/bin/python3 launch.py ADDRESS` starts `mpirun` at another one. `mpirun`
-calls it in place of ssh, with an address and a command, and the one that waits runs that. UCX_TLS and UCX_NET_DEVICES say by
-which device.
+`/usr/bin/python3 launch.py` waits at all of them but one, and there `/usr/bin/python3 launch.py ADDRESS...` starts `mpirun`.
+`mpirun` calls `launch.py --run` in place of ssh, with an address and a command, and the one that waits there runs that. UCX_TLS
+and UCX_NET_DEVICES say by which device.
 """
 
 import contextlib
@@ -46,15 +46,15 @@ def ask(address, command):
     return told[-1] if told else "the other node has failed"
 
 
-def start(address):
+def start(addresses):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
-        towards.connect((address, PORT))
+        towards.connect((addresses[0], PORT))
         own, _ = towards.getsockname()
     settings = {
-        "plm_rsh_agent": " ".join([*PYTHON, str(OWN)]),
+        "plm_rsh_agent": " ".join([*PYTHON, str(OWN), "--run"]),
         "orte_leave_session_attached": "1",
-        # For connections of `mpirun` itself.
-        "oob_tcp_if_include": f"{address}/24",
+        # For connections of `mpirun` itself. Pods of several nodes share no smaller network.
+        "oob_tcp_if_include": f"{own}/16",
         # Ranks reach each other by UCX and nothing else, also those of one node.
         "pml": "ucx",
         "btl": "self",
@@ -64,22 +64,25 @@ def start(address):
         "hwloc_base_binding_policy": "none",
     }
     options = [word for name, value in settings.items() for word in ("--mca", name, value)]
-    # Each rank's next one is at the other node.
-    where = ["--host", f"{own}:2,{address}:2", "--map-by", "node", "-np", "4"]
+    # Each rank's next one is at another node.
+    nodes = [own, *addresses]
+    hosts = ",".join(f"{node}:2" for node in nodes)
+    where = ["--host", hosts, "--map-by", "node", "-np", str(2 * len(nodes))]
     try:
         # Where an ordinary user made the fabric, the user is root there, without capabilities.
         return run(["mpirun", "--allow-run-as-root", *options, *where, *PYTHON, str(PROGRAM)])
     finally:
-        # Where `mpirun` has failed early, nobody has asked the other node, which waits.
-        with contextlib.suppress(OSError):
-            socket.create_connection((address, PORT)).close()
+        # Where `mpirun` has failed early, nobody has asked the other nodes, which wait.
+        for address in addresses:
+            with contextlib.suppress(OSError):
+                socket.create_connection((address, PORT)).close()
 
 
 match sys.argv[1:]:
     case []:
         status = wait()
-    case [address]:
-        status = start(address)
-    case [address, *command]:
+    case ["--run", address, *command]:
         status = ask(address, " ".join(command))
+    case addresses:
+        status = start(addresses)
 sys.exit(status)

@@ -5,13 +5,14 @@
 mod claims;
 mod faults;
 mod policy;
+mod programs;
 mod shown;
 
 use std::any::type_name_of_val;
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use libtest_mimic::Trial;
 use nix::unistd::Pid;
@@ -30,11 +31,10 @@ const SERVER: &str = "server";
 const CLIENT: &str = "client";
 /// Devices of a node.
 const PER_NODE: u64 = 8;
-/// What a program that is refused a connection says after: the time in which it is offered.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Of a server, in seconds.
-const SERVER_TIMEOUT: &str = "30";
+/// Where rdma-core's and perftest's programs listen.
+const PORT: u16 = 18_515;
+/// Of a program of a pair, in seconds. A connection is offered for 10.
+const PROGRAM_TIMEOUT: &str = "30";
 
 /// One test for each.
 pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
@@ -50,6 +50,10 @@ pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
     add(
         unprivileged_pods_run_verbs_programs_over_their_devices,
         type_name_of_val(&unprivileged_pods_run_verbs_programs_over_their_devices),
+    );
+    add(
+        programs::unprivileged_pods_run_perftest_ucx_mpi_and_pyverbs,
+        type_name_of_val(&programs::unprivileged_pods_run_perftest_ucx_mpi_and_pyverbs),
     );
     add(
         pods_of_another_namespace_are_not_reached,
@@ -92,6 +96,10 @@ pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
     add(
         claims::pods_get_devices_by_dra,
         type_name_of_val(&claims::pods_get_devices_by_dra),
+    );
+    add(
+        programs::pods_with_claims_run_perftest_ucx_mpi_and_pyverbs,
+        type_name_of_val(&programs::pods_with_claims_run_perftest_ucx_mpi_and_pyverbs),
     );
     add(
         |devices| {
@@ -221,13 +229,8 @@ impl Devices {
             self.wait_for(TEAM, name);
         };
         begin(SERVER, "node0", words);
-        // 18515 in the kernel's list of sockets.
         cluster.wait_until("the server listens", || {
-            let mut command = self.command((TEAM, SERVER), &["cat", "/proc/net/tcp"]);
-            let listed = command.output().ok()?.stdout;
-            String::from_utf8_lossy(&listed)
-                .contains(":4853 ")
-                .then_some(())
+            self.listens((TEAM, SERVER), PORT).then_some(())
         });
         let address = self.address(TEAM, SERVER);
         begin(CLIENT, "node1", &[words, &[&address]].concat());
@@ -302,6 +305,24 @@ impl Devices {
         said
     }
 
+    /// Whether a program of a pod listens at a TCP port, by the kernel's list of sockets.
+    fn listens(&self, pod: (&str, &str), port: u16) -> bool {
+        let mut command = self.command(pod, &["cat", "/proc/net/tcp", "/proc/net/tcp6"]);
+        let listed = command.output().unwrap().stdout;
+        let port = format!(":{port:04X} ");
+        String::from_utf8_lossy(&listed)
+            .lines()
+            .any(|line| line.contains(&port) && line.contains(" 0A "))
+    }
+
+    /// Waits until a program does, or has ended.
+    fn await_listener(&self, program: &mut Child, pod: (&str, &str), port: u16) {
+        self.cluster.wait_until("the server listens", || {
+            let has_ended = program.try_wait().unwrap().is_some();
+            (has_ended || self.listens(pod, port)).then_some(())
+        });
+    }
+
     /// A pair of programs that find each other by the server's address. What the client says.
     fn pair(
         &self,
@@ -309,40 +330,44 @@ impl Devices {
         client: (&str, &str),
         words: &[&str],
     ) -> Result<String, String> {
-        // One whose client fails waits without end.
-        let bounded = [&["timeout", SERVER_TIMEOUT][..], words].concat();
-        let serving = self
-            .command(server, &bounded)
+        self.pair_at(PORT, (server, words), (client, words))
+    }
+
+    /// The same with programs that listen at another port, or are two. The client's last word is the server's address.
+    fn pair_at(
+        &self,
+        port: u16,
+        (server, listening): ((&str, &str), &[&str]),
+        (client, connecting): ((&str, &str), &[&str]),
+    ) -> Result<String, String> {
+        // One that fails may leave the other waiting without end.
+        let timeout = ["timeout", PROGRAM_TIMEOUT];
+        let mut serving = self
+            .command(server, &[&timeout, listening].concat())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+        self.await_listener(&mut serving, server, port);
         let address = self.address(server.0, server.1);
-        let words = [words, &[&address]].concat();
-        // The server listens after a moment.
-        let begun = Instant::now();
-        let said = loop {
-            let output = self.command(client, &words).output().unwrap();
-            let why = String::from_utf8_lossy(&output.stderr).into_owned();
-            let is_early = why.contains("Couldn't connect") || why.contains("onnection refused");
-            match output.status.success() {
-                true => break Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-                false if is_early && begun.elapsed() < CONNECT_TIMEOUT => {}
-                false => {
-                    let said = String::from_utf8_lossy(&output.stdout);
-                    break Err(format!("{said}{why}"));
-                }
-            }
-        };
+        let connecting = [&timeout, connecting, &[&address]].concat();
+        let connected = self.command(client, &connecting).output();
+        let connected = connected.unwrap();
         let served = serving.wait_with_output().unwrap();
-        let text = [served.stdout, served.stderr].concat();
-        let text = String::from_utf8_lossy(&text);
+        let text = |output: &Output| {
+            let said = String::from_utf8_lossy(&output.stdout);
+            format!("{said}{}", String::from_utf8_lossy(&output.stderr))
+        };
+        let [said, text] = [&connected, &served].map(text);
         // By which ping-pong programs say it, and end with status 0.
         assert!(!text.contains("invalid data"), "{text}");
-        said.and_then(|said| match served.status.success() {
-            true => Ok(said),
-            false => Err(format!("the server ended with {}: {text}", served.status)),
-        })
+        match [connected.status, served.status].map(|status| status.success()) {
+            [true, true] => Ok(said),
+            _ => Err(format!(
+                "{said}the server ended with {}: {text}",
+                served.status
+            )),
+        }
     }
 }
 
@@ -357,11 +382,13 @@ fn load_images(cluster: &TestCluster) {
             program("weft-volume-driver").display()
         ))
         .arg(format!("verbs={}", pause.display()))
+        .arg(format!("programs={}", pause.display()))
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&made.stderr);
     assert!(made.status.success(), "{said}");
-    let archives = ["devices.tar", "volumes.tar", "verbs.tar"].map(|name| images.join(name));
+    let archives = ["devices", "volumes", "verbs", "programs"];
+    let archives = archives.map(|name| images.join(format!("{name}.tar")));
     cluster.inner.load_images(&archives).unwrap();
     std::fs::remove_dir_all(images).unwrap();
 }

@@ -14,7 +14,7 @@ use crate::test_cluster::{TestCluster, report};
 const TEMPLATE: &str = "vdev";
 
 /// As docs/devices.md has it.
-fn template() -> Value {
+pub(super) fn template() -> Value {
     json!({
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaimTemplate",
@@ -26,7 +26,7 @@ fn template() -> Value {
 }
 
 /// The same pod as one that asks for the resource, but for how it asks.
-fn pod(name: &str, node: &str) -> Value {
+pub(super) fn pod(name: &str, node: &str) -> Value {
     let mut pod = super::pod(TEAM, name, node, 1);
     let spec = &mut pod["spec"];
     spec["resourceClaims"] = json!([{"name": "vdev", "resourceClaimTemplateName": TEMPLATE}]);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 use rustix::io::Errno;
@@ -16,6 +16,10 @@ use weft_proto::volumes::v1::{Place, UseCopyResponse};
 const OF_KUBELET: &str = "csi.storage.k8s.io/";
 /// Times a lookup is repeated when directories are renamed under it (openat2's EAGAIN).
 const LOOKUP_TRIES: usize = 64;
+/// Below a directory, and by no link.
+const NO_LINKS: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_MAGICLINKS);
 
 /// The pod's namespace and the copy that it asks for.
 pub(crate) fn of_attributes(
@@ -64,8 +68,13 @@ pub(crate) fn of_attributes(
 }
 
 /// Opens the copy, by a descriptor that reads nothing: the same file or directory as the agent has compared with its record.
-/// An agent that others have taken over names no other namespace's directory.
-pub(crate) fn open(host: &Path, namespace: &str, copy: &UseCopyResponse) -> Result<File, Status> {
+/// An agent that others have taken over names no other namespace's directory, and no root but in the allowed directories.
+pub(crate) fn open(
+    host: &Path,
+    allowed: &[PathBuf],
+    namespace: &str,
+    copy: &UseCopyResponse,
+) -> Result<File, Status> {
     let failed = |cause: io::Error| {
         let text = format!(
             "{:?} in {}: {cause}: the node's agent has it there; the pod's volume is tried again",
@@ -77,7 +86,30 @@ pub(crate) fn open(host: &Path, namespace: &str, copy: &UseCopyResponse) -> Resu
         let text = format!("is not in the directory of namespace {namespace}");
         return Err(failed(io::Error::other(text)));
     }
-    let opened = open_in(host, copy).map_err(|cause| failed(cause.into()))?;
+    let root = Path::new(&copy.root_directory);
+    let within = allowed.iter().filter(|path| root.starts_with(path));
+    let Some(allowed) = within.max_by_key(|path| path.components().count()) else {
+        let list: Vec<_> = allowed
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect();
+        let text = format!(
+            "the root's directory {} is not in {}: choose a directory there for the RdmaFabric's root, or add one to the value \
+             roots.allowedHostPaths of the chart",
+            root.display(),
+            list.join(", ")
+        );
+        return Err(Status::failed_precondition(text));
+    };
+    let root = open_root(host, allowed, root).map_err(|cause| match cause {
+        Errno::LOOP => failed(io::Error::other(format!(
+            "there is a link between {} and the root's directory: name the directory itself in the RdmaFabric, and its parent in \
+             the value roots.allowedHostPaths of the chart",
+            allowed.display()
+        ))),
+        cause => failed(cause.into()),
+    })?;
+    let opened = open_in(&root, copy).map_err(|cause| failed(cause.into()))?;
     let stat = fstat(&opened).map_err(|cause| failed(cause.into()))?;
     if (stat.st_dev, stat.st_ino) != (copy.device, copy.inode) {
         let other = "is another file than the agent's, which may not see yet what is mounted there";
@@ -93,24 +125,27 @@ fn is_within(namespace: &str, path: &str) -> bool {
         && components.all(|component| matches!(component, Component::Normal(_)))
 }
 
-fn open_in(host: &Path, copy: &UseCopyResponse) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let host = openat(CWD, host, flags | OFlags::DIRECTORY, Mode::empty())?;
-    // The way to the root is the administrator's, and may have links.
+/// The way to an allowed directory is the administrator's, and may have links. From there on whoever writes to a root may have made
+/// them.
+fn open_root(host: &Path, allowed: &Path, root: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::DIRECTORY;
+    let host = openat(CWD, host, flags, Mode::empty())?;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let root = lookup(
-        &host,
-        &copy.root_directory,
-        flags | OFlags::DIRECTORY,
-        resolve,
-    )?;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    lookup(&root, &copy.path, flags, resolve)
+    let opened = lookup(&host, allowed, flags, resolve)?;
+    match root.strip_prefix(allowed) {
+        Ok(below) if below.components().next().is_some() => lookup(&opened, below, flags, NO_LINKS),
+        _ => Ok(opened),
+    }
+}
+
+fn open_in(root: &OwnedFd, copy: &UseCopyResponse) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    lookup(root, Path::new(&copy.path), flags, NO_LINKS)
 }
 
 fn lookup(
     directory: &OwnedFd,
-    path: &str,
+    path: &Path,
     flags: OFlags,
     resolve: ResolveFlags,
 ) -> Result<OwnedFd, Errno> {
@@ -202,7 +237,8 @@ mod tests {
             device: stat.dev(),
             inode: stat.ino(),
         };
-        open(host.path(), "team-a", &copy("team-a/minilm")).unwrap();
+        let allowed = [PathBuf::from("/data")];
+        open(host.path(), &allowed, "team-a", &copy("team-a/minilm")).unwrap();
         for path in [
             "team-a/link",
             "team-b/secret",
@@ -210,7 +246,7 @@ mod tests {
             "team-a/none",
             "",
         ] {
-            let refused = open(host.path(), "team-a", &copy(path)).unwrap_err();
+            let refused = open(host.path(), &allowed, "team-a", &copy(path)).unwrap_err();
             assert_eq!(refused.code(), tonic::Code::Unavailable, "{path}");
         }
     }
@@ -231,14 +267,48 @@ mod tests {
                 inode: stat.ino(),
             }
         };
-        open(host.path(), "team-a", &answer("team-a/minilm")).unwrap();
-        open(host.path(), "team-a", &answer("team-a")).unwrap();
+        let allowed = [PathBuf::from("/models")];
+        open(host.path(), &allowed, "team-a", &answer("team-a/minilm")).unwrap();
+        open(host.path(), &allowed, "team-a", &answer("team-a")).unwrap();
         for path in ["", "team-b/secret", "team-a/../team-b/secret", "./team-b"] {
-            let refused = open(host.path(), "team-a", &answer(path)).unwrap_err();
+            let refused = open(host.path(), &allowed, "team-a", &answer(path)).unwrap_err();
             assert!(
                 refused.message().contains("of namespace team-a"),
                 "{refused}"
             );
         }
+    }
+
+    #[test]
+    fn a_root_that_the_chart_does_not_allow_is_not_opened() {
+        let host = tempfile::tempdir().unwrap();
+        let at = |path: &str| host.path().join(path);
+        for root in ["data/models", "database", "etc"] {
+            std::fs::create_dir_all(at(root).join("team-a/minilm")).unwrap();
+        }
+        symlink("../etc", at("data/link")).unwrap();
+        // As an agent answers that others have taken over: it is the file that it says.
+        let open = |root: &str| {
+            let stat = std::fs::metadata(at(root).join("team-a/minilm")).unwrap();
+            let answer = UseCopyResponse {
+                root_directory: format!("/{root}"),
+                path: "team-a/minilm".to_owned(),
+                device: stat.dev(),
+                inode: stat.ino(),
+            };
+            let allowed = ["/data", "/srv"].map(PathBuf::from);
+            super::open(host.path(), &allowed, "team-a", &answer)
+        };
+        open("data/models").unwrap();
+        for root in ["etc", "database"] {
+            let refused = open(root).unwrap_err();
+            let said = refused.message();
+            assert!(said.contains("is not in /data, /srv"), "{root}: {said}");
+            assert!(said.contains("roots.allowedHostPaths"), "{root}: {said}");
+        }
+        let refused = open("data/../etc").unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::Unavailable, "{refused}");
+        let refused = open("data/link").unwrap_err();
+        assert!(refused.message().contains("there is a link"), "{refused}");
     }
 }

@@ -46,6 +46,8 @@ pub struct Config {
     pub volumes: PathBuf,
     /// Where the node's files are.
     pub host: PathBuf,
+    /// The directories of the node in which roots may be, absolute.
+    pub allowed: Vec<PathBuf>,
     /// An empty directory for mounts that are being made: of a file system whose mounts nobody else sees.
     pub staging: PathBuf,
 }

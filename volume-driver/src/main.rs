@@ -25,6 +25,9 @@ struct Arguments {
     /// Where the node's files are.
     #[arg(long, value_name = "DIR", default_value = "/host")]
     host: PathBuf,
+    /// A directory of the node in which roots of fabrics may be (the chart's roots.allowedHostPaths); may be repeated.
+    #[arg(long, value_name = "DIR", required = true)]
+    allowed_path: Vec<PathBuf>,
     /// A directory for mounts that are being made: of a file system whose mounts nobody else sees, as of an emptyDir.
     #[arg(long, value_name = "DIR", default_value = "/staging")]
     staging: PathBuf,
@@ -75,6 +78,7 @@ fn serve(arguments: Arguments) -> Result<(), String> {
             kubelet: arguments.kubelet,
             volumes: arguments.volumes,
             host: arguments.host,
+            allowed: arguments.allowed_path,
             staging: arguments.staging,
         };
         run(config, stopped)

@@ -95,13 +95,14 @@ impl NodeService {
         let (config, in_use) = (Arc::clone(&self.config), self.in_use(volume));
         let (volume, namespace) = (volume.to_owned(), namespace.to_owned());
         blocking(move || {
-            let mounted = copy::open(&config.host, &namespace, &found).and_then(|copy| {
-                let mount = || {
-                    mounts::remove(&target.path)?;
-                    mounts::mount(&copy, &config.staging.join(&volume), &target.path)
-                };
-                mount().map_err(|error| failed("mounted", &target.path, &error))
-            });
+            let mounted =
+                copy::open(&config.host, &config.allowed, &namespace, &found).and_then(|copy| {
+                    let mount = || {
+                        mounts::remove(&target.path)?;
+                        mounts::mount(&copy, &config.staging.join(&volume), &target.path)
+                    };
+                    mount().map_err(|error| failed("mounted", &target.path, &error))
+                });
             // The kubelet may never unmount what it has not mounted.
             if mounted.is_err() && mounts::remove(&target.path).is_ok() {
                 give_back(&in_use)?;

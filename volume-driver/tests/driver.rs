@@ -142,6 +142,7 @@ impl TestNode {
             kubelet: self.at("kubelet"),
             volumes: self.at("volumes"),
             host: self.at("host"),
+            allowed: vec!["/var/lib".into()],
             staging: self.at("staging"),
         };
         let (stop, stopped) = oneshot::channel();

@@ -2,10 +2,14 @@
 //!
 //! An agent learns of its own node's devices only, and of a claim that it names by its UID.
 
-use std::borrow::Cow;
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use kube::{
     Api, Client, Resource,
+    api::ListParams,
     core::{NamespaceResourceScope, ObjectMeta},
 };
 use serde::Deserialize;
@@ -15,7 +19,10 @@ use weft_proto::claims::v1::{
     AllocatedDevice, DeviceParameters, FindClaimRequest, FindClaimResponse,
 };
 
-use crate::{api::call, fault::Fault};
+use crate::{
+    api::{CallError, call},
+    fault::Fault,
+};
 
 /// The driver of Weft's devices, as the chart's DeviceClass and ResourceSlices name it.
 pub(crate) const DRIVER: &str = "vdev.weft.dev";
@@ -186,6 +193,37 @@ impl Claims {
     }
 }
 
+/// The pods that have devices of a pool by claims, as NAMESPACE/NAME. None where the API server has no claims, or lets the operator
+/// see none: then the chart has brought no driver for them.
+pub(crate) async fn pods_by_pool(
+    client: &Client,
+) -> Result<BTreeMap<String, BTreeSet<String>>, CallError> {
+    let claims = Api::<ResourceClaim>::all(client.clone());
+    match call(claims.list(&ListParams::default())).await {
+        Ok(claims) => Ok(pods_of(&claims.items)),
+        Err(error) if error.has_code(403) || error.has_code(404) => Ok(BTreeMap::new()),
+        Err(error) => Err(error),
+    }
+}
+
+fn pods_of(claims: &[ResourceClaim]) -> BTreeMap<String, BTreeSet<String>> {
+    let mut pools: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for claim in claims {
+        let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
+        let results = claim.status.allocation.devices.results.iter();
+        for result in results.filter(|result| result.driver == DRIVER) {
+            let consumers = claim.status.reserved_for.iter();
+            let pods = consumers.filter(|consumer| consumer.resource == "pods");
+            let pods = pods.map(|pod| format!("{namespace}/{}", pod.name));
+            let mut pods = pods.peekable();
+            if pods.peek().is_some() {
+                pools.entry(result.pool.clone()).or_default().extend(pods);
+            }
+        }
+    }
+    pools
+}
+
 fn no_claim(request: &FindClaimRequest, problem: &str) -> Fault {
     let FindClaimRequest {
         namespace, name, ..
@@ -337,6 +375,15 @@ mod tests {
             ]}},
             "reservedFor": [{"resource": "pods", "name": "trainer-0", "uid": "77"}],
         })
+    }
+
+    #[test]
+    fn pods_are_listed_by_the_nodes_whose_devices_they_have() {
+        let unused = json!({"allocation": allocated()["allocation"]});
+        let pools = pods_of(&[claim(&allocated()), claim(&unused), claim(&json!({}))]);
+        let pods = || BTreeSet::from(["team-a/trainer-0".to_owned()]);
+        let expected = [("n1".to_owned(), pods()), ("n2".to_owned(), pods())];
+        assert_eq!(pools, expected.into());
     }
 
     #[test]

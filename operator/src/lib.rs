@@ -4,7 +4,7 @@
 //! Kubernetes, and `weft play` uses both. This crate is what a cluster needs besides: [`process`] is the
 //! program's life, from candidate to leader; [`control`] is what agents call; [`controllers`] decide;
 //! [`home`] holds the operator's own objects, [`rotation`] lets one authority follow another; [`live`]
-//! answers `kubectl weft`. [`uninstall`] and [`check`] are what `helm uninstall` and `helm test` run.
+//! answers `kubectl weft`. [`uninstall`], [`upgrade`] and [`check`] are what `helm uninstall`, `helm upgrade` and `helm test` run.
 
 mod api;
 pub mod check;
@@ -15,6 +15,7 @@ pub mod controllers;
 mod enrollment_limit;
 mod fault;
 pub mod home;
+pub mod in_use;
 pub mod lease;
 pub mod live;
 mod pod_jobs;
@@ -24,6 +25,7 @@ pub mod reports;
 mod review;
 pub mod rotation;
 pub mod uninstall;
+pub mod upgrade;
 pub mod web;
 
 /// What the operator calls itself: its Deployment, Service, Lease, and the manager of fields it writes.

@@ -11,9 +11,10 @@ use tokio::runtime::Runtime;
 use tracing_subscriber::EnvFilter;
 use weft_operator::{
     check,
+    in_use::Feature,
     lease::LeaseBoard,
     process::{self, Settings},
-    uninstall,
+    uninstall, upgrade,
 };
 
 /// A process that has lost the lead is gone before the next one leads, which takes 5 s and more.
@@ -52,6 +53,14 @@ enum Verb {
     /// Then nodes say nothing of fabrics and models any more. What `helm uninstall` runs before it removes
     /// anything; ends within 150 s. Does nothing and fails where pods have devices or volumes.
     Uninstall,
+    /// Fail where pods have something that the chart is about to take away.
+    ///
+    /// What `helm upgrade` and `helm rollback` run before they change anything.
+    CheckUpgrade {
+        /// What is taken away; may be repeated.
+        #[arg(long, value_enum, value_name = "WHAT", required = true)]
+        takes_away: Vec<Feature>,
+    },
     /// Say whether an operator leads and every RdmaFabric is Ready; what `helm test` runs.
     Check,
 }
@@ -111,6 +120,11 @@ fn carry_out(runtime: &Runtime, arguments: Arguments) -> Result<(), String> {
             let board = LeaseBoard::new(client.clone(), &settings.namespace);
             let done = uninstall::run(client, board).await;
             done.map_err(|error| error.to_string())
+        }),
+        Some(Verb::CheckUpgrade { takes_away }) => runtime.block_on(async {
+            let client = process::client().await.map_err(|error| error.to_string())?;
+            let checked = upgrade::check(&client, &takes_away).await;
+            checked.map_err(|error| error.to_string())
         }),
         Some(Verb::Check) => runtime.block_on(async {
             let client = process::client().await.map_err(|error| error.to_string())?;

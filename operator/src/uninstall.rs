@@ -19,12 +19,13 @@ use kube::{
 };
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
-use weft_crds::{DeletionPolicy, FabricNode, Phase, RdmaFabric, TransferJob};
+use weft_crds::{DeletionPolicy, Phase, TransferJob};
 
 use crate::{
     NAME,
     api::{CallError, call},
     controllers::{FINALIZER, FORCE},
+    in_use::{self, Feature},
     lease::LeaseStore,
 };
 
@@ -123,56 +124,13 @@ pub async fn run(client: Client, board: impl LeaseStore) -> Result<(), Uninstall
 }
 
 async fn nothing_is_in_use(client: &Client) -> Result<(), UninstallError> {
-    let all = ListParams::default();
-    let nodes: Api<FabricNode> = Api::all(client.clone());
-    let fabrics: Api<RdmaFabric> = Api::all(client.clone());
-    let found = match call(nodes.list(&all)).await {
-        Ok(nodes) => call(fabrics.list(&all))
-            .await
-            .map(|fabrics| (nodes, fabrics)),
-        Err(error) => Err(error),
-    };
-    match found {
-        Ok((nodes, fabrics)) => {
-            let forced = fabrics.items.iter().filter(|fabric| {
-                let force = fabric.annotations().get(FORCE);
-                force.is_some_and(|value| value == "true")
-            });
-            let forced = forced.map(|fabric| fabric.name_any()).collect();
-            let in_use = in_use(&nodes.items, &forced);
-            match in_use.is_empty() {
-                true => Ok(()),
-                false => Err(UninstallError::InUse(in_use.join(", "))),
-            }
-        }
-        // The definition is gone, and with it all nodes.
-        Err(error) if error.is_conflict() => Ok(()),
-        Err(error) => Err(UninstallError::NotRead(error.to_string())),
+    let all = [Feature::Devices, Feature::Volumes];
+    let in_use = in_use::find(client, &all).await;
+    let in_use = in_use.map_err(|error| UninstallError::NotRead(error.to_string()))?;
+    match in_use.is_empty() {
+        true => Ok(()),
+        false => Err(UninstallError::InUse(in_use.join(", "))),
     }
-}
-
-/// How many devices and volumes the pods of which node have.
-fn in_use(nodes: &[FabricNode], forced: &BTreeSet<String>) -> Vec<String> {
-    let mut in_use = Vec::new();
-    for node in nodes {
-        let Some(status) = &node.status else {
-            continue;
-        };
-        if forced.contains(&node.spec.fabric) {
-            continue;
-        }
-        let devices = status.devices.map_or(0, |devices| devices.in_use);
-        for (count, what) in [(devices, "device"), (status.volumes_in_use, "volume")] {
-            let plural = if count == 1 { "" } else { "s" };
-            if count > 0 {
-                in_use.push(format!(
-                    "{count} {what}{plural} of node {}",
-                    node.name_any()
-                ));
-            }
-        }
-    }
-    in_use
 }
 
 async fn let_go(client: &Client) -> Result<(), UninstallError> {
@@ -277,32 +235,6 @@ mod tests {
             "status": {"phase": phase},
         });
         serde_json::from_value(job).unwrap()
-    }
-
-    #[test]
-    fn devices_and_volumes_of_pods_keep_the_chart_and_are_listed() {
-        let node = |name: &str, devices: u32, volumes: u32| -> FabricNode {
-            let node = json!({
-                "apiVersion": "weft.dev/v1alpha1",
-                "kind": "FabricNode",
-                "metadata": {"name": name},
-                "spec": {"fabric": "default"},
-                "status": {
-                    "devices": {"total": 8, "inUse": devices, "unhealthy": 0},
-                    "volumesInUse": volumes,
-                },
-            });
-            serde_json::from_value(node).unwrap()
-        };
-        let nodes = [node("n1", 2, 1), node("n2", 0, 0), node("n3", 0, 3)];
-        let found = in_use(&nodes, &BTreeSet::new());
-        let list = [
-            "2 devices of node n1",
-            "1 volume of node n1",
-            "3 volumes of node n3",
-        ];
-        assert_eq!(found, list);
-        assert!(in_use(&nodes, &["default".to_owned()].into()).is_empty());
     }
 
     #[test]

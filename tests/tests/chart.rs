@@ -204,6 +204,10 @@ fn annotations_labels_variables_and_flags_reach_operator_hooks_and_agents() {
                 "operator",
                 rendered.find("Job", "weft-uninstall")["spec"]["template"].clone(),
             ),
+            (
+                "operator",
+                rendered.find("Job", "weft-upgrade")["spec"]["template"].clone(),
+            ),
             ("operator", rendered.find("Pod", "weft-check").clone()),
             ("agent", rendered.agent()["spec"]["template"].clone()),
         ]
@@ -469,14 +473,48 @@ fn hooks_run_the_operators_program_as_nobody_with_its_account() {
         }
         assert_eq!(ours["args"], json!([verb, "--metrics-port=7411"]));
     }
+    let upgrade = rendered.find("Job", "weft-upgrade");
+    assert_eq!(hook(upgrade), json!("pre-upgrade,pre-rollback"));
+    let pod_of = |job: &Value| job["spec"]["template"]["spec"].clone();
+    let mut same = pod_of(upgrade);
+    same["containers"][0]["name"] = json!("uninstall");
+    same["containers"][0]["args"] = json!(["uninstall", "--metrics-port=7411"]);
+    assert_eq!(same, pod_of(job));
     // Neither is taken for an operator by the Service, the disruption budget or the spread.
     let wanted = &rendered.find("Deployment", "weft-operator")["spec"]["selector"]["matchLabels"];
     for labels in [
         &job["spec"]["template"]["metadata"]["labels"],
+        &upgrade["spec"]["template"]["metadata"]["labels"],
         &pod["metadata"]["labels"],
     ] {
         let name = "app.kubernetes.io/name";
         assert_ne!(labels[name], wanted[name]);
+    }
+}
+
+/// What an upgrade or a rollback to these values asks about first.
+#[test]
+fn an_upgrade_looks_whether_pods_have_what_its_values_take_away() {
+    let taken = |values: &[&str]| -> Option<Vec<String>> {
+        let rendered = rendered(values);
+        let mut jobs = rendered.of_kind("Job");
+        let job = jobs.find(|job| job["metadata"]["name"] == "weft-upgrade")?;
+        let args = &job["spec"]["template"]["spec"]["containers"][0]["args"];
+        let taken = strings(args).into_iter();
+        let taken = taken.filter_map(|arg| arg.strip_prefix("--takes-away="));
+        Some(taken.map(str::to_owned).collect())
+    };
+    let (volumes, devices) = ("volumes.enabled=true", "devices.enabled=true");
+    let both = r#"devices.mode="both""#;
+    for (values, expected) in [
+        (&[][..], Some(&["volumes", "devices", "claims"][..])),
+        (&[volumes], Some(&["devices", "claims"])),
+        (&[volumes, devices], Some(&["claims"])),
+        (&[devices, both], Some(&["volumes"])),
+        (&[volumes, devices, both], None),
+    ] {
+        let expected = expected.map(|list| list.iter().map(|one| (*one).to_owned()).collect());
+        assert_eq!(taken(values), expected, "{values:?}");
     }
 }
 
@@ -1140,7 +1178,12 @@ fn volumes_take_a_privileged_daemonset_and_a_driver_that_is_told_whose_pod_it_is
     assert_eq!(shared, ["/data/kubelet/pods"]);
     let host = mounts.iter().find(|one| one["mountPath"] == "/host");
     assert_eq!(host.unwrap()["readOnly"], true);
-    assert!(strings(&container["args"]).contains(&"--kubelet=/data/kubelet"));
+    let arguments = strings(&container["args"]);
+    assert!(arguments.contains(&"--kubelet=/data/kubelet"));
+    let allowed = arguments.iter();
+    let allowed = allowed.filter_map(|arg| arg.strip_prefix("--allowed-path="));
+    let allowed: Vec<&str> = allowed.collect();
+    assert_eq!(allowed, ["/var/lib/weft", "/mnt/disks", "/data"]);
     // Both find each other in one directory of the node.
     let agent = with.agent();
     let agent = &agent["spec"]["template"]["spec"]["containers"][0];

@@ -25,7 +25,7 @@ containers:
   - name: {{ .verb }}
     image: {{ include "weft.image" (dict "root" .root "who" "operator") }}
     imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-    args: [{{ .verb }}, --metrics-port={{ .root.Values.operator.ports.metrics }}]
+    args: [{{ .verb }}, --metrics-port={{ .root.Values.operator.ports.metrics }}{{ range .args }}, {{ . }}{{ end }}]
     env:
       - name: POD_NAMESPACE
         valueFrom: {fieldRef: {fieldPath: metadata.namespace}}

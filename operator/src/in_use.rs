@@ -1,0 +1,152 @@
+//! What pods have of what the chart brings for them. It is looked at before `helm uninstall` takes all of it away, or an upgrade
+//! or a rollback a part: programs end with their engines, and without its driver nobody unmounts a volume or takes a claim back.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kube::{Api, Client, ResourceExt as _, api::ListParams};
+use weft_crds::{FabricNode, RdmaFabric};
+
+use crate::{
+    api::{CallError, call},
+    claims,
+    controllers::FORCE,
+};
+
+/// What the chart brings for pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Feature {
+    /// Volumes that show verified copies (volumes.enabled).
+    Volumes,
+    /// Virtual devices, however pods ask for them (devices.enabled).
+    Devices,
+    /// Virtual devices by ResourceClaims (devices.mode).
+    Claims,
+}
+
+/// What of these pods have. Pods of a fabric with the annotation weft.dev/force=true do not count.
+///
+/// # Errors
+/// The API server does not say.
+pub(crate) async fn find(client: &Client, features: &[Feature]) -> Result<Vec<String>, CallError> {
+    let all = ListParams::default();
+    let nodes: Api<FabricNode> = Api::all(client.clone());
+    let fabrics: Api<RdmaFabric> = Api::all(client.clone());
+    let found = match call(nodes.list(&all)).await {
+        Ok(nodes) => call(fabrics.list(&all))
+            .await
+            .map(|fabrics| (nodes.items, fabrics.items)),
+        Err(error) => Err(error),
+    };
+    let (nodes, fabrics) = match found {
+        Ok(found) => found,
+        // The definition is gone, and with it all nodes.
+        Err(error) if error.is_conflict() => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let forced = fabrics.iter().filter(|fabric| {
+        let force = fabric.annotations().get(FORCE);
+        force.is_some_and(|value| value == "true")
+    });
+    let forced: BTreeSet<String> = forced.map(RdmaFabric::name_any).collect();
+    let mut in_use = of_nodes(&nodes, &forced, features);
+    if features.contains(&Feature::Claims) && !features.contains(&Feature::Devices) {
+        let pools = claims::pods_by_pool(client).await?;
+        in_use.extend(of_pools(&pools, &nodes, &forced));
+    }
+    Ok(in_use)
+}
+
+/// How many devices and volumes the pods of which node have.
+fn of_nodes(nodes: &[FabricNode], forced: &BTreeSet<String>, features: &[Feature]) -> Vec<String> {
+    let mut in_use = Vec::new();
+    for node in nodes {
+        let Some(status) = &node.status else {
+            continue;
+        };
+        if forced.contains(&node.spec.fabric) {
+            continue;
+        }
+        let devices = status.devices.map_or(0, |devices| devices.in_use);
+        for (count, what, feature) in [
+            (devices, "device", Feature::Devices),
+            (status.volumes_in_use, "volume", Feature::Volumes),
+        ] {
+            let plural = if count == 1 { "" } else { "s" };
+            if count > 0 && features.contains(&feature) {
+                in_use.push(format!(
+                    "{count} {what}{plural} of node {}",
+                    node.name_any()
+                ));
+            }
+        }
+    }
+    in_use
+}
+
+/// Which pods have devices by claims. The pool of a device is named after its node.
+fn of_pools(
+    pools: &BTreeMap<String, BTreeSet<String>>,
+    nodes: &[FabricNode],
+    forced: &BTreeSet<String>,
+) -> Vec<String> {
+    let is_forced = |pool: &String| {
+        let mut nodes = nodes.iter();
+        let node = nodes.find(|node| node.name_any() == *pool);
+        node.is_some_and(|node| forced.contains(&node.spec.fabric))
+    };
+    let counted = pools.iter().filter(|(pool, _)| !is_forced(pool));
+    let text = |(pool, pods): (&String, &BTreeSet<String>)| {
+        let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+        format!("devices by claims of node {pool} ({})", pods.join(", "))
+    };
+    counted.map(text).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn node(name: &str, devices: u32, volumes: u32) -> FabricNode {
+        let node = json!({
+            "apiVersion": "weft.dev/v1alpha1",
+            "kind": "FabricNode",
+            "metadata": {"name": name},
+            "spec": {"fabric": "default"},
+            "status": {
+                "devices": {"total": 8, "inUse": devices, "unhealthy": 0},
+                "volumesInUse": volumes,
+            },
+        });
+        serde_json::from_value(node).unwrap()
+    }
+
+    #[test]
+    fn devices_and_volumes_of_pods_are_listed_as_far_as_they_are_taken_away() {
+        let nodes = [node("n1", 2, 1), node("n2", 0, 0), node("n3", 0, 3)];
+        let found = |features: &[Feature]| of_nodes(&nodes, &BTreeSet::new(), features);
+        let devices = "2 devices of node n1";
+        let volumes = ["1 volume of node n1", "3 volumes of node n3"];
+        assert_eq!(
+            found(&[Feature::Devices, Feature::Volumes]),
+            [devices, volumes[0], volumes[1]]
+        );
+        assert_eq!(found(&[Feature::Devices]), [devices]);
+        assert_eq!(found(&[Feature::Volumes]), volumes);
+        assert!(found(&[Feature::Claims]).is_empty());
+        let forced = ["default".to_owned()].into();
+        assert!(of_nodes(&nodes, &forced, &[Feature::Devices, Feature::Volumes]).is_empty());
+    }
+
+    #[test]
+    fn pods_with_devices_by_claims_are_named() {
+        let pods = ["team-a/trainer-0", "team-a/trainer-1"].map(str::to_owned);
+        let pools = BTreeMap::from([("n1".to_owned(), pods.into())]);
+        let nodes = [node("n1", 2, 0)];
+        let found = of_pools(&pools, &nodes, &BTreeSet::new());
+        let text = "devices by claims of node n1 (team-a/trainer-0, team-a/trainer-1)";
+        assert_eq!(found, [text]);
+        assert!(of_pools(&pools, &nodes, &["default".to_owned()].into()).is_empty());
+    }
+}

@@ -270,8 +270,9 @@ impl Cdi {
         fs::create_dir_all(&self.directory)?;
         // Renamed in the same directory, which is what runtimes watch for: they never read half a file.
         let temporary = path.with_extension("tmp");
-        fs::write(&temporary, text)?;
-        fs::rename(&temporary, &path).inspect_err(|_| {
+        let written = fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, &path));
+        written.inspect_err(|_| {
+            // Where there was no room, half of it may be there.
             let _ = fs::remove_file(&temporary);
         })
     }
@@ -299,6 +300,20 @@ impl Cdi {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
+    }
+}
+
+/// What to do where a file cannot be written or removed.
+pub(crate) fn remedy(error: &io::Error) -> String {
+    let directory = "the node's directory for these files (devices.cdiPath of the chart, by default /var/run/cdi)";
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            format!("make room in {directory}")
+        }
+        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+            format!("make {directory} writable for root")
+        }
+        _ => format!("the container runtime reads it in {directory}"),
     }
 }
 

@@ -17,7 +17,7 @@ use weft_proto::claims::v1::{AllocatedDevice, FindClaimRequest};
 use weft_proto::engine::v1::Device;
 
 use crate::Config;
-use crate::cdi::{Cdi, ClaimDevice};
+use crate::cdi::{Cdi, ClaimDevice, remedy};
 use crate::engine::{DeviceLimits, Engine};
 use crate::kubelet::dra as proto;
 use crate::namespaces::{Namespaces, NotListed};
@@ -44,10 +44,7 @@ pub(crate) enum ClaimError {
     Engine(Status),
     #[error("{id}: the node's engine does not make or destroy the device: {}", .status.message())]
     Device { id: String, status: Status },
-    #[error(
-        "{id}: its file of the Container Device Interface cannot be written or removed: {source}: the container runtime reads \
-         it there"
-    )]
+    #[error("{id}: its file of the Container Device Interface cannot be written or removed: {source}: {}", remedy(.source))]
     Cdi { id: String, source: io::Error },
     #[error("the files of the Container Device Interface cannot be listed: {0}")]
     Files(io::Error),

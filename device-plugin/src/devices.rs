@@ -12,7 +12,7 @@ use weft_proto::Message as _;
 use weft_proto::engine::v1::{DeviceHealth, RefusedAttempts};
 
 use crate::Config;
-use crate::cdi::Cdi;
+use crate::cdi::{Cdi, remedy};
 use crate::claims;
 use crate::engine::{DeviceLimits, Engine};
 use crate::namespaces::{Namespaces, NotListed};
@@ -27,9 +27,7 @@ pub(crate) const ID_PREFIX: &str = "vdev-";
 pub(crate) enum DeviceError {
     #[error("{id}: the node's engine does not make the device: {}", .status.message())]
     Engine { id: String, status: Status },
-    #[error(
-        "{id}: its file of the Container Device Interface cannot be written: {source}: the container runtime reads it there"
-    )]
+    #[error("{id}: its file of the Container Device Interface cannot be written or removed: {source}: {}", remedy(.source))]
     Cdi { id: String, source: io::Error },
     #[error("the kubelet does not say which pod has the device: {0}")]
     Kubelet(String),

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::thread;
 
-use nix::sched::{CloneFlags, setns};
+use nix::sched::{CloneFlags, setns, unshare};
 
 /// Does something on a thread that is in the network of this process.
 ///
@@ -49,4 +49,20 @@ pub fn is_below(pid: u32, ancestor: u32) -> bool {
         at = parent;
     }
     false
+}
+
+/// Does something on a thread that has the mounts of this process, and waits for it.
+///
+/// # Errors
+/// The process is gone, or this one is not root.
+pub fn in_mounts_of<T: Send>(pid: u32, f: impl FnOnce() -> T + Send) -> io::Result<T> {
+    let mounts = File::open(format!("/proc/{pid}/ns/mnt"))?;
+    let work = move || {
+        // A thread that shares its root directory with others may not change it.
+        unshare(CloneFlags::CLONE_FS)?;
+        setns(&mounts, CloneFlags::CLONE_NEWNS)?;
+        Ok(f())
+    };
+    let done = thread::scope(|scope| scope.spawn(work).join());
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -42,7 +42,7 @@ use weft_fabric::FabricError;
 use weft_fabric::isolation::IsolationError;
 
 pub use handle::{Cluster, Up, programs};
-pub use inside::{in_network_of, is_below};
+pub use inside::{in_mounts_of, in_network_of, is_below};
 pub use node::{CLOCK, CONFIGURATION};
 pub use order::Order;
 pub use record::{NodeRecord, Record};

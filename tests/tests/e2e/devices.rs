@@ -2,10 +2,12 @@
 //!
 //! All trials share one cluster, which is made with the first of them, also that of volumes.
 
+mod cdi_directory;
 mod claims;
 mod faults;
 mod policy;
 mod programs;
+mod reboot;
 mod shown;
 
 use std::any::type_name_of_val;
@@ -107,11 +109,40 @@ pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
         },
         type_name_of_val(&volumes::a_pod_mounts_a_verified_model_when_its_copy_is_complete),
     );
+    for (play, path) in later() {
+        add(play, path);
+    }
     add(
         faults::helm_uninstall_is_refused_while_pods_have_devices,
         type_name_of_val(&faults::helm_uninstall_is_refused_while_pods_have_devices),
     );
     trials
+}
+
+/// Those of which each needs what the others do, too: volumes, claims and devices by the resource.
+fn later() -> [(fn(&Devices), &'static str); 4] {
+    [
+        (
+            cdi_directory::a_pod_says_that_files_for_the_container_runtime_have_no_room_and_runs_when_they_have,
+            type_name_of_val(
+                &cdi_directory::a_pod_says_that_files_for_the_container_runtime_have_no_room_and_runs_when_they_have,
+            ),
+        ),
+        (
+            cdi_directory::a_pod_says_that_files_for_the_container_runtime_cannot_be_written_and_runs_when_they_can,
+            type_name_of_val(
+                &cdi_directory::a_pod_says_that_files_for_the_container_runtime_cannot_be_written_and_runs_when_they_can,
+            ),
+        ),
+        (
+            reboot::files_of_another_boot_for_the_container_runtime_do_no_harm,
+            type_name_of_val(&reboot::files_of_another_boot_for_the_container_runtime_do_no_harm),
+        ),
+        (
+            |devices| volumes::a_pod_with_a_volume_waits_for_its_nodes_agent(&devices.cluster),
+            type_name_of_val(&volumes::a_pod_with_a_volume_waits_for_its_nodes_agent),
+        ),
+    ]
 }
 
 /// A cluster whose nodes have devices and volumes.

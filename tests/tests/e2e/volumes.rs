@@ -4,8 +4,11 @@ use std::fs;
 use std::process::Command;
 use std::time::Instant;
 
+use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
+use weft_sim::draw::Draw;
 
+use crate::harness::process;
 use crate::journey::{self, TEAM};
 use crate::test_cluster::{SYSTEM, TestCluster, report, repository};
 use crate::tree::{self, Tree};
@@ -13,6 +16,8 @@ use crate::tree::{self, Tree};
 const OTHER_TEAM: &str = "team-b";
 const JOB: &str = "minilm";
 const NODE: &str = "node1";
+/// Of another, small copy.
+const SERVED: &str = "served";
 /// One of the model's files.
 const FILE: &str = "config.json";
 
@@ -129,6 +134,45 @@ fn until_registered(cluster: &TestCluster) {
             .ok()?;
         said.contains("csi.weft.dev").then_some(())
     });
+}
+
+/// A small copy, verified at all nodes. Its job stays.
+fn a_served_copy(cluster: &TestCluster) -> Tree {
+    until_registered(cluster);
+    let files = Tree::draw(1_000_000, &mut Draw::new(0, 0));
+    let source = journey::directory(cluster, "node0", SERVED);
+    if !source.exists() {
+        files.write(&source);
+        cluster.apply(&journey::job(SERVED, "served/"));
+    }
+    let job = format!("tj/{SERVED}");
+    let complete = ["wait", "--for=condition=Complete", &job, "--timeout=120s"];
+    cluster.kubectl(&[&complete[..], &["--namespace", TEAM]].concat());
+    files
+}
+
+/// An agent that is killed twice within ten seconds is away for ten more.
+pub(crate) fn a_pod_with_a_volume_waits_for_its_nodes_agent(cluster: &TestCluster) {
+    let files = a_served_copy(cluster);
+    let variable = format!("NODE_NAME={NODE}");
+    let agent = || process(cluster, "weft-agent", &variable);
+    let first = agent().unwrap();
+    kill(first, Signal::SIGKILL).unwrap();
+    let second = cluster.wait_until("the agent is started again", || {
+        agent().filter(|agent| *agent != first)
+    });
+    kill(second, Signal::SIGKILL).unwrap();
+    cluster.apply(&pod(TEAM, "patient", &json!({"job": SERVED})));
+    let text = "the pod waits for the node's agent, which does not answer";
+    until_event(cluster, TEAM, "patient", text);
+    let begun = Instant::now();
+    until_ready(cluster, "patient");
+    report(
+        "a pod said that it waits for the agent, until it is Ready",
+        begun,
+    );
+    reads(cluster, "patient", &files);
+    cluster.kubectl(&["delete", "pod", "patient", "--namespace", TEAM]);
 }
 
 /// The whole way, from `helm install` to a copy that goes when the last pod has ended.

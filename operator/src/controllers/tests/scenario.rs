@@ -189,6 +189,7 @@ pub(crate) fn report(name: &str, fabric: &str) -> NodeReport {
         unlisted_namespaces: Vec::new(),
         devices: None,
         volumes_in_use: 0,
+        refused_attempts: Vec::new(),
     }
 }
 

@@ -119,8 +119,11 @@ pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
     trials
 }
 
+/// A trial on the shared cluster, and its path in this crate.
+type NamedTrial = (fn(&Devices), &'static str);
+
 /// Those of which each needs what the others do, too: volumes, claims and devices by the resource.
-fn later() -> [(fn(&Devices), &'static str); 4] {
+fn later() -> [NamedTrial; 4] {
     [
         (
             cdi_directory::a_pod_says_that_files_for_the_container_runtime_have_no_room_and_runs_when_they_have,

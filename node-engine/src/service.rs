@@ -378,7 +378,9 @@ fn status(error: &ServerError) -> Status {
         ServerError::Exists { .. } | ServerError::GidInUse { .. } | ServerError::StillOpen => {
             Status::already_exists(text)
         }
-        ServerError::Name { .. } | ServerError::Cap { .. } => Status::invalid_argument(text),
+        ServerError::Name { .. } | ServerError::Cap { .. } | ServerError::Share { .. } => {
+            Status::invalid_argument(text)
+        }
         ServerError::NoDevice { .. } => Status::not_found(text),
         _ => Status::internal(text),
     }

@@ -193,15 +193,14 @@ impl Claims {
     }
 }
 
-/// The pods that have devices of a pool by claims, as NAMESPACE/NAME. None where the API server has no claims, or lets the operator
-/// see none: then the chart has brought no driver for them.
+/// The pods that have devices of a pool by claims, as NAMESPACE/NAME. None where the API server has no claims.
 pub(crate) async fn pods_by_pool(
     client: &Client,
 ) -> Result<BTreeMap<String, BTreeSet<String>>, CallError> {
     let claims = Api::<ResourceClaim>::all(client.clone());
     match call(claims.list(&ListParams::default())).await {
         Ok(claims) => Ok(pods_of(&claims.items)),
-        Err(error) if error.has_code(403) || error.has_code(404) => Ok(BTreeMap::new()),
+        Err(error) if error.has_code(404) => Ok(BTreeMap::new()),
         Err(error) => Err(error),
     }
 }

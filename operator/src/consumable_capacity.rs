@@ -22,7 +22,7 @@ pub(crate) async fn is_offered(client: &Client) -> Result<bool, CallError> {
     let slices = ApiResource::from_gvk(&slices);
     let probe = "weft-consumable-capacity";
     let device = json!({"name": "vdev", FIELD: true});
-    let slice = DynamicObject::new(probe, &slices).data(json!({
+    let mut slice = DynamicObject::new(probe, &slices).data(json!({
         "spec": {
             "driver": DRIVER,
             "nodeName": probe,
@@ -30,6 +30,9 @@ pub(crate) async fn is_offered(client: &Client) -> Result<bool, CallError> {
             "devices": [device],
         },
     }));
+    // Nobody can make one of the same name first.
+    slice.metadata.name = None;
+    slice.metadata.generate_name = Some(format!("{probe}-"));
     let dry = PostParams {
         dry_run: true,
         ..PostParams::default()

@@ -58,6 +58,8 @@ const FINDING_BYTES_MAX: usize = 1024;
 const NAME_BYTES_MAX: usize = 253;
 /// Of an IPv4 packet (RFC 791).
 const MTU_MAX: u32 = 65_535;
+/// Of one report, as agents send them.
+const REFUSED_ATTEMPTS_MAX: usize = 16;
 /// With [`PING_TIMEOUT`]: a node that vanished without a word gives its stream up after 20 s.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -454,7 +456,7 @@ impl ReportStream {
                     Ok(Some(mut report)) => {
                         self.metrics.reports.inc();
                         validate_report(&mut report)?;
-                        self.tell_pods(&mut report);
+                        let refused = std::mem::take(&mut report.refused_attempts);
                         let state = NodeState {
                             stream: self.number,
                             ..NodeState::new(&self.caller.fabric, report, Instant::now())
@@ -462,6 +464,7 @@ impl ReportStream {
                         if !self.reports.put(&self.caller.node, state) {
                             return Err(Fault::Superseded);
                         }
+                        self.refused_attempts.report(&self.caller.node, &refused);
                         if last_sent.is_none() && !self.send_config(&mut last_sent).await? {
                             return Ok(());
                         }
@@ -476,17 +479,6 @@ impl ReportStream {
                 }
                 () = &mut ended => return Err(Fault::CertificateEnded),
             }
-        }
-    }
-
-    /// Tells pods of refused attempts, which are nothing that is kept of the node.
-    fn tell_pods(&self, report: &mut NodeReport) {
-        let said = std::mem::take(&mut report.refused_attempts);
-        let node = self.caller.node.clone();
-        let attempts = self.refused_attempts.admit(&node, &said);
-        if !attempts.is_empty() {
-            let refused_attempts = Arc::clone(&self.refused_attempts);
-            tokio::spawn(async move { refused_attempts.tell(&node, attempts).await });
         }
     }
 
@@ -525,6 +517,10 @@ fn validate_report(report: &mut NodeReport) -> Result<(), Fault> {
     }
     if given(&report.data_address) && report.data_address.parse::<Ipv4Addr>().is_err() {
         return Err(bad("data_address", "give an IPv4 address"));
+    }
+    if report.refused_attempts.len() > REFUSED_ATTEMPTS_MAX {
+        let problem = format!("give at most {REFUSED_ATTEMPTS_MAX}");
+        return Err(bad("refused_attempts", &problem));
     }
     if report.mtu > MTU_MAX {
         return Err(bad("mtu", "give the bytes of an IP packet, at most 65535"));

@@ -51,7 +51,8 @@ pub(crate) async fn find(client: &Client, features: &[Feature]) -> Result<Vec<St
     let mut in_use = of_nodes(&nodes, &forced, features);
     if features.contains(&Feature::Claims) && !features.contains(&Feature::Devices) {
         let pools = claims::pods_by_pool(client).await?;
-        in_use.extend(of_pools(&pools, &nodes, &forced));
+        let all_are_forced = forced.len() == fabrics.len();
+        in_use.extend(of_pools(&pools, &nodes, &forced, all_are_forced));
     }
     Ok(in_use)
 }
@@ -83,16 +84,18 @@ fn of_nodes(nodes: &[FabricNode], forced: &BTreeSet<String>, features: &[Feature
     in_use
 }
 
-/// Which pods have devices by claims. The pool of a device is named after its node.
+/// Which pods have devices by claims. The pool of a device is named after its node; one whose node is in no fabric any more is
+/// forced with the fabrics that there are.
 fn of_pools(
     pools: &BTreeMap<String, BTreeSet<String>>,
     nodes: &[FabricNode],
     forced: &BTreeSet<String>,
+    all_are_forced: bool,
 ) -> Vec<String> {
     let is_forced = |pool: &String| {
         let mut nodes = nodes.iter();
         let node = nodes.find(|node| node.name_any() == *pool);
-        node.is_some_and(|node| forced.contains(&node.spec.fabric))
+        node.map_or(all_are_forced, |node| forced.contains(&node.spec.fabric))
     };
     let counted = pools.iter().filter(|(pool, _)| !is_forced(pool));
     let text = |(pool, pods): (&String, &BTreeSet<String>)| {
@@ -144,9 +147,13 @@ mod tests {
         let pods = ["team-a/trainer-0", "team-a/trainer-1"].map(str::to_owned);
         let pools = BTreeMap::from([("n1".to_owned(), pods.into())]);
         let nodes = [node("n1", 2, 0)];
-        let found = of_pools(&pools, &nodes, &BTreeSet::new());
+        let found = of_pools(&pools, &nodes, &BTreeSet::new(), false);
         let text = "devices by claims of node n1 (team-a/trainer-0, team-a/trainer-1)";
         assert_eq!(found, [text]);
-        assert!(of_pools(&pools, &nodes, &["default".to_owned()].into()).is_empty());
+        let forced = ["default".to_owned()].into();
+        assert!(of_pools(&pools, &nodes, &forced, true).is_empty());
+        // Its node has left the fabric.
+        assert_eq!(of_pools(&pools, &[], &forced, false), [text]);
+        assert!(of_pools(&pools, &[], &forced, true).is_empty());
     }
 }

@@ -5,7 +5,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -28,6 +28,8 @@ const PAIR_INTERVAL: Duration = Duration::from_secs(300);
 const PAIRS_PER_NODE_MAX: usize = 16;
 /// And of all nodes: seven Events a second at most.
 const PAIRS_MAX: usize = 1024;
+/// Reports of which attempts wait for the API server.
+const REPORTS_WAITING_MAX: usize = 16;
 /// Of a name: what Kubernetes takes for one.
 const NAME_BYTES_MAX: usize = 253;
 
@@ -84,6 +86,12 @@ impl Attempt {
         }
     }
 
+    fn pair(&self) -> Pair {
+        let mut pair = [self.from.clone(), self.to.clone()];
+        pair.sort();
+        pair
+    }
+
     fn reason(&self) -> &'static str {
         match self.kind {
             Kind::MemoryAccess => "MemoryAccessRefused",
@@ -122,26 +130,36 @@ impl Attempt {
     }
 }
 
-/// Which pairs of pods were told, by which node's report, and when.
-#[derive(Debug, Default)]
-struct Told(BTreeMap<[PodName; 2], (String, Instant)>);
+/// Two pods, in order.
+type Pair = [PodName; 2];
 
-impl Told {
-    /// Of the attempts that a node reports, those to tell of now.
-    fn admit(&mut self, node: &str, said: &[RefusedAttempt], now: Instant) -> Vec<Attempt> {
-        let told = &mut self.0;
-        told.retain(|_, (_, at)| now.saturating_duration_since(*at) < PAIR_INTERVAL);
-        let mut of_node = told.values().filter(|(by, _)| by == node).count();
+/// Which pairs of pods have Events, and how many attempts each node's reports have had admitted.
+#[derive(Debug, Default)]
+struct Admitted {
+    pairs: BTreeMap<Pair, Instant>,
+    /// By node, when.
+    nodes: BTreeMap<String, Vec<Instant>>,
+}
+
+impl Admitted {
+    /// Of the attempts that a node reports, those to make Events of now.
+    fn admit(&mut self, node: &str, reported: &[RefusedAttempt], now: Instant) -> Vec<Attempt> {
+        let is_recent = |at: &Instant| now.saturating_duration_since(*at) < PAIR_INTERVAL;
+        self.pairs.retain(|_, at| is_recent(at));
+        self.nodes.retain(|_, times| {
+            times.retain(is_recent);
+            !times.is_empty()
+        });
         let mut admitted = Vec::new();
-        for attempt in said.iter().filter_map(Attempt::of) {
-            let mut pair = [attempt.from.clone(), attempt.to.clone()];
-            pair.sort();
-            let is_full = of_node >= PAIRS_PER_NODE_MAX || told.len() >= PAIRS_MAX;
-            if is_full || told.contains_key(&pair) {
+        for attempt in reported.iter().filter_map(Attempt::of) {
+            let pair = attempt.pair();
+            let of_node = self.nodes.get(node).map_or(0, Vec::len);
+            let is_full = of_node >= PAIRS_PER_NODE_MAX || self.pairs.len() >= PAIRS_MAX;
+            if is_full || self.pairs.contains_key(&pair) {
                 continue;
             }
-            told.insert(pair, (node.to_owned(), now));
-            of_node += 1;
+            self.pairs.insert(pair, now);
+            self.nodes.entry(node.to_owned()).or_default().push(now);
             admitted.push(attempt);
         }
         admitted
@@ -152,9 +170,11 @@ impl Told {
 pub(crate) struct RefusedAttempts {
     client: Client,
     recorder: Recorder,
-    told: Mutex<Told>,
-    /// One attempt after the other is told of.
+    admitted: Mutex<Admitted>,
+    /// One attempt after the other has its Events.
     turn: Semaphore,
+    /// Reports whose attempts wait for that. Others are not taken: an agent repeats an attempt for a minute.
+    waiting: Arc<Semaphore>,
 }
 
 impl RefusedAttempts {
@@ -167,44 +187,68 @@ impl RefusedAttempts {
         Self {
             recorder: Recorder::new(client.clone(), reporter),
             client,
-            told: Mutex::default(),
+            admitted: Mutex::default(),
             turn: Semaphore::new(1),
+            waiting: Arc::new(Semaphore::new(REPORTS_WAITING_MAX)),
         }
     }
 
-    /// Of the attempts that a node's agent reports, those that pods are to be told of.
-    pub(crate) fn admit(&self, node: &str, said: &[RefusedAttempt]) -> Vec<Attempt> {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.admit(node, said, Instant::now())
+    /// Makes Events of the attempts that a node's agent reports, in a task of its own. A failure is only logged.
+    pub(crate) fn report(self: &Arc<Self>, node: &str, reported: &[RefusedAttempt]) {
+        let Ok(waiting) = Arc::clone(&self.waiting).try_acquire_owned() else {
+            return;
+        };
+        let attempts = self.admit(node, reported);
+        if !attempts.is_empty() {
+            let (all, node) = (Arc::clone(self), node.to_owned());
+            tokio::spawn(async move {
+                all.publish(&node, attempts).await;
+                drop(waiting);
+            });
+        }
     }
 
-    /// Tells the pods. A failure is only logged: nothing waits for it.
-    pub(crate) async fn tell(&self, node: &str, attempts: Vec<Attempt>) {
+    fn admit(&self, node: &str, reported: &[RefusedAttempt]) -> Vec<Attempt> {
+        self.admitted().admit(node, reported, Instant::now())
+    }
+
+    fn admitted(&self) -> MutexGuard<'_, Admitted> {
+        self.admitted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn publish(&self, node: &str, attempts: Vec<Attempt>) {
         for attempt in attempts {
             // It is never closed.
             let _turn = self.turn.acquire().await;
-            if let Err(error) = self.tell_of(node, &attempt).await {
-                tracing::warn!(
-                    node,
-                    reason = attempt.reason(),
-                    "pods are not told of a refused attempt: {error}"
-                );
+            let published = self.publish_attempt(node, &attempt).await;
+            if !matches!(published, Ok(true)) {
+                // Another report of the pair is taken as if this one had not come.
+                self.admitted().pairs.remove(&attempt.pair());
+            }
+            if let Err(error) = published {
+                let reason = attempt.reason();
+                tracing::warn!(node, reason, "no Event of a refused attempt: {error}");
             }
         }
     }
 
-    async fn tell_of(&self, node: &str, attempt: &Attempt) -> Result<(), CallError> {
+    /// False where the node has no say about these pods.
+    async fn publish_attempt(&self, node: &str, attempt: &Attempt) -> Result<bool, CallError> {
         let Some((at, _)) = self.pod(attempt.of_node()).await? else {
-            return Ok(());
+            return Ok(false);
         };
         if at != node {
             tracing::warn!(
                 node,
-                "the agent reports an attempt of a pod of another node: nobody is told"
+                "the agent reports an attempt of a pod of another node: there is no Event of it"
             );
-            return Ok(());
+            return Ok(false);
         }
-        for (pod, note) in attempt.notes() {
+        for ((pod, note), other) in attempt
+            .notes()
+            .into_iter()
+            .zip([&attempt.to, &attempt.from])
+        {
             let Some((_, reference)) = self.pod(pod).await? else {
                 continue;
             };
@@ -213,11 +257,18 @@ impl RefusedAttempts {
                 reason: attempt.reason().to_owned(),
                 note: Some(note),
                 action: "Refuse".to_owned(),
-                secondary: None,
+                // Events that differ in their notes alone would be counted as one.
+                secondary: Some(ObjectReference {
+                    api_version: Some("v1".to_owned()),
+                    kind: Some("Pod".to_owned()),
+                    namespace: Some(other.namespace.clone()),
+                    name: Some(other.name.clone()),
+                    ..ObjectReference::default()
+                }),
             };
             call(self.recorder.publish(&event, &reference)).await?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The node of a pod, and how Events name the pod. None where it is gone.
@@ -289,7 +340,7 @@ mod tests {
         let (attempts, mut events) = api();
         let tell = async |node: &str, said: RefusedAttempt| {
             let admitted = attempts.admit(node, &[said]);
-            attempts.tell(node, admitted).await;
+            attempts.publish(node, admitted).await;
         };
         // An agent is believed about pods of its own node, and one that is gone is told nothing.
         tell("n1", connection("team-a/a", "team-b/d")).await;
@@ -297,7 +348,7 @@ mod tests {
         assert!(events.try_recv().is_err());
         let (attempts, mut events) = api();
         let admitted = attempts.admit("n1", &[connection("team-b/d", "team-a/a")]);
-        attempts.tell("n1", admitted).await;
+        attempts.publish("n1", admitted).await;
         let mut told = Vec::new();
         while let Ok(event) = events.try_recv() {
             let text = |pointer: &str| event.pointer(pointer).unwrap().as_str().unwrap().to_owned();
@@ -328,7 +379,7 @@ mod tests {
 
     #[test]
     fn two_pods_are_told_once_in_five_minutes_whoever_of_them_tries() {
-        let mut told = Told::default();
+        let mut told = Admitted::default();
         let begun = Instant::now();
         let mut count = |node: &str, from: &str, to: &str, after: u64| {
             let now = begun + Duration::from_secs(after);
@@ -344,7 +395,7 @@ mod tests {
 
     #[test]
     fn what_one_node_reports_is_bounded_and_takes_no_room_of_another() {
-        let mut told = Told::default();
+        let mut told = Admitted::default();
         let many = |node: &str| -> Vec<RefusedAttempt> {
             let from = (0..100).map(|i| format!("team-b/{node}-{i}"));
             from.map(|from| connection(&from, "team-a/a")).collect()
@@ -359,12 +410,12 @@ mod tests {
             let node = format!("node-{i}");
             told.admit(&node, &many(&node), now);
         }
-        assert_eq!(told.0.len(), PAIRS_MAX);
+        assert_eq!(told.pairs.len(), PAIRS_MAX);
     }
 
     #[test]
     fn what_no_agent_says_is_told_to_nobody() {
-        let mut told = Told::default();
+        let mut told = Admitted::default();
         let wrong = [
             connection("team-b/d", "a"),
             connection("team-b/../secrets", "team-a/a"),

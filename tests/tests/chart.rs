@@ -477,6 +477,11 @@ fn hooks_run_the_operators_program_as_nobody_with_its_account() {
     assert_eq!(hook(upgrade), json!("pre-upgrade,pre-rollback"));
     let pod_of = |job: &Value| job["spec"]["template"]["spec"].clone();
     let mut same = pod_of(upgrade);
+    assert_eq!(same["serviceAccountName"], "weft-upgrade");
+    for kind in ["ServiceAccount", "ClusterRole", "ClusterRoleBinding"] {
+        assert_eq!(hook(rendered.find(kind, "weft-upgrade")), hook(upgrade));
+    }
+    same["serviceAccountName"] = json!("weft-operator");
     same["containers"][0]["name"] = json!("uninstall");
     same["containers"][0]["args"] = json!(["uninstall", "--metrics-port=7411"]);
     assert_eq!(same, pod_of(job));

@@ -88,7 +88,8 @@ pub(crate) fn open(
     }
     let root = Path::new(&copy.root_directory);
     let within = allowed.iter().filter(|path| root.starts_with(path));
-    let Some(allowed) = within.max_by_key(|path| path.components().count()) else {
+    // The outermost: of nested ones the inner may be a link that a writer of the outer has made.
+    let Some(allowed) = within.min_by_key(|path| path.components().count()) else {
         let list: Vec<_> = allowed
             .iter()
             .map(|path| path.display().to_string())

@@ -2,7 +2,7 @@
 The pod of a hook: the operator's program, account and place, with another verb.
 */}}
 {{- define "weft.hook.pod" -}}
-serviceAccountName: weft-operator
+serviceAccountName: {{ .account | default "weft-operator" }}
 restartPolicy: Never
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets: {{ toJson . }}

@@ -93,7 +93,8 @@ fn fill(cap_bps: u64, mut demands: Vec<Demand>, share: u32) -> u64 {
     for demand in demands {
         let own = u64::from(demand.share);
         if own == shares || demand.bps > per_share(left, demand.share, shares) {
-            return per_share(left, share, shares).max(CAP_BPS_MIN);
+            // What it wanted last may be taken from `left` already, and its share from `shares`.
+            return per_share(left, share, shares).clamp(CAP_BPS_MIN, cap_bps.max(CAP_BPS_MIN));
         }
         left -= demand.bps;
         shares -= own;
@@ -195,6 +196,31 @@ mod tests {
         let left = CAP - gold;
         for (rate, fair) in [(silver, left * 2 / 3), (bronze, left / 3)] {
             assert!(rate.abs_diff(fair) < fair / 10, "{silver} {bronze}");
+        }
+    }
+
+    #[test]
+    fn no_device_may_send_more_than_the_link_whatever_its_share_is() {
+        let share = LinkShare::new(CAP);
+        let [gold, bronze] = [10_000, 1];
+        let quiet = EgressReport {
+            sent_bytes: 0,
+            was_held_back: false,
+        };
+        let (mut sent_bytes, mut now) = (0, Duration::ZERO);
+        for _ in 0..4 {
+            now += SHARE_INTERVAL;
+            sent_bytes += CAP / 8 / 50;
+            let held_back = EgressReport {
+                sent_bytes,
+                was_held_back: true,
+            };
+            for limit in [
+                share.limit(1, bronze, now, held_back),
+                share.limit(0, gold, now, quiet),
+            ] {
+                assert!(limit <= CAP, "{limit}");
+            }
         }
     }
 

@@ -137,12 +137,12 @@ pub(crate) struct OpenDevices {
     /// Held by each thread until it ends. None once all are to end.
     ended: Mutex<Option<Sender<()>>>,
     open: Mutex<HashMap<Gid, OpenDevice>>,
+    /// What was counted while devices were open before.
     counted: Mutex<Counted>,
     /// Connections to the control socket that showed no device's token.
     refused_connections: AtomicU64,
     /// Those, and others that opened no device that is open: the control thread logs them.
     unlogged: AtomicU64,
-    /// What was counted while devices were open before.
     /// What pods have tried and may not.
     pub(crate) refused_attempts: RefusedAttempts,
     /// How many programs have a thread here, by the device that they open or have open.

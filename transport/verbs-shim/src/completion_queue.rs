@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
+use std::net::Ipv6Addr;
 use std::sync::{Arc, Mutex};
 
 use weft_device::completion::{Completion, Outcome};
@@ -38,6 +39,8 @@ pub(crate) struct Taken {
     /// What was taken and not polled, which comes first.
     kept: VecDeque<Wc>,
     polled: Arc<PolledEnds>,
+    /// The service level of completions of datagrams.
+    datagram_sl: u8,
     /// Polls since there was a completion.
     empty_polls: u32,
     /// Of an extended queue, from the start of a poll to its end: the completion that the program reads.
@@ -54,11 +57,13 @@ pub(crate) unsafe fn own_queue<'q>(queue: *mut CompletionQueue) -> &'q OwnQueue 
 }
 
 impl Taken {
-    pub(crate) fn new(ring: Consumer<Words>, polled: &Arc<PolledEnds>) -> Self {
+    /// Of a device with this GID.
+    pub(crate) fn new(ring: Consumer<Words>, polled: &Arc<PolledEnds>, gid: [u8; 16]) -> Self {
         Self {
             ring,
             kept: VecDeque::new(),
             polled: Arc::clone(polled),
+            datagram_sl: datagram_sl(gid),
             empty_polls: 0,
             current: None,
         }
@@ -105,7 +110,7 @@ impl Taken {
         };
         self.empty_polls = 0;
         self.polled.polled(&completion);
-        Ok(Some(wc(&completion)))
+        Ok(Some(wc(&completion, self.datagram_sl)))
     }
 
     /// A poll has found no completion. Answers whether the device works no more.
@@ -128,11 +133,18 @@ impl Taken {
 /// The ring gives nothing more.
 pub(crate) struct Broken;
 
+/// RoCE has no service levels. NICs of Mellanox say here what kind of packet it was, and UCX 1.13 looks for the addresses by it:
+/// 8 for UDP, and 1 for IPv6 or 2 for IPv4.
+fn datagram_sl(gid: [u8; 16]) -> u8 {
+    let ip = match Ipv6Addr::from(gid).to_ipv4_mapped() {
+        Some(_) => 2,
+        None => 1,
+    };
+    8 | ip
+}
+
 #[inline(always)]
-fn wc(completion: &Completion) -> Wc {
-    /// RoCE has no service levels. NICs of Mellanox say here what kind of packet it was, and UCX 1.13 looks for the
-    /// addresses by it: 8 for UDP, and 2 for IPv4.
-    const ROCE_V2_OF_IPV4: u8 = 8 | 2;
+fn wc(completion: &Completion, datagram_sl: u8) -> Wc {
     const WITH_IMMEDIATE: u32 = 2;
     let (status, vendor_err, immediate) = match completion.outcome {
         Outcome::Success { immediate } => (0, 0, immediate),
@@ -153,7 +165,7 @@ fn wc(completion: &Completion) -> Wc {
         src_qp: source.unwrap_or_default(),
         wc_flags: immediate.map_or(0, |_| WITH_IMMEDIATE)
             | source.map_or(0, |_| WITH_ROUTING_HEADER),
-        sl: source.map_or(0, |_| ROCE_V2_OF_IPV4),
+        sl: source.map_or(0, |_| datagram_sl),
         ..Wc::default()
     }
 }

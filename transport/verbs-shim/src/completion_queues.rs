@@ -65,7 +65,11 @@ unsafe fn create(context: *mut Context, wanted: Wanted) -> *mut CompletionQueueE
             wr_id: 0,
             ops: wanted.ops,
         },
-        taken: Mutex::new(Taken::new(Consumer::new(ring, 0), &own.polled)),
+        taken: Mutex::new(Taken::new(
+            Consumer::new(ring, 0),
+            &own.polled,
+            own.client.gid(),
+        )),
         completion_events: Unacknowledged::default(),
         events: Unacknowledged::default(),
     };

@@ -16,7 +16,8 @@ import tempfile
 PORT = 18_700
 # Debian's, which has mpi4py, and without files of its own beside the programs.
 PYTHON = [sys.executable, "-B"]
-OWN = pathlib.Path(__file__).resolve()
+# Links are kept: a ConfigMap has other directories behind them in each pod.
+OWN = pathlib.Path(__file__).absolute()
 PROGRAM = OWN.with_name("exchange.py")
 
 

@@ -111,10 +111,12 @@ fn a_device_says_where_its_nodes_interface_is_as_far_as_the_node_knows() {
         "linkMbps": {"int": 1000},
         "numaNode": {"int": 1},
         "resource.kubernetes.io/pcieRoot": {"string": "pci0000:17"},
+        "share": {"int": 100},
     });
     assert_eq!(attributes("vdev-n1-0"), wanted);
     // The API would refuse the whole slice.
-    let wanted = json!({"fabric": {"string": "default"}, "linkMbps": {"int": 1000}});
+    let wanted =
+        json!({"fabric": {"string": "default"}, "linkMbps": {"int": 1000}, "share": {"int": 100}});
     assert_eq!(attributes("vdev-n2-0"), wanted);
 }
 
@@ -131,7 +133,7 @@ fn with_consumable_capacity_a_node_has_one_device_and_the_others_are_its_capacit
     let wanted = json!([{
         "name": "vdev",
         "allowMultipleAllocations": true,
-        "attributes": {"fabric": {"string": "default"}, "linkMbps": {"int": 1000}},
+        "attributes": {"fabric": {"string": "default"}, "linkMbps": {"int": 1000}, "share": {"int": 100}},
         "capacity": {"devices": {
             "value": "4000",
             "requestPolicy": {"default": "1", "validValues": ["1"]},

@@ -78,6 +78,10 @@ pub(super) fn a_pod_says_that_files_for_the_container_runtime_cannot_be_written_
         let none = None::<&str>;
         mount(none, DIRECTORY, none, flags, none)
     };
+    // A pod that has the device of one that has just gone finds its file there.
+    cluster.wait_until("no pod of the node has a device", || {
+        (devices.made(NODE, "vdev-") == [0, 0]).then_some(())
+    });
     change(devices, || remount(MsFlags::MS_RDONLY));
     cluster.apply(&pod(TEAM, "by-resource", NODE, 1));
     cluster.apply(&claims::pod("by-claim", NODE));

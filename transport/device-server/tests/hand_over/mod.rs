@@ -244,7 +244,7 @@ fn what_cannot_be_taken_over_says_why_and_its_programs_find_that_the_engine_is_g
     let program = Program::open(&path);
     let failed = node.with(|saved| saved.record[0] += 1).err();
     let said = failed.expect("it is of another version").to_string();
-    assert!(said.contains("it is of version 3, this is 2"), "{said}");
+    assert!(said.contains("it is of version 4, this is 3"), "{said}");
     let gone = program.client.ask(&Request::CreateDomain);
     assert_eq!(gone, Err(ErrorNumber::EngineGone));
 }

@@ -486,8 +486,9 @@ fn five_hundred_programs_that_are_killed_in_mid_write_leave_nothing() {
         assert_eq!(ends[0], (1, Status::Flushed));
         let ends_of_send = [Status::RetryExceeded, Status::Flushed];
         assert!(ends_of_send.contains(&ends[1].1), "{ends:?}");
+        // What a queue pair waits for a peer that is gone, at most.
         assert!(
-            begun.elapsed() < Duration::from_secs(2),
+            begun.elapsed() < Duration::from_secs(10),
             "within its timeout"
         );
         drop(peer);

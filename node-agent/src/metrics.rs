@@ -179,13 +179,15 @@ fn encode_devices(out: &mut Out<'_>, devices: &NodeDevices) -> fmt::Result {
         "Virtual devices that no pod can use, by reason",
         unhealthy.map(|(reason, count)| ([("reason", reason.to_owned())], count.into())),
     )?;
-    let refused = devices.health.refused.unwrap_or_default();
-    let refused = [
-        ("Packet", refused.packets),
-        ("Offer", refused.offers),
-        ("Call", refused.calls),
-        ("Connection", refused.connections),
-    ];
+    // Where the device plugin says nothing there is no series: one that fell to 0 would look like a restart.
+    let refused = devices.health.refused.iter().flat_map(|refused| {
+        [
+            ("Packet", refused.packets),
+            ("Offer", refused.offers),
+            ("Call", refused.calls),
+            ("Connection", refused.connections),
+        ]
+    });
     out.counter(
         "devices_refused",
         "Attempts at this node's virtual devices that were refused, by what they were",

@@ -642,7 +642,7 @@ fn agents_may_ask_the_api_server_nothing() {
         .flat_map(|binding| binding["subjects"].as_array().unwrap())
         .map(|subject| subject["name"].as_str().unwrap())
         .collect();
-    assert_eq!(bound, BTreeSet::from(["weft-operator"]));
+    assert_eq!(bound, BTreeSet::from(["weft-operator", "weft-upgrade"]));
     let account = rendered.find("ServiceAccount", "weft-agent");
     assert_eq!(account["automountServiceAccountToken"], false);
 }
@@ -1270,7 +1270,10 @@ fn claims_share_a_device_and_pods_have_claims_by_the_resource_only_where_it_is_a
     let shared = "devices.consumableCapacity=true";
     assert!(operator(&[enabled, dra, shared]));
     assert!(!operator(&[enabled, dra]));
-    assert!(!operator(&[enabled, shared]));
+    let refused = template(&[enabled, shared]);
+    assert!(!refused.status.success());
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(said.contains("set devices.mode to dra or both"), "{said}");
     let name = |values: &[&str]| {
         let with = rendered(values);
         with.find("DeviceClass", "vdev.weft.dev")["spec"]["extendedResourceName"].clone()

@@ -31,7 +31,7 @@ pub(crate) struct ClaimDevice {
     pub(crate) index: usize,
     pub(crate) pod: Pod,
     pub(crate) pod_uid: String,
-    /// What its DeviceClass says, for when it is made again.
+    /// The limits of its DeviceClass. The device has them again when it is made anew.
     pub(crate) limits: DeviceLimits,
     /// As what the claim has been allocated it: a device of a pool. Empty in a file of an earlier release.
     pub(crate) pool: String,

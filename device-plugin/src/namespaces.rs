@@ -10,7 +10,7 @@ pub(crate) struct Namespaces(Vec<String>);
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "pods of namespace {0} may have no RDMA device here: spec.devices.namespaces of the node's RdmaFabric does not list it; \
-     have whoever administers the cluster add it, or delete the pod"
+     ask an administrator of the cluster to add it, or delete the pod"
 )]
 pub(crate) struct NotListed(String);
 

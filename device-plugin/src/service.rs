@@ -24,7 +24,7 @@ pub(crate) fn options() -> proto::DevicePluginOptions {
     }
 }
 
-/// A kubelet takes no longer message (gRPC's default): with one it would know no device at all.
+/// A kubelet refuses a longer message (gRPC's default limit), and would then know no device at all.
 const LIST_BYTES_MAX: usize = 4 << 20;
 
 /// The device plugin of one resource.

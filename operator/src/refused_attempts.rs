@@ -22,9 +22,9 @@ use crate::{
     api::{CallError, call},
 };
 
-/// Two pods are told once in this time, whatever they try.
+/// Two pods have Events once in this time, whatever they try.
 const PAIR_INTERVAL: Duration = Duration::from_secs(300);
-/// Pairs of pods that are told in that time of what one node reports. The attempts of others are counted and logged at their node.
+/// Pairs of pods that have Events in that time by the reports of one node. Further attempts are counted and logged at the node.
 const PAIRS_PER_NODE_MAX: usize = 16;
 /// And of all nodes: seven Events a second at most.
 const PAIRS_MAX: usize = 1024;
@@ -58,7 +58,7 @@ impl PodName {
     }
 }
 
-/// What is told of.
+/// What one pod has tried with the device of another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Attempt {
     kind: Kind,
@@ -338,21 +338,21 @@ mod tests {
     #[tokio::test]
     async fn a_refused_connection_is_an_event_at_both_pods_in_their_namespaces() {
         let (attempts, mut events) = api();
-        let tell = async |node: &str, said: RefusedAttempt| {
-            let admitted = attempts.admit(node, &[said]);
+        let report = async |node: &str, reported: RefusedAttempt| {
+            let admitted = attempts.admit(node, &[reported]);
             attempts.publish(node, admitted).await;
         };
-        // An agent is believed about pods of its own node, and one that is gone is told nothing.
-        tell("n1", connection("team-a/a", "team-b/d")).await;
-        tell("n1", connection("team-b/d", "team-a/gone")).await;
+        // An agent is believed about pods of its own node, and one that is gone has no Event.
+        report("n1", connection("team-a/a", "team-b/d")).await;
+        report("n1", connection("team-b/d", "team-a/gone")).await;
         assert!(events.try_recv().is_err());
-        let (attempts, mut events) = api();
+        // Nor does a wrong report keep back a true one of the same pods.
         let admitted = attempts.admit("n1", &[connection("team-b/d", "team-a/a")]);
         attempts.publish("n1", admitted).await;
-        let mut told = Vec::new();
+        let mut published = Vec::new();
         while let Ok(event) = events.try_recv() {
             let text = |pointer: &str| event.pointer(pointer).unwrap().as_str().unwrap().to_owned();
-            told.push([
+            published.push([
                 text("/metadata/namespace"),
                 text("/regarding/uid"),
                 text("/type"),
@@ -362,7 +362,7 @@ mod tests {
         let wanted = [["team-b", "uid of d"], ["team-a", "uid of a"]];
         let wanted =
             wanted.map(|[namespace, uid]| [namespace, uid, "Warning", "ConnectionRefused"]);
-        assert_eq!(told, wanted);
+        assert_eq!(published, wanted);
     }
 
     fn said(kind: Kind, from: &str, to: &str) -> RefusedAttempt {
@@ -378,12 +378,12 @@ mod tests {
     }
 
     #[test]
-    fn two_pods_are_told_once_in_five_minutes_whoever_of_them_tries() {
-        let mut told = Admitted::default();
+    fn two_pods_have_events_once_in_five_minutes_whichever_of_them_tries() {
+        let mut all = Admitted::default();
         let begun = Instant::now();
         let mut count = |node: &str, from: &str, to: &str, after: u64| {
             let now = begun + Duration::from_secs(after);
-            told.admit(node, &[connection(from, to)], now).len()
+            all.admit(node, &[connection(from, to)], now).len()
         };
         assert_eq!(count("n1", "team-b/d", "team-a/a", 0), 1);
         assert_eq!(count("n1", "team-b/d", "team-a/a", 10), 0);
@@ -395,27 +395,27 @@ mod tests {
 
     #[test]
     fn what_one_node_reports_is_bounded_and_takes_no_room_of_another() {
-        let mut told = Admitted::default();
+        let mut all = Admitted::default();
         let many = |node: &str| -> Vec<RefusedAttempt> {
             let from = (0..100).map(|i| format!("team-b/{node}-{i}"));
             from.map(|from| connection(&from, "team-a/a")).collect()
         };
         let now = Instant::now();
         for node in ["n1", "n2"] {
-            let admitted = told.admit(node, &many(node), now);
+            let admitted = all.admit(node, &many(node), now);
             assert_eq!(admitted.len(), PAIRS_PER_NODE_MAX);
         }
-        assert!(told.admit("n1", &many("n1-again"), now).is_empty());
+        assert!(all.admit("n1", &many("n1-again"), now).is_empty());
         for i in 0..200 {
             let node = format!("node-{i}");
-            told.admit(&node, &many(&node), now);
+            all.admit(&node, &many(&node), now);
         }
-        assert_eq!(told.pairs.len(), PAIRS_MAX);
+        assert_eq!(all.pairs.len(), PAIRS_MAX);
     }
 
     #[test]
-    fn what_no_agent_says_is_told_to_nobody() {
-        let mut told = Admitted::default();
+    fn what_no_agent_reports_causes_no_event() {
+        let mut all = Admitted::default();
         let wrong = [
             connection("team-b/d", "a"),
             connection("team-b/../secrets", "team-a/a"),
@@ -425,7 +425,7 @@ mod tests {
             connection(&format!("team-b/{}", "d".repeat(254)), "team-a/a"),
             said(Kind::Unspecified, "team-b/d", "team-a/a"),
         ];
-        assert!(told.admit("n1", &wrong, Instant::now()).is_empty());
+        assert!(all.admit("n1", &wrong, Instant::now()).is_empty());
     }
 
     #[test]

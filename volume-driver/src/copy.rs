@@ -126,7 +126,7 @@ fn is_within(namespace: &str, path: &str) -> bool {
         && components.all(|component| matches!(component, Component::Normal(_)))
 }
 
-/// The way to an allowed directory is the administrator's, and may have links. From there on whoever writes to a root may have made
+/// The way to an allowed directory is the administrator's, and may have links. Below it, anybody who can write to a root may have made
 /// them.
 fn open_root(host: &Path, allowed: &Path, root: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::DIRECTORY;

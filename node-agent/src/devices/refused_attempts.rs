@@ -21,10 +21,10 @@ const LISTED_MAX: usize = 16;
 
 /// What was tried of late.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct RefusedAttempts(Arc<Mutex<Kept>>);
+pub(crate) struct RefusedAttempts(Arc<Mutex<ListedSince>>);
 
 /// By kind and pods, since when each is listed.
-type Kept = BTreeMap<(i32, String, String), Instant>;
+type ListedSince = BTreeMap<(i32, String, String), Instant>;
 
 impl RefusedAttempts {
     fn add(&self, attempts: Vec<RefusedAttempt>, now: Instant) {

@@ -192,7 +192,7 @@ impl Pool<'_> {
             pcie_root,
             ..
         } = self.status;
-        // What the API takes no other of.
+        // The API refuses other lengths.
         let is_value = |text: &&String| (1..=STRING_BYTES_MAX).contains(&text.len());
         let texts = [
             ("fabric", &self.node.spec.fabric),

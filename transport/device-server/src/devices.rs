@@ -122,7 +122,7 @@ impl OpenError {
     }
 }
 
-/// Of devices in [`Devices::refused_by`]: it is emptied each second, and of more nobody is told.
+/// Most devices in [`Devices::refused_by`], which is emptied each second. Further ones cause no Event.
 const REFUSED_BY_MAX: usize = 64;
 
 /// The queue pair that an end of a connection belongs to, or belonged to.

@@ -486,9 +486,8 @@ fn five_hundred_programs_that_are_killed_in_mid_write_leave_nothing() {
         assert_eq!(ends[0], (1, Status::Flushed));
         let ends_of_send = [Status::RetryExceeded, Status::Flushed];
         assert!(ends_of_send.contains(&ends[1].1), "{ends:?}");
-        // What a queue pair waits for a peer that is gone, at most.
         assert!(
-            begun.elapsed() < Duration::from_secs(10),
+            begun.elapsed() < Duration::from_secs(2),
             "within its timeout"
         );
         drop(peer);
@@ -612,7 +611,7 @@ fn a_program_that_never_polls_fails_itself_alone() {
         assert!(wr_id < 80, "64 completions are all that there is room for");
     }
     goes_on();
-    // Whoever opens the device after it has a device that works.
+    // The next program that opens the device finds one that works.
     drop(silent);
     let [mut next, mut of_next] = open();
     of_next.receive(1);

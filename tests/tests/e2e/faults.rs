@@ -35,6 +35,7 @@ pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
         let (shared, number) = (Arc::clone(shared), trials.len() as u64);
         trials.push(Trial::test(name, move || {
             share(&shared, Harness::new, |harness| {
+                harness.clear();
                 harness.draw = Draw::new(seed, number);
                 play(harness);
             });

@@ -72,6 +72,22 @@ impl Harness {
         }
     }
 
+    /// Removes the jobs of earlier trials and their files, of which a machine's disk holds a few only.
+    pub(crate) fn clear(&self) {
+        // A trial that failed may have left no operator, without which jobs do not go.
+        let jobs = ["delete", "tj", "--all", "-n", TEAM, "--timeout=60s"];
+        if let Err(error) = self.cluster.inner.kubectl(&jobs) {
+            eprintln!("the files of earlier trials stay: {error}");
+            return;
+        }
+        for node in ["node0", "node1", "node2", "node3"] {
+            let directory = self.directory(node, TEAM, "");
+            for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+                fs::remove_dir_all(entry.path()).unwrap();
+            }
+        }
+    }
+
     /// What a job moves, at the source.
     pub(crate) fn files(&mut self, namespace: &str, name: &str) -> Tree {
         self.files_of(BYTES, namespace, name)

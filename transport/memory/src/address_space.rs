@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{FileType, fstat, fstatfs, readlink};
+use rustix::fs::{AtFlags, FileType, StatxAttributes, StatxFlags, fstat, fstatfs, readlink, statx};
 use weft_core::drops::DropReason;
 use weft_core::memory::check_bounds;
 use weft_core::wire::Atomic;
@@ -84,7 +84,14 @@ impl AddressSpace {
         let is_regular = FileType::from_raw_mode(mode) == FileType::RegularFile;
         let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
         let path = readlink(link, Vec::new()).map_err(failed("readlink"))?;
-        if !is_of_proc || !is_regular || !path.as_bytes().ends_with(b"/mem") {
+        // Any file of /proc can be mounted where a path ends in this way.
+        let file_status = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::empty());
+        let is_mounted = file_status
+            .map_err(failed("statx"))?
+            .stx_attributes
+            .contains(StatxAttributes::MOUNT_ROOT);
+        let is_named = path.as_bytes().ends_with(b"/mem");
+        if !is_of_proc || !is_regular || !is_named || is_mounted {
             return Err(AddressSpaceError::OtherFile);
         }
         Ok(Self(Arc::new(Space {
@@ -204,6 +211,8 @@ impl Range {
 #[cfg(test)]
 mod tests {
     use std::fs::OpenOptions;
+    use std::io::{BufRead as _, BufReader};
+    use std::process::{Command, Stdio};
 
     use memmap2::MmapMut;
 
@@ -273,5 +282,26 @@ mod tests {
             let error = AddressSpace::new(other).unwrap_err();
             assert!(matches!(error, AddressSpaceError::OtherFile), "{error}");
         }
+    }
+
+    #[test]
+    fn another_file_of_proc_that_is_mounted_as_mem_is_refused() {
+        let mount = "mount -t tmpfs none /tmp && touch /tmp/mem \
+                     && mount --bind /proc/self/oom_score_adj /tmp/mem && echo mounted && read end";
+        let mut child = Command::new("unshare")
+            .args(["--map-root-user", "--mount", "sh", "-c", mount])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        lines.read_line(&mut said).unwrap();
+        assert_eq!(said, "mounted\n");
+        let seen = format!("/proc/{}/root/tmp/mem", child.id());
+        let error = AddressSpace::new(File::open(seen).unwrap().into()).unwrap_err();
+        assert!(matches!(error, AddressSpaceError::OtherFile), "{error}");
+        drop(child.stdin.take());
+        child.wait().unwrap();
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::{Sender, TryRecvError, bounded};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketFlags, accept_with, recv};
@@ -39,6 +39,11 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 /// The control thread looks at them so often.
 const LOG_WAIT: Timespec = Timespec {
     tv_sec: 1,
+    tv_nsec: 0,
+};
+
+const NO_WAIT: Timespec = Timespec {
+    tv_sec: 0,
     tv_nsec: 0,
 };
 
@@ -290,7 +295,13 @@ fn serve(program: OpenProgram, stopped: &OwnedFd, released: &Sender<Released>) {
         thread,
     } = &program;
     loop {
-        let ready = wait(vec![stopped.as_fd(), socket.as_fd()], None);
+        let both = || vec![stopped.as_fd(), socket.as_fd()];
+        // Programs make their objects one after the other.
+        let next = packet::look(|| {
+            let ready = wait(both(), Some(&NO_WAIT));
+            ready.contains(&true).then_some(ready)
+        });
+        let ready = next.unwrap_or_else(|| wait(both(), None));
         if ready[0] {
             // A server that is dropped takes nothing.
             let _ = released.send(Released::Program(program));
@@ -345,7 +356,12 @@ fn take_request(thread: &OpenDevice, context: ContextId, socket: &OwnedFd) -> Op
         answer: sender,
     });
     let gone = (Err(ErrorNumber::EngineGone), None);
-    let (outcome, passed) = answered.recv().unwrap_or(gone);
+    let soon = packet::look(|| match answered.try_recv() {
+        Err(TryRecvError::Empty) => None,
+        answer => Some(answer.ok()),
+    });
+    let answer_of_thread = soon.unwrap_or_else(|| answered.recv().ok());
+    let (outcome, passed) = answer_of_thread.unwrap_or(gone);
     let passed: Vec<BorrowedFd<'_>> = passed.iter().map(AsFd::as_fd).collect();
     answer(socket, &outcome, &passed).ok()
 }

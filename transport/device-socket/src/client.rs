@@ -243,7 +243,7 @@ impl Client {
         let sent = packet::send(&self.socket, bytes, file.as_slice());
         sent.map_err(|_| ErrorNumber::EngineGone)?;
         loop {
-            match packet::receive(&self.socket, &mut buffer) {
+            match packet::receive_soon(&self.socket, &mut buffer) {
                 Ok((answer, descriptors)) => {
                     let outcome = control::parse::<Outcome>(answer);
                     let answer = outcome.unwrap_or(Err(ErrorNumber::EngineGone))?;

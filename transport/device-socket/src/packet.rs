@@ -3,6 +3,8 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -11,6 +13,9 @@ use rustix::net::{
 
 /// Descriptors that go with one packet, at most.
 pub const DESCRIPTORS_MAX: usize = 4;
+
+/// How long [`look`] looks: about what it takes to sleep and to be woken in a virtual machine.
+const LOOK_FOR: Duration = Duration::from_micros(50);
 
 /// Sends a packet with descriptors.
 ///
@@ -38,10 +43,59 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> 
 /// Those of recvmsg(2). A packet that is longer than `buffer`, or has more descriptors than [`DESCRIPTORS_MAX`]:
 /// `InvalidData`; it is lost, and its descriptors are closed.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(&[u8], Vec<OwnedFd>)> {
+    let (bytes, descriptors) = receive_with(socket, buffer, RecvFlags::empty())?;
+    Ok((&buffer[..bytes], descriptors))
+}
+
+/// The same where the packet is expected soon.
+///
+/// # Errors
+/// As [`receive`].
+pub fn receive_soon(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(&[u8], Vec<OwnedFd>)> {
+    let come = look(|| {
+        let received = receive_with(&socket, buffer, RecvFlags::DONTWAIT);
+        let is_there =
+            !matches!(&received, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+        is_there.then_some(received)
+    });
+    match come {
+        Some(received) => {
+            let (bytes, descriptors) = received?;
+            Ok((&buffer[..bytes], descriptors))
+        }
+        None => receive(socket, buffer),
+    }
+}
+
+/// Looks for something that is expected soon, and offers the processor to others between the looks. `None` when it has not
+/// come: then one may sleep.
+pub fn look<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return Some(found);
+        }
+        if begun.elapsed() > LOOK_FOR {
+            return None;
+        }
+        thread::yield_now();
+    }
+}
+
+fn receive_with(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    flags: RecvFlags,
+) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut bytes = [IoSliceMut::new(buffer)];
-    let received = recvmsg(socket, &mut bytes, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let received = recvmsg(
+        socket,
+        &mut bytes,
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC | flags,
+    )?;
     let mut descriptors = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(passed) = message {
@@ -52,5 +106,5 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(&[u8], Vec<O
     if received.flags.intersects(cut) {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    Ok((&buffer[..received.bytes], descriptors))
+    Ok((received.bytes, descriptors))
 }

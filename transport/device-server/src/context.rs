@@ -27,6 +27,7 @@ use crate::queue_pair::{Joining, QueuePair, Surroundings};
 use crate::random;
 use crate::receive_queue::{ReceiveQueue, SharedReceiveQueue};
 use crate::regions::{Regions, remote_access};
+use crate::under_way::CountOfDevice;
 
 mod datagrams;
 mod saved;
@@ -121,6 +122,7 @@ pub(crate) struct Context {
     datagrams: DatagramQueuePairs,
     by_doorbell: HashMap<u32, Vec<Queue>>,
     pub(crate) operations: Operations,
+    under_way: CountOfDevice,
     regions: Regions,
     has_failed: bool,
 }
@@ -164,6 +166,7 @@ impl Context {
         shared: Arc<Region>,
         wake: OwnedFd,
         events: OwnedFd,
+        under_way: CountOfDevice,
     ) -> Option<Self> {
         let page = Words::new(&shared, 0, DOORBELL_WORDS).ok()?;
         Some(Self {
@@ -182,6 +185,7 @@ impl Context {
             datagrams: DatagramQueuePairs::default(),
             by_doorbell: HashMap::new(),
             operations: Operations::default(),
+            under_way,
             regions: Regions::default(),
             has_failed: false,
         })
@@ -327,7 +331,8 @@ impl Context {
                 } else {
                     let receives =
                         receives.map(|ring| ReceiveQueue::new(ring, made.domain, sizes.receives));
-                    let pair = QueuePair::new(*queue_pair, made, sends, receives);
+                    let under_way = self.under_way.clone();
+                    let pair = QueuePair::new(*queue_pair, made, sends, receives, under_way);
                     self.queue_pairs.insert(*queue_pair, pair);
                 }
                 self.add_doorbell(Queue::Pair(*queue_pair));

@@ -28,6 +28,7 @@ use crate::offer::{OFFER_INTERVAL_MIN, OFFER_TIMEOUT, Offer, OfferBackoff, Queue
 use crate::queue_pair::Joining;
 use crate::random;
 use crate::regions::remote_access;
+use crate::under_way::CountOfDevice;
 
 mod datagrams;
 mod operations;
@@ -151,6 +152,8 @@ pub struct Devices {
     datagrams: Datagrams,
     /// By GID, of devices that are limited.
     operation_limits: BTreeMap<[u8; 16], OperationLimit>,
+    /// Work requests of all queue pairs.
+    under_way: CountOfDevice,
     /// Offers that are to be sent.
     offers: Vec<Offer>,
     next_domain: u32,
@@ -197,6 +200,7 @@ impl Devices {
             contexts: BTreeMap::new(),
             by_connection: HashMap::new(),
             operation_limits: BTreeMap::new(),
+            under_way: CountOfDevice::default(),
             offers: Vec::new(),
             next_domain: 0,
             files: SharedFiles::default(),
@@ -248,6 +252,7 @@ impl Devices {
             Arc::clone(&shared),
             wake,
             own_events,
+            self.under_way.clone(),
         );
         // The doorbell page is its beginning.
         let mut opened = opened.ok_or(OpenError::TooManyOfDevice(most))?;

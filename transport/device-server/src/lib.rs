@@ -38,6 +38,7 @@ mod regions;
 mod saved;
 mod server;
 mod thread;
+mod under_way;
 mod work;
 
 pub use context::{CAP_BPS_MIN, Device, SHARE_DEFAULT, SHARE_MAX};

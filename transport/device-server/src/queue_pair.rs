@@ -22,6 +22,7 @@ use crate::offer::{Offer, OfferBackoff};
 use crate::operation_rate::Operations;
 use crate::receive_queue::{BadReceive, ReceiveQueue, SharedReceiveQueue};
 use crate::regions::{Regions, Target, remote_key};
+use crate::under_way::{CountOfDevice, UnderWay};
 
 mod saved;
 
@@ -100,7 +101,7 @@ pub(crate) struct QueuePair {
     sends: Consumer<Words>,
     /// None where it takes receives from a shared one.
     receives: Option<ReceiveQueue>,
-    outstanding: VecDeque<Outstanding>,
+    outstanding: UnderWay<Outstanding>,
     /// How many of them await a response.
     responses_awaited: usize,
     /// The entry that was taken last from the send ring. Nothing is allocated for one.
@@ -118,6 +119,7 @@ impl QueuePair {
         made: Made,
         sends: Consumer<Words>,
         receives: Option<ReceiveQueue>,
+        of_device: CountOfDevice,
     ) -> Self {
         Self {
             number,
@@ -126,7 +128,7 @@ impl QueuePair {
             requests_max: 0,
             sends,
             receives,
-            outstanding: VecDeque::new(),
+            outstanding: UnderWay::new(VecDeque::new(), of_device),
             responses_awaited: 0,
             entry: Box::default(),
             is_waiting: false,
@@ -214,7 +216,7 @@ impl QueuePair {
             return false;
         };
         let (connection, prefix) = (offer.end.id, *peer_prefix);
-        while !self.is_broken && self.outstanding.len() < self.made.sizes.sends as usize {
+        while !self.is_broken && self.outstanding.has_room(self.made.sizes.sends as usize) {
             if !self.is_waiting {
                 if !around.operations.may_begin(self.number) {
                     return false;
@@ -245,7 +247,7 @@ impl QueuePair {
     fn add(&mut self, outstanding: Outstanding) {
         self.next_token = outstanding.token + 1;
         self.responses_awaited += usize::from(outstanding.awaits_response());
-        self.outstanding.push_back(outstanding);
+        self.outstanding.push(outstanding);
     }
 
     /// Posts the entry that was taken to the connection. Nothing is posted where it waits for reads before it.
@@ -384,6 +386,9 @@ impl QueuePair {
             }
             Operation::Read(remote) => {
                 let target = self.target(posted, around)?;
+                if target.bytes > MESSAGE_BYTES_MAX {
+                    return Err(Status::LocalLength);
+                }
                 let read = Read {
                     token,
                     bytes: target.bytes,
@@ -547,7 +552,7 @@ impl QueuePair {
 
     /// Reports what is finished, in the order of posting. Answers whether one has failed, and with it the queue pair.
     pub(crate) fn settle(&mut self, around: &mut Surroundings<'_>) -> bool {
-        while let Some(first) = self.outstanding.front()
+        while let Some(first) = self.outstanding.first()
             && let Some(status) = first.status
         {
             let has_failed = status != Status::Success;
@@ -558,7 +563,7 @@ impl QueuePair {
             if let Some(target) = first.target {
                 around.regions.forget(around.engine, target);
             }
-            self.outstanding.pop_front();
+            self.outstanding.pop();
             if has_failed {
                 return true;
             }
@@ -576,7 +581,7 @@ impl QueuePair {
 
     /// In error: everything outstanding, and everything in the rings, completes as flushed.
     pub(crate) fn flush(&mut self, around: &mut Surroundings<'_>) {
-        for outstanding in std::mem::take(&mut self.outstanding) {
+        for outstanding in self.outstanding.take_all() {
             if let Some(target) = outstanding.target {
                 around.regions.forget(around.engine, target);
             }
@@ -605,7 +610,8 @@ impl QueuePair {
     /// Back to the beginning: everything is forgotten, and completes never.
     pub(crate) fn reset(&mut self, regions: &mut Regions, engine: &Engine) {
         self.disconnect(engine);
-        for target in self.outstanding.drain(..).filter_map(|it| it.target) {
+        let forgotten = self.outstanding.take_all();
+        for target in forgotten.into_iter().filter_map(|it| it.target) {
             regions.forget(engine, target);
         }
         self.responses_awaited = 0;

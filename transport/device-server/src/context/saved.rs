@@ -21,6 +21,7 @@ use crate::queue_pair::{QueuePair, SavedEnd, SavedQueuePair};
 use crate::receive_queue::SavedSharedReceiveQueue;
 use crate::regions::{KeysByMemory, SavedPiece, SavedRegions};
 use crate::saved::{Descriptors, HandOverError};
+use crate::under_way::CountOfDevice;
 
 /// A context. With it go descriptors: the memory that both ends share, the program's address space, the eventfd, the
 /// event socket, those of the channels, and the files of regions.
@@ -129,6 +130,7 @@ impl Context {
 struct Rings<'c> {
     shared: &'c Arc<Region>,
     objects: &'c Objects,
+    under_way: &'c CountOfDevice,
 }
 
 impl Rings<'_> {
@@ -156,7 +158,7 @@ impl Rings<'_> {
         let ring = consumed
             .map(|consumed| self.consumer(place, consumed))
             .transpose()?;
-        Ok(saved.restore(number, sends, ring))
+        Ok(saved.restore(number, sends, ring, self.under_way.clone()))
     }
 
     fn datagrams(
@@ -184,6 +186,7 @@ impl SavedContext {
         self,
         engine: &Engine,
         files: &mut SharedFiles,
+        under_way: CountOfDevice,
         descriptors: &mut Descriptors,
     ) -> Result<Context, HandOverError> {
         let shared = Region::from_memfd(descriptors.next()?, self.shared_bytes)?;
@@ -201,6 +204,7 @@ impl SavedContext {
         let rings = Rings {
             shared: &shared,
             objects: &objects,
+            under_way: &under_way,
         };
         let mut completion_queues = BTreeMap::new();
         for (handle, queue) in self.completion_queues {
@@ -239,6 +243,7 @@ impl SavedContext {
             datagrams,
             by_doorbell: HashMap::new(),
             operations: Operations::restore(self.waiting),
+            under_way,
             regions,
             has_failed: self.has_failed,
         };

@@ -110,7 +110,9 @@ impl Devices {
         let mut ends: Vec<(ContextId, u32, SavedEnd)> = Vec::new();
         for (id, context) in saved.contexts {
             ends.extend(context.ends().map(|(number, end)| (id, number, end)));
-            let context = context.restore(&devices.engine, &mut devices.files, descriptors);
+            let under_way = devices.under_way.clone();
+            let context =
+                context.restore(&devices.engine, &mut devices.files, under_way, descriptors);
             let mut context = context?;
             devices.limit_operations(id.gid, saved.ops_per_s, &mut context);
             devices.engine.add_waker(context.waker().as_fd())?;

@@ -12,6 +12,7 @@ use weft_engine::{ConnectionId, LocalEnd, Secret, Words};
 use super::{Joining, Outstanding, QueuePair};
 use crate::offer::{Offer, OfferBackoff, QueuePairName};
 use crate::receive_queue::{ReceiveQueue, SavedReceiveQueue};
+use crate::under_way::{CountOfDevice, UnderWay};
 
 /// A queue pair, of which the rings are in the memory that both ends share.
 #[derive(Serialize, Deserialize)]
@@ -82,14 +83,14 @@ impl SavedEnd {
 }
 
 impl QueuePair {
-    pub(crate) fn save(self) -> SavedQueuePair {
+    pub(crate) fn save(mut self) -> SavedQueuePair {
         SavedQueuePair {
             made: self.made,
             end: SavedEnd::of(&self.joining),
             requests_max: self.requests_max,
             consumed: self.sends.consumed(),
             receives: self.receives.map(ReceiveQueue::save),
-            outstanding: self.outstanding,
+            outstanding: self.outstanding.take_all(),
             waiting: self.is_waiting.then(|| self.entry.slots().to_vec()),
             next_token: self.next_token,
             is_broken: self.is_broken,
@@ -114,6 +115,7 @@ impl SavedQueuePair {
         number: u32,
         sends: Consumer<Words>,
         receives: Option<Consumer<Words>>,
+        of_device: CountOfDevice,
     ) -> QueuePair {
         let waiting = self.waiting.as_deref().and_then(Entry::of_slots);
         let awaited = self.outstanding.iter().filter(|it| it.awaits_response());
@@ -125,7 +127,7 @@ impl SavedQueuePair {
             requests_max: self.requests_max,
             sends,
             receives: self.receives.map(|queue| queue.restore(receives)),
-            outstanding: self.outstanding,
+            outstanding: UnderWay::new(self.outstanding, of_device),
             is_waiting: waiting.is_some(),
             entry: Box::new(waiting.unwrap_or_default()),
             next_token: self.next_token,

@@ -11,6 +11,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::net::{RecvFlags, recv};
 use weft_device::VERSION;
 use weft_device::completion::{self, Completion, Status};
 use weft_device::control::{
@@ -552,15 +553,49 @@ fn a_program_whose_memory_holds_up_a_copy_holds_up_no_other_device() {
     c.send(2);
     assert_eq!(d.next(), (2, Status::Success));
     assert_eq!(c.next(), (2, Status::Success));
+    let waiting = open_all(&paths[0], &paths[1]);
     drop(reads);
     let (mut a, made) = waits.join().expect("its call is answered");
     assert!(matches!(made, Ok(Answer::Created(_))), "{made:?}");
     let (wr_id, status) = a.next();
     assert_eq!((wr_id, status), (1, Status::LocalProtection));
     assert!(stalled().is_empty());
+    // Those that have waited have it open now.
+    drop(waiting);
     program.kill().expect("it runs");
     program.wait().expect("it ends");
     mounted.umount_and_join().expect("it ends");
+}
+
+/// Opens a device that stands still and that one program has open, once more than may be. One is refused at once; the others,
+/// which this gives, wait; and another device is opened all the while.
+fn open_all(device: &Path, other: &Path) -> Vec<OwnedFd> {
+    let memory = File::open("/proc/self/mem").expect("it is ours");
+    let most = Totals::DEFAULT.device.opens as usize;
+    let mut waiting: Vec<OwnedFd> = Vec::new();
+    for _ in 0..most {
+        let socket = connected(device);
+        packet::send(&socket, &opening(device, VERSION), &[memory.as_fd()]).expect("it is sent");
+        waiting.push(socket);
+        drop(Client::open(other).expect("it opens"));
+    }
+    let mut buffer = [0; MESSAGE_BYTES_MAX];
+    let begun = Instant::now();
+    let (refused, bytes) = loop {
+        let answered = waiting.iter().enumerate().find_map(|(at, socket)| {
+            let received = recv(socket, &mut buffer, RecvFlags::DONTWAIT);
+            received.ok().map(|(bytes, _)| (at, bytes))
+        });
+        if let Some(answered) = answered {
+            break answered;
+        }
+        assert!(begun.elapsed() < PATIENCE, "none is refused");
+        std::thread::yield_now();
+    };
+    let refused_with = control::parse::<Outcome>(&buffer[..bytes]).expect("an answer");
+    assert_eq!(refused_with, Err(ErrorNumber::OutOfMemory));
+    drop(waiting.remove(refused));
+    waiting
 }
 
 #[test]
@@ -825,7 +860,7 @@ fn a_server_removes_what_servers_leave_and_no_other_file() {
 }
 
 #[test]
-fn a_device_has_so_many_programs_and_its_gid_is_free_once_all_have_gone() {
+fn a_device_has_so_many_programs_and_its_gid_stays_taken_while_its_engine_goes_on() {
     let directory = tempfile::tempdir().expect("a directory");
     let server = start(directory.path());
     let path = server.create("weft0", device(1)).expect("it is made");

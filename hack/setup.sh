@@ -113,6 +113,7 @@ if [ ${#missing[@]} -gt 0 ]; then
     install_without_starting_daemons "${missing[@]}"
 fi
 if [ "$verb" = test ]; then hack/nixl.sh >/dev/null; fi
+if [ "$verb" = bench ]; then hack/soft-roce.sh --fetch; fi
 
 # Rust: the version of rust-toolchain.toml, with rustfmt, clippy and the wasm32 target.
 if ! command -v cargo >/dev/null; then

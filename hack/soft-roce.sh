@@ -3,12 +3,13 @@
 # with Debian's kernel, for which QEMU emulates two processors. Client and server run in it together.
 #
 #   hack/soft-roce.sh BYTES...    for each size of a write a line: BYTES, and GB/s (10^9 bytes)
+#   hack/soft-roce.sh --fetch     nothing but the kernel, into the cache: the benchmark has no network
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
 
 if [ $# = 0 ]; then
-    echo "usage: hack/soft-roce.sh BYTES..." >&2
+    echo "usage: hack/soft-roce.sh --fetch | BYTES..." >&2
     exit 2
 fi
 package=$(apt-cache depends linux-image-amd64 | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p')
@@ -27,6 +28,7 @@ if [ ! -d "$image" ]; then
     mkdir -p "$cache"
     mv "$scratch/image" "$image"
 fi
+if [ "$1" = --fetch ]; then exit; fi
 
 root=$scratch/root
 mkdir -p "$root"/{bin,proc,sys,dev,etc/libibverbs.d,modules}

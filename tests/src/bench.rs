@@ -67,6 +67,9 @@ pub enum Work {
     /// Instructions of a program for a write over a virtual device.
     #[value(name = "verbs-instructions")]
     VerbsInstructions,
+    /// The same rate beside Soft-RoCE in a virtual machine.
+    #[value(name = "verbs-soft-roce")]
+    VerbsSoftRoce,
     /// Programs over virtual devices beside TCP, and beside rules for it.
     Isolation,
     /// A device with a thousand busy queue pairs beside one with one.
@@ -213,6 +216,7 @@ impl Work {
             Self::DeviceObjects => devices::measure_objects(context),
             Self::Verbs => verbs::measure(context),
             Self::VerbsInstructions => verbs::measure_instructions(context),
+            Self::VerbsSoftRoce => verbs::measure_beside_soft_roce(context),
             Self::Isolation => verbs::isolation::measure(context),
             Self::Share => verbs::share::measure(context),
             Self::Raw => raw::measure(context),

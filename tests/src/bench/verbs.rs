@@ -82,11 +82,16 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
             rows.extend(latencies(context, &fabric, &devices, kind, ping)?);
         }
     }
-    for size in SIZES {
-        rows.push(beside_soft_roce(context, &devices, size)?);
-    }
     rows.push(limited(context, &devices)?);
     Ok(rows)
+}
+
+/// The rate of writes beside that of the kernel's RDMA device in software.
+pub(super) fn measure_beside_soft_roce(context: &Context) -> Result<Vec<Row>, BenchError> {
+    let fabric = context.two_nodes()?;
+    let devices = Devices::start(&fabric)?;
+    let rows = SIZES.map(|size| beside_soft_roce(context, &devices, size));
+    rows.into_iter().collect()
 }
 
 /// What a write costs a program.

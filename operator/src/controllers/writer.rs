@@ -102,10 +102,11 @@ impl Writer {
         self.queue.clear();
     }
 
-    /// Publishes Events of an object. Those that find no room are dropped.
+    /// Publishes Events of an object. Those that find no room, or are too many of one reason, are dropped.
     pub(crate) fn publish(&mut self, object: &ObjectReference, events: Vec<Event>) {
+        let now = self.start.elapsed();
         for event in events {
-            if !self.queue.publish(object.clone(), event) {
+            if !self.queue.publish(object.clone(), event, now) {
                 self.metrics.dropped.inc();
             }
         }

@@ -20,6 +20,10 @@ const IN_FLIGHT_OF_A_KIND_MAX: usize = 6;
 /// Events that wait; more are dropped. One goes after the other: where each takes 20 ms, it takes 10 s
 /// to publish them.
 const EVENTS_WAITING_MAX: usize = 500;
+/// Events of one reason about an object in [`EVENTS_INTERVAL`], as many as client-go lets through at once: a program that makes its
+/// device unhealthy and healthy again all the time fills neither the API server nor the queue.
+const EVENTS_OF_A_REASON_MAX: usize = 25;
+const EVENTS_INTERVAL: Duration = Duration::from_secs(300);
 
 /// The first delay after a request that failed …
 const FAILED_FIRST: Duration = Duration::from_secs(1);
@@ -79,6 +83,9 @@ pub(crate) struct WriteQueue {
     waiting: BTreeMap<(Requester, ObjectId), Waiting>,
     in_flight: BTreeMap<ObjectId, Requester>,
     events: VecDeque<(ObjectReference, Event)>,
+    /// When Events were added in the last [`EVENTS_INTERVAL`], by the object's kind, namespace and name, and their reason. The rate at
+    /// which they are sent bounds how many there are.
+    recent_events: BTreeMap<[String; 4], Vec<Duration>>,
     /// Whether an Event is in flight. One at a time, so that people read them in order; it does not count among the
     /// requests.
     is_event_in_flight: bool,
@@ -97,6 +104,7 @@ impl Default for WriteQueue {
             waiting: BTreeMap::new(),
             in_flight: BTreeMap::new(),
             events: VecDeque::new(),
+            recent_events: BTreeMap::new(),
             is_event_in_flight: false,
             failed: Backoff::new(FAILED_FIRST, FAILED_LONGEST, FORGET_AFTER),
             conflicts: Backoff::new(CONFLICT_FIRST, CONFLICT_LONGEST, FORGET_AFTER),
@@ -160,13 +168,30 @@ impl WriteQueue {
         self.waiting.clear();
     }
 
-    /// Adds an Event; `false` where there is no room.
-    pub(crate) fn publish(&mut self, object: ObjectReference, event: Event) -> bool {
-        let has_room = self.events.len() < EVENTS_WAITING_MAX;
-        if has_room {
-            self.events.push_back((object, event));
+    /// Adds an Event; `false` where there is no room, or there have been too many of its reason.
+    pub(crate) fn publish(&mut self, object: ObjectReference, event: Event, now: Duration) -> bool {
+        if self.events.len() >= EVENTS_WAITING_MAX {
+            return false;
         }
-        has_room
+        let is_recent = |at: &Duration| now.saturating_sub(*at) < EVENTS_INTERVAL;
+        self.recent_events.retain(|_, times| {
+            times.retain(is_recent);
+            !times.is_empty()
+        });
+        let part = |text: &Option<String>| text.clone().unwrap_or_default();
+        let of_reason = [
+            part(&object.kind),
+            part(&object.namespace),
+            part(&object.name),
+            event.reason.clone(),
+        ];
+        let times = self.recent_events.entry(of_reason).or_default();
+        if times.len() >= EVENTS_OF_A_REASON_MAX {
+            return false;
+        }
+        times.push(now);
+        self.events.push_back((object, event));
+        true
     }
 
     /// Whether requests for the object wait because earlier ones failed.

@@ -141,7 +141,7 @@ fn a_namespace_with_many_requests_delays_another_by_one() {
 fn jobs_go_before_nodes_and_these_before_progress_and_events() {
     let mut queue = WriteQueue::default();
     let (object, news) = event("event");
-    assert!(queue.publish(object, news));
+    assert!(queue.publish(object, news, SECOND));
     queue.submit(&job("a"), vec![progress("a", "progress")]);
     queue.submit(&fabrics(), vec![label("n1", "label")]);
     queue.submit(&job("b"), vec![status("b", "transition")]);
@@ -210,7 +210,7 @@ fn a_kind_whose_requests_hang_leaves_room_for_the_others() {
             .collect(),
     );
     let (object, news) = event("event");
-    assert!(queue.publish(object, news));
+    assert!(queue.publish(object, news, SECOND));
     let first: Vec<String> = (0..6).map(|number| format!("j{number:02}")).collect();
     assert_eq!(
         sent(&mut queue, SECOND),
@@ -259,7 +259,10 @@ fn events_that_nobody_takes_are_bounded() {
     let mut queue = WriteQueue::default();
     for number in 0..=EVENTS_WAITING_MAX {
         let (object, news) = event(&number.to_string());
-        assert_eq!(queue.publish(object, news), number < EVENTS_WAITING_MAX);
+        assert_eq!(
+            queue.publish(object, news, SECOND),
+            number < EVENTS_WAITING_MAX
+        );
     }
     assert_eq!(sent(&mut queue, SECOND), ["0"]);
     queue.finish_event();
@@ -270,10 +273,29 @@ fn events_that_nobody_takes_are_bounded() {
 fn events_are_published_one_after_the_other() {
     let mut queue = WriteQueue::default();
     for (name, text) in [("a", "first of a"), ("a", "second of a")] {
-        assert!(queue.publish(event(name).0, event(text).1));
+        assert!(queue.publish(event(name).0, event(text).1, SECOND));
     }
     assert_eq!(sent(&mut queue, SECOND), ["first of a"]);
     assert_eq!(sent(&mut queue, SECOND), [""; 0]);
     queue.finish_event();
     assert_eq!(sent(&mut queue, SECOND), ["second of a"]);
+}
+
+#[test]
+fn events_of_one_reason_about_an_object_are_bounded_in_five_minutes_and_others_are_published() {
+    let mut queue = WriteQueue::default();
+    let mut publish = |name: &str, reason: &str, now: Duration| {
+        let (object, news) = event(name);
+        let reason = reason.to_owned();
+        queue.publish(object, Event { reason, ..news }, now)
+    };
+    for number in 0..EVENTS_OF_A_REASON_MAX + 10 {
+        let has_room = number < EVENTS_OF_A_REASON_MAX;
+        assert_eq!(publish("n1", "DeviceStalled", SECOND), has_room);
+    }
+    assert!(publish("n1", "LinkDown", 2 * SECOND));
+    assert!(publish("n2", "DeviceStalled", 2 * SECOND));
+    assert!(!publish("n1", "DeviceStalled", EVENTS_INTERVAL));
+    let later = EVENTS_INTERVAL + SECOND;
+    assert!(publish("n1", "DeviceStalled", later));
 }

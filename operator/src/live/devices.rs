@@ -1,5 +1,6 @@
 //! The virtual devices of pods, asked of the agents of their nodes.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
@@ -14,6 +15,8 @@ const CONCURRENCY_MAX: usize = 64;
 const WITHIN: Duration = Duration::from_secs(45);
 /// Of one node: many times what a node can have, so that an agent cannot fill the operator's memory.
 const DEVICES_MAX: usize = 65_536;
+/// Of all nodes in one answer, which takes some 70 MB while it is made.
+const ANSWER_DEVICES_MAX: usize = 65_536;
 
 /// The devices of the pods of a namespace, or of all pods where it is empty.
 pub(super) async fn list(
@@ -23,9 +26,10 @@ pub(super) async fn list(
     leader_epoch: u64,
 ) -> PodDeviceList {
     let deadline = Instant::now() + WITHIN;
+    let room = &AtomicUsize::new(ANSWER_DEVICES_MAX);
     let calls = nodes.into_iter().map(|(fabric, endpoint)| async move {
         let pool = pool.of_fabric(&fabric);
-        let asked = of_node(namespace, &endpoint, &pool, leader_epoch);
+        let asked = of_node(namespace, &endpoint, &pool, leader_epoch, room);
         let late = || {
             format!(
                 "its agent has not answered within {} s; try again",
@@ -75,8 +79,9 @@ async fn of_node(
     endpoint: &AgentEndpoint,
     pool: &ConnectionPool,
     leader_epoch: u64,
+    room: &AtomicUsize,
 ) -> Result<Vec<agent::PodDevice>, String> {
-    let mut pages = Pages::default();
+    let mut pages = Pages::new(room);
     loop {
         let request = ListPodDevicesRequest {
             leader_epoch,
@@ -92,17 +97,28 @@ async fn of_node(
 }
 
 /// What an agent has answered so far. It may say what it likes: it ends all the same.
-#[derive(Debug, Default)]
-struct Pages {
+#[derive(Debug)]
+struct Pages<'a> {
     /// Those that who asks may see.
     devices: Vec<agent::PodDevice>,
     /// The last one that the agent has listed.
     after: String,
     /// How many it has listed.
     listed: usize,
+    /// How many more devices, of whichever node, the answer takes.
+    room: &'a AtomicUsize,
 }
 
-impl Pages {
+impl<'a> Pages<'a> {
+    fn new(room: &'a AtomicUsize) -> Self {
+        Self {
+            devices: Vec::new(),
+            after: String::new(),
+            listed: 0,
+            room,
+        }
+    }
+
     /// Takes the next page. Whether there are more.
     fn take(&mut self, page: ListPodDevicesResponse, namespace: &str) -> Result<bool, String> {
         self.listed = self.listed.saturating_add(page.devices.len());
@@ -122,7 +138,16 @@ impl Pages {
         // Who asks may not see others, whatever an agent says.
         let devices_of =
             |device: &agent::PodDevice| namespace.is_empty() || device.namespace == namespace;
-        let devices = page.devices.into_iter().filter(devices_of);
+        let devices: Vec<_> = page.devices.into_iter().filter(devices_of).collect();
+        let (relaxed, count) = (Ordering::Relaxed, devices.len());
+        let left = |room: usize| room.checked_sub(count);
+        if self.room.fetch_update(relaxed, relaxed, left).is_err() {
+            // Another node may have fewer.
+            self.room.fetch_add(self.devices.len(), relaxed);
+            return Err(format!(
+                "one answer has room for {ANSWER_DEVICES_MAX} devices: ask for one namespace at a time"
+            ));
+        }
         self.devices.extend(devices);
         Ok(page.has_more)
     }
@@ -193,7 +218,8 @@ mod tests {
 
     #[test]
     fn the_next_page_begins_after_a_device_that_who_asks_may_not_see() {
-        let mut pages = Pages::default();
+        let room = AtomicUsize::new(ANSWER_DEVICES_MAX);
+        let mut pages = Pages::new(&room);
         let first = page([(1, "team-a"), (2, "team-b")]);
         assert_eq!(pages.take(first, "team-a"), Ok(true));
         assert_eq!((pages.devices.len(), &*pages.after), (1, "vdev-000002"));
@@ -207,7 +233,8 @@ mod tests {
 
     #[test]
     fn an_agent_that_says_the_same_page_again_or_an_empty_one_with_more_is_given_up() {
-        let mut pages = Pages::default();
+        let room = AtomicUsize::new(ANSWER_DEVICES_MAX);
+        let mut pages = Pages::new(&room);
         assert_eq!(pages.take(page([(1, "team-b")]), "team-a"), Ok(true));
         for again in [page([(1, "team-b")]), page([(0, "team-b")]), page([])] {
             let failed = pages.take(again, "team-a");
@@ -217,12 +244,28 @@ mod tests {
 
     #[test]
     fn an_agent_that_lists_more_devices_than_a_node_can_have_is_given_up() {
-        let mut pages = Pages::default();
+        let room = AtomicUsize::new(ANSWER_DEVICES_MAX);
+        let mut pages = Pages::new(&room);
         let most = DEVICES_MAX as u32;
         let all = (0..most).map(|id| (id, "team-b"));
         assert_eq!(pages.take(page(all), "team-a"), Ok(true));
         let failed = pages.take(page([(most, "team-b")]), "team-a");
         assert!(failed.is_err_and(|problem| problem.contains("65536")));
+    }
+
+    #[test]
+    fn an_answer_takes_so_many_devices_and_a_node_whose_devices_have_no_room_leaves_it_to_others() {
+        let room = AtomicUsize::new(3);
+        let (mut many, mut few) = (Pages::new(&room), Pages::new(&room));
+        let first = page([(1, "team-a"), (2, "team-a")]);
+        assert_eq!(many.take(first, ""), Ok(true));
+        let failed = many.take(page([(3, "team-a"), (4, "team-a")]), "");
+        assert!(failed.is_err_and(|problem| problem.contains("one namespace at a time")));
+        // Those that who asks may not see take none.
+        let three = (0..3).map(|id| (id, "team-a"));
+        let all = page(three.chain([(3, "team-b")]));
+        assert_eq!(few.take(all, "team-a"), Ok(true));
+        assert_eq!(room.load(Ordering::Relaxed), 0);
     }
 
     #[test]

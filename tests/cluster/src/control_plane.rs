@@ -1,6 +1,7 @@
 //! etcd, API server, controller manager and scheduler, beside the builder of the fabric: the nodes
 //! reach them over the management network.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::net::{IpAddr, Ipv4Addr};
@@ -195,6 +196,7 @@ pub(crate) struct ControlPlane<'a> {
     pub(crate) address: Ipv4Addr,
     /// Of the administrator.
     pub(crate) kubeconfig: &'a Path,
+    pub(crate) feature_gates: &'a BTreeMap<String, bool>,
 }
 
 impl ControlPlane<'_> {
@@ -247,7 +249,16 @@ impl ControlPlane<'_> {
             // There is no kube-proxy here; it goes to a Service's pods by itself.
             "--enable-aggregator-routing=true",
         ]);
+        api.args(self.feature_gates());
         self.start(processes, "kube-apiserver", api)
+    }
+
+    fn feature_gates(&self) -> Option<String> {
+        let gates = self.feature_gates.iter();
+        let gates: Vec<String> = gates
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        (!gates.is_empty()).then(|| format!("--feature-gates={}", gates.join(",")))
     }
 
     /// Starts what would end if there were no API server yet.
@@ -265,6 +276,7 @@ impl ControlPlane<'_> {
         ] {
             command.arg("--kubeconfig").arg(self.kubeconfig);
             command.args(["--leader-elect=false", "--bind-address=127.0.0.1"]);
+            command.args(self.feature_gates());
             self.start(processes, name, command)?;
         }
         Ok(())

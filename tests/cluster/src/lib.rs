@@ -33,6 +33,7 @@ mod record;
 mod room;
 mod server;
 
+use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -67,6 +68,9 @@ pub struct Settings {
     /// Bits per second between a node and its leaf, in each direction: with a low rate a transfer
     /// lasts long enough for something to happen to it.
     pub node_rate: Option<u64>,
+    /// Kubernetes' feature gates that are not as they are by default, for all of its components.
+    #[serde(default)]
+    pub feature_gates: BTreeMap<String, bool>,
 }
 
 impl Default for Settings {
@@ -77,6 +81,7 @@ impl Default for Settings {
             label: LABEL.to_owned(),
             unlabelled: Vec::new(),
             node_rate: None,
+            feature_gates: BTreeMap::new(),
         }
     }
 }

@@ -49,6 +49,9 @@ enum Verb {
         /// Bits per second between a node and its leaf, each way: 200mbit makes transfers last.
         #[arg(long, value_name = "RATE", value_parser = quantity::parse_rate)]
         node_rate: Option<u64>,
+        /// A feature gate of Kubernetes that is not as it is by default; may be repeated.
+        #[arg(long, value_name = "NAME=true|false", value_parser = feature_gate)]
+        feature_gate: Vec<(String, bool)>,
     },
     /// Take it down and leave nothing.
     Down,
@@ -107,6 +110,14 @@ fn main() -> ExitCode {
     }
 }
 
+fn feature_gate(text: &str) -> Result<(String, bool), String> {
+    let (name, value) = text.split_once('=').ok_or("give NAME=true or NAME=false")?;
+    let value = value
+        .parse::<bool>()
+        .map_err(|_| "give NAME=true or NAME=false")?;
+    Ok((name.to_owned(), value))
+}
+
 fn failed(error: &ClusterError) -> ExitCode {
     // Nobody may be listening; the status says it too.
     let _ = writeln!(io::stderr(), "cluster: {error}");
@@ -123,6 +134,7 @@ fn run(line: &Line) -> Result<(), ClusterError> {
             label,
             unlabelled,
             node_rate,
+            feature_gate,
         } => up(
             &line.state,
             &programs()?,
@@ -132,6 +144,7 @@ fn run(line: &Line) -> Result<(), ClusterError> {
                 label: label.clone(),
                 unlabelled: unlabelled.clone(),
                 node_rate: *node_rate,
+                feature_gates: feature_gate.iter().cloned().collect(),
             },
         ),
         Verb::Down => Cluster::down(&line.state),

@@ -1,5 +1,6 @@
 //! A node: containerd, kubelet and kube-proxy in one room on one node of the fabric.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -49,6 +50,8 @@ pub(crate) struct Plan<'a> {
     /// Kubeconfigs of kubelet and kube-proxy.
     pub(crate) kubelet: String,
     pub(crate) proxy: String,
+    /// Of the kubelet.
+    pub(crate) feature_gates: &'a BTreeMap<String, bool>,
 }
 
 /// A node whose containerd runs.
@@ -236,6 +239,7 @@ conf_dir = "{cni}"
         "cgroupsPerQOS": false,
         "enforceNodeAllocatable": [],
         "failSwapOn": false,
+        "featureGates": plan.feature_gates,
         // A pod sees a changed ConfigMap so soon, not after a minute and more.
         "syncFrequency": "10s",
         "makeIPTablesUtilChains": false,

@@ -136,6 +136,7 @@ impl Server {
             keys: &keys,
             address,
             kubeconfig: &inside,
+            feature_gates: &settings.feature_gates,
         };
         plane.start_api(&processes)?;
 
@@ -157,6 +158,7 @@ impl Server {
                 },
                 kubelet: kubeconfig(&keys.kubelets[index]),
                 proxy: kubeconfig(&keys.proxy),
+                feature_gates: &settings.feature_gates,
             };
             Node::make(&plan, &processes)
         };

@@ -5,6 +5,7 @@
 mod cdi_directory;
 mod claims;
 mod faults;
+mod feature_gates;
 mod policy;
 mod programs;
 mod reboot;
@@ -38,17 +39,38 @@ const PORT: u16 = 18_515;
 /// Of a program of a pair, in seconds. A connection is offered for 10.
 const PROGRAM_TIMEOUT: &str = "30";
 
+/// Feature gates of Kubernetes 1.34 that are off by default. They change nothing for who does not ask for what is behind them.
+const FEATURE_GATES: [&str; 3] = [
+    "DRAConsumableCapacity",
+    "DRAExtendedResource",
+    "ResourceHealthStatus",
+];
+
 /// One test for each.
 pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
     let mut trials = Vec::new();
-    let mut add = |play: fn(&Devices), path: &str| {
+    let mut add_in = |mode: Mode, play: fn(&Devices), path: &str| {
         let (_, name) = path.rsplit_once("::").unwrap_or_default();
         let shared = Arc::clone(shared);
         trials.push(Trial::test(name, move || {
-            share(&shared, Devices::up, |devices| play(devices));
+            let up = move || Devices::up(mode);
+            share(&shared, up, |devices| {
+                devices.enter(mode);
+                play(devices);
+            });
             Ok(())
         }));
     };
+    // The first one: a node that has had a device plugin lists its resource for good, and then no pod of the node gets the
+    // resource by a claim.
+    add_in(
+        Mode::SharedClaims,
+        feature_gates::claims_share_a_device_pods_ask_by_the_resource_and_show_its_health,
+        type_name_of_val(
+            &feature_gates::claims_share_a_device_pods_ask_by_the_resource_and_show_its_health,
+        ),
+    );
+    let mut add = |play: fn(&Devices), path: &str| add_in(Mode::Both, play, path);
     add(
         unprivileged_pods_run_verbs_programs_over_their_devices,
         type_name_of_val(&unprivileged_pods_run_verbs_programs_over_their_devices),
@@ -151,6 +173,34 @@ fn later() -> [NamedTrial; 4] {
 /// A cluster whose nodes have devices and volumes.
 pub(crate) struct Devices {
     cluster: TestCluster,
+    mode: Mode,
+}
+
+/// How pods get devices.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// By the resource from the device plugin, and by claims, each for a device of the node's slice.
+    Both,
+    /// By claims that share one device of the node's slice, also where they ask by the resource.
+    SharedClaims,
+}
+
+impl Mode {
+    /// Values of the chart.
+    fn values(self) -> [&'static str; 3] {
+        match self {
+            Self::Both => [
+                "--set=devices.mode=both",
+                "--set=devices.consumableCapacity=false",
+                "--set=devices.extendedResource=false",
+            ],
+            Self::SharedClaims => [
+                "--set=devices.mode=dra",
+                "--set=devices.consumableCapacity=true",
+                "--set=devices.extendedResource=true",
+            ],
+        }
+    }
 }
 
 /// A pod with devices, and with as little of everything else as a pod can have.
@@ -185,10 +235,48 @@ fn pod(namespace: &str, name: &str, node: &str, devices: u64) -> Value {
 
 impl Devices {
     /// From `helm install` to nodes with devices.
-    fn up() -> Self {
-        let cluster = TestCluster::up(&Settings::default());
+    fn up(mode: Mode) -> Self {
+        let gates = FEATURE_GATES.map(|gate| (gate.to_owned(), true));
+        let cluster = TestCluster::up(&Settings {
+            feature_gates: gates.into(),
+            ..Settings::default()
+        });
         load_images(&cluster);
         install::helm_install(&cluster);
+        let devices = Self { cluster, mode };
+        devices.upgrade();
+        let cluster = &devices.cluster;
+        let mut fabric = install::fabric();
+        fabric["spec"]["devices"] = json!({"perNode": PER_NODE, "open": PER_NODE});
+        install::a_fabric_becomes_ready(cluster, &fabric);
+        for team in [TEAM, OTHER_TEAM] {
+            cluster.kubectl(&["create", "namespace", team]);
+            let restricted = "pod-security.kubernetes.io/enforce=restricted";
+            cluster.kubectl(&["label", "namespace", team, restricted]);
+        }
+        let begun = Instant::now();
+        devices.wait_for_nodes();
+        report("fabric Ready to devices of its nodes", begun);
+        devices
+    }
+
+    /// Has pods get devices in this way from now on.
+    fn enter(&mut self, mode: Mode) {
+        if self.mode == mode {
+            return;
+        }
+        // Devices that claims had in the other way are not counted.
+        let all = ["delete", "pods,resourceclaims", "--all"];
+        self.cluster
+            .kubectl(&[&all[..], &["--namespace", TEAM]].concat());
+        let begun = Instant::now();
+        self.mode = mode;
+        self.upgrade();
+        self.wait_for_nodes();
+        report("devices.mode changed to devices of the nodes", begun);
+    }
+
+    fn upgrade(&self) {
         let chart = repository("charts/weft").display().to_string();
         // In a directory of each node: /opt is the machine's.
         let upgrade = [
@@ -199,28 +287,22 @@ impl Devices {
             SYSTEM,
             "--reuse-values",
             "--set=devices.enabled=true",
-            "--set=devices.mode=both",
             "--set=volumes.enabled=true",
             "--set=devices.libraryPath=/var/lib/weft-devices",
             "--wait",
             "--timeout=180s",
         ];
-        cluster.helm(&upgrade);
-        let mut fabric = install::fabric();
-        fabric["spec"]["devices"] = json!({"perNode": PER_NODE, "open": PER_NODE});
-        install::a_fabric_becomes_ready(&cluster, &fabric);
-        for team in [TEAM, OTHER_TEAM] {
-            cluster.kubectl(&["create", "namespace", team]);
-            let restricted = "pod-security.kubernetes.io/enforce=restricted";
-            cluster.kubectl(&["label", "namespace", team, restricted]);
-        }
-        let devices = Self { cluster };
-        let begun = Instant::now();
+        self.cluster
+            .helm(&[&upgrade[..], &self.mode.values()].concat());
+    }
+
+    fn wait_for_nodes(&self) {
         for node in ["node0", "node1", "node2"] {
-            devices.wait_for_node(node);
+            match self.mode {
+                Mode::Both => self.wait_for_node(node),
+                Mode::SharedClaims => claims::wait_for_shared_device(&self.cluster, node),
+            }
         }
-        report("fabric Ready to devices of its nodes", begun);
-        devices
     }
 
     /// Until the node has all its devices.

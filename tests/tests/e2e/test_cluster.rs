@@ -46,7 +46,7 @@ pub(crate) type Shared = Arc<Mutex<Option<Box<dyn Any + Send>>>>;
 /// cores carry.
 pub(crate) fn share<T: Any + Send, R>(
     shared: &Shared,
-    make: fn() -> T,
+    make: impl FnOnce() -> T,
     play: impl FnOnce(&mut T) -> R,
 ) -> R {
     // A trial that failed says nothing of the cluster: the next one is played all the same.

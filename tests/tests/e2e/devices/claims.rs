@@ -34,13 +34,23 @@ pub(super) fn pod(name: &str, node: &str) -> Value {
     pod
 }
 
-/// How many devices the scheduler can give on a node.
-fn published(cluster: &TestCluster, node: &str) -> usize {
+/// What the slices of a node have for the scheduler.
+fn published(cluster: &TestCluster, node: &str) -> Vec<Value> {
     let slices = cluster.json(&["get", "resourceslices"]);
     let slices = slices["items"].as_array().unwrap().iter();
     let of_node = slices.filter(|slice| slice["spec"]["pool"]["name"] == node);
-    let devices = of_node.map(|slice| slice["spec"]["devices"].as_array().unwrap().len());
-    devices.sum()
+    let devices = of_node.flat_map(|slice| slice["spec"]["devices"].as_array().unwrap());
+    devices.cloned().collect()
+}
+
+/// Until the node has published the one that all its claims share.
+pub(super) fn wait_for_shared_device(cluster: &TestCluster, node: &str) {
+    cluster.wait_until("the node's device is published", || {
+        let devices = published(cluster, node);
+        let capacity = &devices.first()?["capacity"]["devices"]["value"];
+        let is_shared = *capacity == json!(PER_NODE.to_string());
+        (is_shared && devices.len() == 1).then_some(())
+    });
 }
 
 fn start(devices: &Devices, name: &str, node: &str) {
@@ -48,7 +58,7 @@ fn start(devices: &Devices, name: &str, node: &str) {
     devices.wait_for(TEAM, name);
 }
 
-fn exchange(devices: &Devices, server: &str, client: &str) {
+pub(super) fn exchange(devices: &Devices, server: &str, client: &str) {
     for words in [
         &["ibv_rc_pingpong", "-c", "-g", "0"][..],
         &["ib_write_bw", "-n", "200"],
@@ -64,7 +74,7 @@ pub(super) fn pods_get_devices_by_dra(devices: &Devices) {
     let cluster = &devices.cluster;
     for node in ["node0", "node1"] {
         cluster.wait_until("the node's devices are published", || {
-            (published(cluster, node) as u64 == PER_NODE).then_some(())
+            (published(cluster, node).len() as u64 == PER_NODE).then_some(())
         });
     }
     account::resource_slices_of_other_drivers_are_not_the_operators(cluster);

@@ -34,6 +34,12 @@ pub(super) fn devices_are_shown(devices: &Devices) {
             (said.ok()? == format!("{PER_NODE} {in_use} 0")).then_some(())
         });
     }
+    // As the kubelet has it from the device plugin, behind the feature gate ResourceHealthStatus.
+    cluster.wait_until("the pod's status says that its device is healthy", || {
+        let path = "-o=jsonpath={.status.containerStatuses[*].allocatedResourcesStatus[*].resources[*].health}";
+        let said = cluster.kubectl(&["get", "pod", "a", "--namespace", TEAM, path]);
+        (said == "Healthy").then_some(())
+    });
     let all = listed(devices, TEAM);
     let names: Vec<&Value> = all.iter().map(|device| &device["pod"]).collect();
     assert_eq!(names, ["a", "b", "c"], "{all:?}");

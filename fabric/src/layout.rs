@@ -267,13 +267,7 @@ impl Layout {
     fn leaf_addresses(&self, script: &mut String, leaf: usize) -> std::fmt::Result {
         writeln!(script, "addr add {}/32 dev lo", Self::gateway(leaf))?;
         for node in self.nodes_on(leaf) {
-            let (address, port) = (self.data_address(node), Place::Node(node).name());
-            let mac = hardware(End::Node, 0, node);
-            writeln!(script, "route add {address}/32 dev {port}")?;
-            writeln!(
-                script,
-                "neigh add {address} lladdr {mac} dev {port} nud permanent"
-            )?;
+            script.push_str(&self.way_to_node(node));
         }
         for spine in 0..self.spec.spines {
             let (own, via) = (
@@ -298,6 +292,16 @@ impl Layout {
             writeln!(script)?;
         }
         Ok(())
+    }
+
+    /// From its leaf, for `ip -batch` there. The kernel forgets it when the port goes down.
+    pub(crate) fn way_to_node(&self, node: usize) -> String {
+        let (address, port) = (self.data_address(node), Place::Node(node).name());
+        let mac = hardware(End::Node, 0, node);
+        format!(
+            "route replace {address}/32 dev {port}\n\
+             neigh replace {address} lladdr {mac} dev {port} nud permanent\n"
+        )
     }
 
     fn spine_addresses(&self, script: &mut String, spine: usize) -> std::fmt::Result {

@@ -409,6 +409,31 @@ impl Fabric {
         self.change_node(i, None)
     }
 
+    /// Takes the data link of a node down, as if its cable were pulled out: neither end has a carrier.
+    pub fn unplug_node(&self, i: usize) -> Result<(), FabricError> {
+        self.check_node(i)?;
+        let script = format!("link set {} down\n", self.nodes[i].name);
+        let leaf = self.at(Place::Leaf(self.nodes[i].leaf));
+        leaf.inside(|| self.tools.run(Tool::Ip, &["-batch", "-"], &script))
+            .map(drop)
+    }
+
+    /// Ends [`Self::unplug_node`]. The link is up when this returns.
+    pub fn plug_node(&self, i: usize) -> Result<(), FabricError> {
+        self.check_node(i)?;
+        let port = &self.nodes[i].name;
+        let script = format!("link set {port} up\n{}", self.layout.way_to_node(i));
+        let leaf = Place::Leaf(self.nodes[i].leaf);
+        self.at(leaf)
+            .inside(|| self.tools.run(Tool::Ip, &["-batch", "-"], &script))?;
+        for (place, port) in [(leaf, port.as_str()), (Place::Node(i), layout::NODE_PORT)] {
+            let port = [port.to_owned()];
+            self.at(place)
+                .inside(|| self.wait_until_up(&place.name(), &port))?;
+        }
+        Ok(())
+    }
+
     fn change_spines(&self, change: impl FnOnce(&mut [SpineFault])) -> Result<(), FabricError> {
         let mut faults = self.faults();
         let mut spines = faults.spines.clone();

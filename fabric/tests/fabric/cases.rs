@@ -234,6 +234,10 @@ fn an_unreachable_node_is_silent() {
     assert_reached(1, [false, true, true]);
     fabric.heal_node(3).unwrap();
     assert_reached(3, [true, true, true]);
+    fabric.unplug_node(2).unwrap();
+    assert_reached(2, [false, false, true]);
+    fabric.plug_node(2).unwrap();
+    assert_reached(2, [true, true, true]);
 }
 
 /// One send call of `segments` datagrams of `size` bytes, each filled with its number.

@@ -5,6 +5,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use nix::unistd::Pid;
+
 use crate::ClusterError;
 
 /// Where every distribution mounts them.
@@ -93,6 +95,45 @@ pub(crate) fn remove(cluster: u32) -> Result<(), ClusterError> {
         // Another cluster may have its own there.
         if ours.exists() && fs::read_dir(&ours).is_ok_and(|mut all| !all.any(is_directory)) {
             fs::remove_dir(&ours).map_err(ClusterError::system(ours.display().to_string()))?;
+        }
+    }
+    Ok(())
+}
+
+/// The processes in these groups, and in those below.
+pub(crate) fn processes(groups: &[Group]) -> Vec<Pid> {
+    let mut found = Vec::new();
+    for group in groups {
+        list(&group.directory, &mut found);
+    }
+    found
+}
+
+/// A group that has just gone has no process.
+fn list(directory: &Path, found: &mut Vec<Pid>) {
+    let listed = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
+    found.extend(
+        listed
+            .lines()
+            .filter_map(|pid| pid.parse().ok())
+            .map(Pid::from_raw),
+    );
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    for entry in entries.flatten() {
+        if entry.path().is_dir() {
+            list(&entry.path(), found);
+        }
+    }
+}
+
+/// Removes those below these groups, in which no process is.
+pub(crate) fn clear(groups: &[Group]) -> io::Result<()> {
+    for group in groups {
+        for entry in fs::read_dir(&group.directory)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                remove_tree(&path)?;
+            }
         }
     }
     Ok(())

@@ -132,6 +132,9 @@ pub enum ClusterError {
     /// There is no such component.
     #[error("there is no {0}: the components are listed by `cluster status`")]
     NoSuchProcess(String),
+    /// There is no such node.
+    #[error("there is no node {0}: the nodes are listed by `cluster status`")]
+    NoSuchNode(String),
     /// A cluster of another shape is up.
     #[error(
         "a cluster of {nodes} nodes is up in {state}, made with other settings than these: \

@@ -85,6 +85,21 @@ enum Verb {
         /// From 0 on.
         spine: usize,
     },
+    /// Take the data link of a node down.
+    Unplug {
+        /// As `status` calls it.
+        node: String,
+    },
+    /// End that.
+    Plug {
+        /// As `status` calls it.
+        node: String,
+    },
+    /// Cut a node's power, and start it again.
+    Reboot {
+        /// As `status` calls it.
+        node: String,
+    },
     /// What `up` starts.
     #[command(hide = true)]
     Serve {
@@ -158,6 +173,9 @@ fn run(line: &Line) -> Result<(), ClusterError> {
         Verb::Start { component } => find()?.ask(&Order::Start(component.clone())),
         Verb::FailSpine { spine } => find()?.ask(&Order::FailSpine(*spine)),
         Verb::HealSpine { spine } => find()?.ask(&Order::HealSpine(*spine)),
+        Verb::Unplug { node } => find()?.ask(&Order::UnplugNode(node.clone())),
+        Verb::Plug { node } => find()?.ask(&Order::PlugNode(node.clone())),
+        Verb::Reboot { node } => find()?.ask(&Order::RebootNode(node.clone())),
         Verb::Serve { settings } => serve(settings, &line.state, &programs()?),
     }
 }

@@ -3,12 +3,15 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::json;
 use weft_fabric::Fabric;
 
@@ -33,6 +36,8 @@ const RUNC: &str = include_str!("runc.sh");
 /// Where Debian's programs are, and ours first.
 const PATH: &str =
     "/run/weft-programs:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin";
+/// What is waited for of containerd.
+const SERVES: &str = "containerd serves";
 /// An image is read, unpacked and synced within it on a machine that does much else.
 pub(crate) const SLOW: Duration = Duration::from_secs(120);
 
@@ -75,7 +80,7 @@ impl Node {
             plan.index,
             plan.directory,
             plan.programs,
-            &groups,
+            groups,
         )?;
         let node = Self {
             fabric: Arc::clone(plan.fabric),
@@ -90,14 +95,71 @@ impl Node {
         let config = format!("{CONFIGURATION}/containerd.toml");
         node.start(processes, "containerd", &["--config", &config])?;
         let name = node.process("containerd");
-        processes.until("containerd serves", SLOW, &name, || {
+        processes.until(SERVES, SLOW, &name, || {
             processes.check()?;
-            let served = || Ok(output(node.ctr().arg("version")).ok().map(drop));
-            node.room.inside(&node.fabric, served)
+            node.serves()
         })?;
         let archive = plan.programs.join(SANDBOX_ARCHIVE);
         node.load_image(&archive)?;
         Ok(node)
+    }
+
+    /// Whether containerd does.
+    fn serves(&self) -> Result<Option<()>, ClusterError> {
+        let served = || Ok(output(self.ctr().arg("version")).ok().map(drop));
+        self.room.inside(&self.fabric, served)
+    }
+
+    /// Ends all processes of the node at once, and what it has in memory, as a power cut does; then starts its programs
+    /// again. What its network is made of stays.
+    pub(crate) fn reboot(&self, processes: &Processes) -> Result<(), ClusterError> {
+        let what = format!("all processes of {} have ended", self.name);
+        processes.until(&what, SLOW, &self.process("kubelet"), || {
+            let running = self.running()?;
+            for pid in &running {
+                match kill(*pid, Signal::SIGKILL) {
+                    Ok(()) | Err(Errno::ESRCH) => {}
+                    Err(error) => return Err(ClusterError::system(what.clone())(error)),
+                }
+            }
+            // The kernel may not be done with the last of them.
+            let are_removed = running.is_empty() && hierarchy::clear(self.room.groups()).is_ok();
+            Ok(are_removed.then_some(()))
+        })?;
+        for program in ["containerd", "kubelet", "kube-proxy"] {
+            // Until its end is noticed.
+            processes.kill(&self.process(program))?;
+        }
+        self.room.renew(&self.fabric)?;
+        let containerd = self.process("containerd");
+        processes.restart(&containerd)?;
+        processes.until(SERVES, SLOW, &containerd, || self.serves())?;
+        for program in ["kubelet", "kube-proxy"] {
+            processes.restart(&self.process(program))?;
+        }
+        Ok(())
+    }
+
+    /// Those in the node's network, and those of pods that have a network of their own.
+    fn running(&self) -> Result<Vec<Pid>, ClusterError> {
+        let failed = || format!("listing the processes of {}", self.name);
+        let of = |path: &Path| fs::metadata(path).map(|network| network.ino());
+        let index = self.room.node();
+        let network = of(&self.fabric.node(index).namespace);
+        let network = network.map_err(ClusterError::system(failed()))?;
+        let mut running = hierarchy::processes(self.room.groups());
+        for entry in fs::read_dir("/proc").map_err(ClusterError::system(failed()))? {
+            let path = entry.map_err(ClusterError::system(failed()))?.path();
+            let pid = path
+                .file_name()
+                .and_then(|name| name.to_str()?.parse().ok());
+            if let Some(pid) = pid
+                && of(&path.join("ns/net")).is_ok_and(|its| its == network)
+            {
+                running.push(Pid::from_raw(pid));
+            }
+        }
+        Ok(running)
     }
 
     /// Starts kubelet and kube-proxy.

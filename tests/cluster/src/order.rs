@@ -21,6 +21,12 @@ pub enum Order {
     FailSpine(usize),
     /// End that.
     HealSpine(usize),
+    /// Take the data link of a node down: its port has no carrier.
+    UnplugNode(String),
+    /// End that.
+    PlugNode(String),
+    /// Cut a node's power, and start it again: all its processes end at once, what it has in memory is gone, its disk stays.
+    RebootNode(String),
 }
 
 /// What became of it.

@@ -184,7 +184,7 @@ impl Processes {
 }
 
 /// What is held is a whole value at every moment; a panic elsewhere does not change that.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
@@ -11,6 +12,7 @@ use weft_fabric::Fabric;
 
 use crate::ClusterError;
 use crate::hierarchy::{Group, MOUNTED};
+use crate::process::lock;
 
 /// The cluster's programs, as the nodes see them.
 pub(crate) const PROGRAMS: &str = "/run/weft-programs";
@@ -25,7 +27,12 @@ const DIRECTORIES: [&str; 5] = ["lib/kubelet", "lib/containerd", "lib/cni", "log
 #[derive(Debug)]
 pub(crate) struct Room {
     node: usize,
-    mounts: File,
+    /// The node's `/var`, on the disk.
+    var: PathBuf,
+    programs: PathBuf,
+    groups: Vec<Group>,
+    /// The namespace.
+    mounts: Mutex<File>,
 }
 
 impl Room {
@@ -35,7 +42,7 @@ impl Room {
         node: usize,
         directory: &Path,
         programs: &Path,
-        groups: &[Group],
+        groups: Vec<Group>,
     ) -> Result<Self, ClusterError> {
         let var = directory.join("var");
         for part in DIRECTORIES {
@@ -45,8 +52,31 @@ impl Room {
         let run = var.join("run");
         std::os::unix::fs::symlink("/run", &run)
             .map_err(ClusterError::system(run.display().to_string()))?;
-        let mounts = fabric.in_node(node, || furnish(&var, programs, groups))??;
-        Ok(Self { node, mounts })
+        let mounts = fabric.in_node(node, || furnish(&var, programs, &groups))??;
+        Ok(Self {
+            node,
+            var,
+            programs: programs.to_owned(),
+            groups,
+            mounts: Mutex::new(mounts),
+        })
+    }
+
+    /// Its number in the fabric.
+    pub(crate) fn node(&self) -> usize {
+        self.node
+    }
+
+    /// The control groups of the node.
+    pub(crate) fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// Replaces the namespace by one as it was at first: what is not in `/var` is gone, and so is what was mounted there.
+    pub(crate) fn renew(&self, fabric: &Fabric) -> Result<(), ClusterError> {
+        let furnish = || furnish(&self.var, &self.programs, &self.groups);
+        *lock(&self.mounts) = fabric.in_node(self.node, furnish)??;
+        Ok(())
     }
 
     /// Calls `f` on a thread that has the node's files and network. What it starts has them too.
@@ -56,10 +86,12 @@ impl Room {
         f: impl FnOnce() -> Result<T, ClusterError> + Send,
     ) -> Result<T, ClusterError> {
         let failed = || format!("entering the mount namespace of node{}", self.node);
+        let mounts = lock(&self.mounts).try_clone();
+        let mounts = mounts.map_err(ClusterError::system(failed()))?;
         fabric.in_node(self.node, || {
             // A thread that shares its root directory with others may not change it.
             unshare(CloneFlags::CLONE_FS).map_err(ClusterError::system(failed()))?;
-            setns(&self.mounts, CloneFlags::CLONE_NEWNS).map_err(ClusterError::system(failed()))?;
+            setns(&mounts, CloneFlags::CLONE_NEWNS).map_err(ClusterError::system(failed()))?;
             f()
         })?
     }

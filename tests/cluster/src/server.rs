@@ -262,8 +262,20 @@ impl Server {
             Order::Start(name) => self.processes.restart(&name)?,
             Order::FailSpine(k) => self.fabric.fail_spine(k)?,
             Order::HealSpine(k) => self.fabric.heal_spine(k)?,
+            Order::UnplugNode(name) => self.fabric.unplug_node(self.node(&name)?)?,
+            Order::PlugNode(name) => self.fabric.plug_node(self.node(&name)?)?,
+            Order::RebootNode(name) => {
+                self.nodes[self.node(&name)?].reboot(&self.processes)?;
+            }
         }
         Ok(Answer::Done)
+    }
+
+    fn node(&self, name: &str) -> Result<usize, ClusterError> {
+        let mut nodes = self.fabric.nodes().iter();
+        nodes
+            .position(|node| node.name == name)
+            .ok_or_else(|| ClusterError::NoSuchNode(name.to_owned()))
     }
 
     /// All nodes at once, one archive after the other.

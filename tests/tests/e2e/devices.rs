@@ -6,9 +6,11 @@ mod cdi_directory;
 mod claims;
 mod faults;
 mod feature_gates;
+mod link;
 mod policy;
 mod programs;
 mod reboot;
+mod scribbles;
 mod shown;
 
 use std::any::type_name_of_val;
@@ -145,7 +147,7 @@ pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
 type NamedTrial = (fn(&Devices), &'static str);
 
 /// Those of which each needs what the others do, too: volumes, claims and devices by the resource.
-fn later() -> [NamedTrial; 4] {
+fn later() -> [NamedTrial; 7] {
     [
         (
             cdi_directory::a_pod_says_that_files_for_the_container_runtime_have_no_room_and_runs_when_they_have,
@@ -162,6 +164,18 @@ fn later() -> [NamedTrial; 4] {
         (
             reboot::files_of_another_boot_for_the_container_runtime_do_no_harm,
             type_name_of_val(&reboot::files_of_another_boot_for_the_container_runtime_do_no_harm),
+        ),
+        (
+            reboot::pods_of_a_node_whose_power_was_cut_run_again_with_devices,
+            type_name_of_val(&reboot::pods_of_a_node_whose_power_was_cut_run_again_with_devices),
+        ),
+        (
+            link::devices_in_use_are_unhealthy_while_their_nodes_data_link_is_down,
+            type_name_of_val(&link::devices_in_use_are_unhealthy_while_their_nodes_data_link_is_down),
+        ),
+        (
+            scribbles::a_pod_that_scribbles_over_its_rings_hurts_no_other_pod,
+            type_name_of_val(&scribbles::a_pod_that_scribbles_over_its_rings_hurts_no_other_pod),
         ),
         (
             |devices| volumes::a_pod_with_a_volume_waits_for_its_nodes_agent(&devices.cluster),

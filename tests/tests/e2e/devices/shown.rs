@@ -6,7 +6,11 @@ use super::{Devices, OTHER_TEAM, PER_NODE, TEAM};
 use crate::plugin;
 
 /// What `kubectl weft devices` lists of a namespace.
-fn listed(devices: &Devices, namespace: &str) -> Vec<Value> {
+pub(super) fn listed(devices: &Devices, namespace: &str) -> Vec<Value> {
+    // The API server asks the operator for its live resources now and then only.
+    let live = "apiservice/v1alpha1.live.weft.dev";
+    let available = ["wait", "--for=condition=Available", live, "--timeout=120s"];
+    devices.cluster.kubectl(&available);
     let list = plugin::told(
         &devices.cluster,
         &["devices", "--namespace", namespace, "-o=json"],
@@ -17,9 +21,6 @@ fn listed(devices: &Devices, namespace: &str) -> Vec<Value> {
 /// Of a, b and c of team-a, which have exchanged bytes.
 pub(super) fn devices_are_shown(devices: &Devices) {
     let cluster = &devices.cluster;
-    // The API server asks the operator for its live resources now and then only.
-    let live = "apiservice/v1alpha1.live.weft.dev";
-    cluster.kubectl(&["wait", "--for=condition=Available", live, "--timeout=120s"]);
     let counts =
         "-o=jsonpath={.status.devices.total} {.status.devices.inUse} {.status.devices.unhealthy}";
     let node_of = |pod: &str| {

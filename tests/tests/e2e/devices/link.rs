@@ -21,7 +21,7 @@ fn device(devices: &Devices) -> Option<Value> {
     listed.into_iter().find(|device| device["pod"] == "b")
 }
 
-/// Until the FabricNode says it, and the node has as many devices for pods; then an Event says it, too.
+/// Until the FabricNode and an Event say it, and the kubelet counts so many devices fewer.
 fn until_condition(devices: &Devices, condition: [&str; 2], unhealthy: u64, event: &str) {
     let cluster = &devices.cluster;
     let [status, reason] = condition;

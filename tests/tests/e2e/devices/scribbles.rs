@@ -30,7 +30,7 @@ pub(super) fn a_pod_that_scribbles_over_its_rings_hurts_no_other_pod(devices: &D
         .unwrap();
     cluster.wait_until("it has scribbled", || {
         let mut has = devices.command(scribbles, &["test", "-e", "/dev/shm/scribbled"]);
-        has.status().unwrap().success().then_some(())
+        has.output().unwrap().status.success().then_some(())
     });
     for (server, client, words) in [
         (

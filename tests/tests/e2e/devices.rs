@@ -4,12 +4,14 @@
 
 mod cdi_directory;
 mod claims;
+mod exchange;
 mod faults;
 mod feature_gates;
 mod link;
 mod policy;
 mod programs;
 mod reboot;
+mod releases;
 mod scribbles;
 mod shown;
 
@@ -147,7 +149,7 @@ pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
 type NamedTrial = (fn(&Devices), &'static str);
 
 /// Those of which each needs what the others do, too: volumes, claims and devices by the resource.
-fn later() -> [NamedTrial; 7] {
+fn later() -> [NamedTrial; 9] {
     [
         (
             cdi_directory::a_pod_says_that_files_for_the_container_runtime_have_no_room_and_runs_when_they_have,
@@ -180,6 +182,18 @@ fn later() -> [NamedTrial; 7] {
         (
             |devices| volumes::a_pod_with_a_volume_waits_for_its_nodes_agent(&devices.cluster),
             type_name_of_val(&volumes::a_pod_with_a_volume_waits_for_its_nodes_agent),
+        ),
+        (
+            releases::pods_with_devices_and_volumes_go_on_when_the_chart_is_upgraded_and_rolled_back,
+            type_name_of_val(
+                &releases::pods_with_devices_and_volumes_go_on_when_the_chart_is_upgraded_and_rolled_back,
+            ),
+        ),
+        (
+            releases::an_upgrade_that_takes_away_what_pods_have_is_refused_and_made_when_they_are_gone,
+            type_name_of_val(
+                &releases::an_upgrade_that_takes_away_what_pods_have_is_refused_and_made_when_they_are_gone,
+            ),
         ),
     ]
 }

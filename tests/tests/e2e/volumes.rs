@@ -96,7 +96,7 @@ fn run(cluster: &TestCluster, name: &str, words: &[&str]) -> String {
 }
 
 /// A pod reads the model, as somebody who is not root, and changes nothing of it.
-fn reads(cluster: &TestCluster, name: &str, files: &Tree) {
+pub(crate) fn reads(cluster: &TestCluster, name: &str, files: &Tree) {
     assert_eq!(run(cluster, name, &["id", "-u"]).trim(), "1000");
     let seen = run(cluster, name, &["sha256sum", &format!("/model/{FILE}")]);
     let here = cluster.scratch.path().join(FILE);
@@ -148,6 +148,15 @@ fn a_served_copy(cluster: &TestCluster) -> Tree {
     let job = format!("tj/{SERVED}");
     let complete = ["wait", "--for=condition=Complete", &job, "--timeout=120s"];
     cluster.kubectl(&[&complete[..], &["--namespace", TEAM]].concat());
+    files
+}
+
+/// A pod that has the small copy, and reads it.
+pub(crate) fn a_pod_has_a_served_copy(cluster: &TestCluster, name: &str) -> Tree {
+    let files = a_served_copy(cluster);
+    cluster.apply(&pod(TEAM, name, &json!({"job": SERVED})));
+    until_ready(cluster, name);
+    reads(cluster, name, &files);
     files
 }
 

@@ -8,6 +8,7 @@ mod exchange;
 mod faults;
 mod feature_gates;
 mod link;
+mod many;
 mod policy;
 mod programs;
 mod reboot;
@@ -149,7 +150,7 @@ pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
 type NamedTrial = (fn(&Devices), &'static str);
 
 /// Those of which each needs what the others do, too: volumes, claims and devices by the resource.
-fn later() -> [NamedTrial; 9] {
+fn later() -> [NamedTrial; 10] {
     [
         (
             cdi_directory::a_pod_says_that_files_for_the_container_runtime_have_no_room_and_runs_when_they_have,
@@ -182,6 +183,12 @@ fn later() -> [NamedTrial; 9] {
         (
             |devices| volumes::a_pod_with_a_volume_waits_for_its_nodes_agent(&devices.cluster),
             type_name_of_val(&volumes::a_pod_with_a_volume_waits_for_its_nodes_agent),
+        ),
+        (
+            many::programs_with_100_devices_go_on_when_their_engine_and_agents_are_replaced,
+            type_name_of_val(
+                &many::programs_with_100_devices_go_on_when_their_engine_and_agents_are_replaced,
+            ),
         ),
         (
             releases::pods_with_devices_and_volumes_go_on_when_the_chart_is_upgraded_and_rolled_back,
@@ -275,7 +282,7 @@ impl Devices {
         devices.upgrade();
         let cluster = &devices.cluster;
         let mut fabric = install::fabric();
-        fabric["spec"]["devices"] = json!({"perNode": PER_NODE, "open": PER_NODE});
+        fabric["spec"]["devices"] = json!({"perNode": PER_NODE});
         install::a_fabric_becomes_ready(cluster, &fabric);
         for team in [TEAM, OTHER_TEAM] {
             cluster.kubectl(&["create", "namespace", team]);
@@ -327,18 +334,18 @@ impl Devices {
     fn wait_for_nodes(&self) {
         for node in ["node0", "node1", "node2"] {
             match self.mode {
-                Mode::Both => self.wait_for_node(node),
+                Mode::Both => self.wait_for_node(node, PER_NODE),
                 Mode::SharedClaims => claims::wait_for_shared_device(&self.cluster, node),
             }
         }
     }
 
-    /// Until the node has all its devices.
-    fn wait_for_node(&self, node: &str) {
+    /// Until the node has so many devices.
+    fn wait_for_node(&self, node: &str, count: u64) {
         self.cluster.wait_until("the node has devices", || {
             let path = r"-o=jsonpath={.status.allocatable.weft\.dev/vdev}";
             let said = self.cluster.inner.kubectl(&["get", "node", node, path]);
-            (said.ok()?.parse() == Ok(PER_NODE)).then_some(())
+            (said.ok()?.parse() == Ok(count)).then_some(())
         });
     }
 

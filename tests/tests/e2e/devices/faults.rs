@@ -64,7 +64,7 @@ pub(super) fn a_kubelet_that_is_killed_twenty_times_takes_no_device_away(devices
     }
     devices.end_pair();
     let begun = Instant::now();
-    devices.wait_for_node("node1");
+    devices.wait_for_node("node1", PER_NODE);
     devices.start(TEAM, "e", "node1");
     report("kubelet restarted to the next pod Ready", begun);
     devices.two_pods();

@@ -101,7 +101,7 @@ pub(super) fn pods_of_a_node_whose_power_was_cut_run_again_with_devices(devices:
         pods.into_keys().next()
     });
     report("the same until pods have devices again", begun);
-    devices.wait_for_node(NODE);
+    devices.wait_for_node(NODE, PER_NODE);
     let [a, _] = devices.two_pods();
     for name in [BY_CLAIM, &by_resource] {
         let said = devices.pair(a, (TEAM, name), &["ibv_rc_pingpong", "-c", "-g", "0"]);

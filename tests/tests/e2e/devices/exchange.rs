@@ -78,7 +78,7 @@ impl<'a> Exchange<'a> {
             if let Err(error) = ended {
                 cluster.fail(&format!("{error}: {said}"));
             }
-            print!("  {name}: {said}");
+            println!("  {name}: {}", said.lines().last().unwrap_or_default());
             devices.delete(TEAM, name);
         }
     }

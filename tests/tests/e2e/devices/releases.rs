@@ -30,8 +30,6 @@ fn upgrade<'a>(chart: &'a str, values: &[&'a str]) -> Vec<&'a str> {
         "--namespace",
         SYSTEM,
         "--reuse-values",
-        "--wait",
-        "--timeout=180s",
     ];
     [&upgrade[..], values].concat()
 }
@@ -129,7 +127,8 @@ pub(super) fn pods_with_devices_and_volumes_go_on_when_the_chart_is_upgraded_and
     };
     let chart = repository("charts/weft").display().to_string();
     replaces_all("helm upgrade to all pods replaced", &|| {
-        cluster.helm(&upgrade(&chart, &LOGS));
+        let waits = ["--wait", "--timeout=180s"];
+        cluster.helm(&upgrade(&chart, &[&LOGS[..], &waits].concat()));
     });
     replaces_all("helm rollback to all pods replaced", &|| {
         roll_back(devices, &revision);
@@ -204,7 +203,7 @@ pub(super) fn an_upgrade_that_takes_away_what_pods_have_is_refused_and_made_when
     let begun = Instant::now();
     let chart = repository("charts/weft").display().to_string();
     cluster.helm(&upgrade(&chart, &without_claims));
-    report("helm upgrade to another devices.mode", begun);
+    report("helm upgrade to another devices.mode, not refused", begun);
     roll_back(devices, &revision);
     start_with_claim();
     let said = devices.pair(a, (TEAM, BY_CLAIM), &["ibv_rc_pingpong", "-c", "-g", "0"]);

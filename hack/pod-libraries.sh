@@ -58,5 +58,12 @@ for library in libweft_ibverbs.so libweft_rdmacm.so; do
         say "$library needs $newest: with it no program of an image with glibc $glibc would start"
         exit 1
     fi
+    # What every program with glibc has loaded, or has beside it.
+    for needed in $(objdump --private-headers "$built/$library" | sed -n 's/^ *NEEDED *//p'); do
+        case "$needed" in
+            libc.so.6 | libpthread.so.0 | libdl.so.2 | ld-linux-*) ;;
+            *) say "$library needs $needed, which not every image has"; exit 1 ;;
+        esac
+    done
 done
 printf '%s\n' "$built"

@@ -1,5 +1,6 @@
 # Writes random bytes over the memory that programs of this pod share with the engine, doorbells and rings, while their work
 # requests are under way. Goes on until /dev/shm/enough is there.
+set -euo pipefail
 port=18600
 listens=$(printf ':%04X .* 0A ' "$port")
 times=0
@@ -31,7 +32,7 @@ scribble() {
 while [ ! -e /dev/shm/enough ]; do
     ibv_rc_pingpong -e -g 0 -n 1000000 -p "$port" >/dev/null 2>&1 &
     server=$!
-    while kill -0 "$server" && ! grep -q "$listens" /proc/net/tcp /proc/net/tcp6; do usleep 10000; done
+    while kill -0 "$server" 2>/dev/null && ! grep -q "$listens" /proc/net/tcp /proc/net/tcp6; do usleep 10000; done
     ibv_rc_pingpong -e -g 0 -n 1000000 -p "$port" 127.0.0.1 >/dev/null 2>&1 &
     client=$!
     of_server=$(memory "$server")
@@ -39,7 +40,7 @@ while [ ! -e /dev/shm/enough ]; do
     # Single words, as most of what is there is good then; and everything.
     for word in $(seq 50); do scribble 8 1 $((RANDOM % 2048)); done
     scribble 65536 64 0
-    kill "$server" "$client" 2>/dev/null
+    if ! kill "$server" "$client" 2>/dev/null; then echo "a program has ended" >&2; fi
     wait
     echo "$times" >/dev/shm/scribbled
 done

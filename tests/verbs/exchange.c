@@ -31,6 +31,9 @@ struct end {
     struct ibv_cq *queue;
     struct ibv_mr *region;
     struct ibv_qp *pair;
+    // So many were sent, of which each is acknowledged, and so many have come: of the next round before this one's own is
+    // acknowledged, where an engine was replaced.
+    uint64_t sends, receives;
     // The next message may come before this round has ended here.
     struct message sent, received[2];
 };
@@ -123,7 +126,7 @@ static void begin_round(struct end *end, uint64_t round, int is_last) {
 
 // Says whether it is the last one for the other end.
 static int end_round(struct end *end, uint64_t round) {
-    for (int left = 2; left > 0;) {
+    while (end->sends <= round || end->receives <= round) {
         struct ibv_wc completion;
         int found = ibv_poll_cq(end->queue, 1, &completion);
         check(found >= 0);
@@ -132,7 +135,11 @@ static int end_round(struct end *end, uint64_t round) {
             continue;
         }
         check_completion(&completion);
-        left--;
+        if (completion.opcode == IBV_WC_RECV) {
+            end->receives++;
+        } else {
+            end->sends++;
+        }
     }
     struct message *received = &end->received[round % 2];
     check(received->round == round);

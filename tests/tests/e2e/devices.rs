@@ -60,6 +60,7 @@ pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
         trials.push(Trial::test(name, move || {
             let up = move || Devices::up(mode);
             share(&shared, up, |devices| {
+                devices.clear();
                 devices.enter(mode);
                 play(devices);
             });
@@ -293,6 +294,16 @@ impl Devices {
         devices.wait_for_nodes();
         report("fabric Ready to devices of its nodes", begun);
         devices
+    }
+
+    /// Deletes the pods that a trial which failed has left: they have devices that the next ones need.
+    fn clear(&self) {
+        // Every trial may use these two.
+        let others = "--field-selector=metadata.name!=a,metadata.name!=b";
+        for team in [TEAM, OTHER_TEAM] {
+            let pods = ["delete", "pods", others, "--namespace", team];
+            self.cluster.kubectl(&pods);
+        }
     }
 
     /// Has pods get devices in this way from now on.

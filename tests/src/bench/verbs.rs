@@ -2,10 +2,8 @@
 //! `verbs-instructions`.
 //!
 //! The engines are in this process, each in the network namespace of its node; the programs are processes, with private
-//! memory, and with shared memory (`--mmap`), which the engines map as well. What must hold between two nodes needs a core
-//! for each thread that polls: a program, an engine, and the same at the other end. On a machine with fewer cores latency is
-//! held against as many threads, without Weft, that pass a token, and a rate against the engine alone beside a thread that
-//! looks as the program does.
+//! memory, and with shared memory (`--mmap`), which the engines map as well. A limit in microseconds needs a core for each thread that polls: a program, an engine, and the same at the
+//! other end. On a machine with fewer cores the row is held against as many threads, without Weft, that pass a token.
 
 pub(super) mod copy;
 pub(crate) mod devices;
@@ -101,15 +99,6 @@ pub(super) fn measure_instructions(context: &Context) -> Result<Vec<Row>, BenchE
     Ok(vec![instructions(context, &devices)?])
 }
 
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// Whether each thread that polls has one.
-fn has_cores() -> bool {
-    cores() >= THREADS
-}
-
 fn rates(
     context: &Context,
     fabric: &Fabric,
@@ -120,19 +109,11 @@ fn rates(
     let all = if context.quick { 256 << 20 } else { 1 << 30 };
     let count = all / bytes as u64;
     let ends = Ends::start(fabric, Shape::default())?;
-    let engine = || writes::repeat(&ends, bytes, count, OUTSTANDING);
     writes::repeat(&ends, bytes, count / 8, OUTSTANDING)?;
     let (mut apart, mut together) = (Rounds::default(), Rounds::default());
-    let mut alone = Rounds::default();
     for _ in 0..context.rounds {
         let ours = devices.rate(Place::TwoNodes, kind.memory, bytes, count)?;
-        let by_itself = engine()?;
-        alone.add(by_itself);
-        let theirs = match has_cores() {
-            true => by_itself,
-            false => token::beside_a_poller(engine)?,
-        };
-        apart.add_pair(ours, theirs);
+        apart.add_pair(ours, writes::repeat(&ends, bytes, count, OUTSTANDING)?);
         let ours = devices.rate(Place::OneNode, kind.memory, bytes, count)?;
         let theirs = match kind.memory {
             Memory::Private => copy::between_processes(bytes, count)?,
@@ -141,11 +122,7 @@ fn rates(
         together.add_pair(ours, theirs);
     }
     let memory = kind.memory;
-    let work = |place: &str| format!("ib_write_bw -s {bytes}, {memory} memory, {place}");
-    let peer = match has_cores() {
-        true => "the engine alone",
-        false => "the engine beside a thread that polls",
-    };
+    let work = |place: &str| format!("ib_write_bw -s {bytes}, {place}, {memory} memory");
     let copy = match memory {
         Memory::Private => "process_vm_writev",
         Memory::Shared => "memcpy",
@@ -153,9 +130,9 @@ fn rates(
     Ok([
         apart.row(
             &format!("verbs-bw-{name}{}", kind.id),
-            work(&format!("two nodes; the engine alone {:.2}", alone.ours())),
+            work("two nodes"),
             "GB/s",
-            peer,
+            "the engine alone",
             Must::RatioAtLeast(kind.of_engine),
         ),
         together.row(
@@ -197,13 +174,14 @@ fn latencies(
     (id, program): (&str, &str),
 ) -> Result<[Row; 2], BenchError> {
     let count = if context.quick { 2_000 } else { 20_000 };
-    let has_cores = has_cores();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let row = |place| -> Result<Row, BenchError> {
         let course = match place {
             Place::TwoNodes => Course::TwoNodes(fabric),
             Place::OneNode => Course::OneNode,
         };
         let (mut rounds, mut alone) = (Rounds::default(), Rounds::default());
+        let has_cores = cores >= THREADS;
         for _ in 0..context.rounds {
             let ours = devices.latency(place, kind.memory, program, 8, count)?;
             let own = match place {
@@ -220,7 +198,7 @@ fn latencies(
                 None => rounds.add(ours),
             }
         }
-        let threads = format!("{THREADS} threads on {} cores", cores());
+        let threads = format!("{THREADS} threads on {cores} cores");
         let (peer, must) = match (has_cores, place) {
             (false, _) => (&*threads, Must::RatioAtMost(OF_THREADS)),
             (true, Place::TwoNodes) => ("the engine alone", Must::MoreByAtMost(kind.longer_by)),

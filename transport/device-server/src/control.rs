@@ -15,7 +15,7 @@ use weft_device::VERSION;
 use weft_device::control::{
     self as message, Answer, ErrorNumber, Limits, MESSAGE_BYTES_MAX, Outcome, Request,
 };
-use weft_device_socket::packet;
+use weft_device_socket::{packet, spin};
 use weft_engine::{AddressSpace, SharedFiles};
 
 use crate::command::Command;
@@ -297,7 +297,7 @@ fn serve(program: OpenProgram, stopped: &OwnedFd, released: &Sender<Released>) {
     loop {
         let both = || vec![stopped.as_fd(), socket.as_fd()];
         // Programs make their objects one after the other.
-        let next = packet::look(|| {
+        let next = spin(|| {
             let ready = wait(both(), Some(&NO_WAIT));
             ready.contains(&true).then_some(ready)
         });
@@ -356,12 +356,12 @@ fn take_request(thread: &OpenDevice, context: ContextId, socket: &OwnedFd) -> Op
         answer: sender,
     });
     let gone = (Err(ErrorNumber::EngineGone), None);
-    let soon = packet::look(|| match answered.try_recv() {
+    let soon = spin(|| match answered.try_recv() {
         Err(TryRecvError::Empty) => None,
-        answer => Some(answer.ok()),
+        answered => Some(answered.ok()),
     });
-    let answer_of_thread = soon.unwrap_or_else(|| answered.recv().ok());
-    let (outcome, passed) = answer_of_thread.unwrap_or(gone);
+    let answered = soon.unwrap_or_else(|| answered.recv().ok());
+    let (outcome, passed) = answered.unwrap_or(gone);
     let passed: Vec<BorrowedFd<'_>> = passed.iter().map(AsFd::as_fd).collect();
     answer(socket, &outcome, &passed).ok()
 }

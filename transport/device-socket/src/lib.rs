@@ -16,9 +16,11 @@ pub mod descriptor_store;
 mod directory;
 pub mod packet;
 pub mod shared_mapping;
+mod spin;
 
 pub use client::{Client, OpenError};
 pub use directory::{DIRECTORY_VARIABLE, devices_in, directory, gid};
+pub use spin::spin;
 
 /// The socket in a device's directory.
 pub const CONTROL_FILE: &str = "control";

@@ -3,19 +3,16 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::thread;
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use crate::spin::spin;
+
 /// Descriptors that go with one packet, at most.
 pub const DESCRIPTORS_MAX: usize = 4;
-
-/// How often [`look`] looks: for about as long as it takes to sleep and to be woken in a virtual machine, 50 µs. It is no time,
-/// because the library of old systems for that (`librt.so.1`) is not in every container.
-const LOOKS: usize = 64;
 
 /// Sends a packet with descriptors.
 ///
@@ -52,7 +49,7 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(&[u8], Vec<O
 /// # Errors
 /// As [`receive`].
 pub fn receive_soon(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(&[u8], Vec<OwnedFd>)> {
-    let come = look(|| {
+    let come = spin(|| {
         let received = receive_with(&socket, buffer, RecvFlags::DONTWAIT);
         let is_there =
             !matches!(&received, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
@@ -65,18 +62,6 @@ pub fn receive_soon(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(&[u8], 
         }
         None => receive(socket, buffer),
     }
-}
-
-/// Looks for something that is expected soon, and offers the processor to others between the looks. `None` when it has not
-/// come: then one may sleep.
-pub fn look<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
-    for _ in 0..LOOKS {
-        if let Some(found) = look() {
-            return Some(found);
-        }
-        thread::yield_now();
-    }
-    None
 }
 
 fn receive_with(

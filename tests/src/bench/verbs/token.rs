@@ -147,24 +147,6 @@ pub(super) fn one_way(course: Course<'_>, count: usize) -> Result<f64, BenchErro
     Ok(median(&mut ways.split_off(warm_up)))
 }
 
-/// What this answers while one more thread looks for something that does not come, as a program does.
-pub(super) fn beside_a_poller<T>(measure: impl FnOnce() -> T) -> T {
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            while !over.load(Ordering::Acquire) {
-                for _ in 0..LOOKS_BEFORE_YIELD {
-                    std::hint::spin_loop();
-                }
-                thread::yield_now();
-            }
-        });
-        let measured = measure();
-        over.store(true, Ordering::Release);
-        measured
-    })
-}
-
 /// Two sockets of this node, connected to each other.
 fn connect_by_loopback() -> Result<[UdpSocket; 2], BenchError> {
     let bind = || -> io::Result<UdpSocket> {

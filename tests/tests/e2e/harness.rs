@@ -83,7 +83,13 @@ impl Harness {
         for node in ["node0", "node1", "node2", "node3"] {
             let directory = self.directory(node, TEAM, "");
             for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-                fs::remove_dir_all(entry.path()).unwrap();
+                // A link is removed itself, not what it points to.
+                let removed = if entry.file_type().unwrap().is_dir() {
+                    fs::remove_dir_all(entry.path())
+                } else {
+                    fs::remove_file(entry.path())
+                };
+                removed.unwrap();
             }
         }
     }

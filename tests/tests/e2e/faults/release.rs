@@ -48,6 +48,8 @@ pub(super) fn a_job_completes_during_helm_upgrade(harness: &mut Harness) {
 
 /// A chart with one more field in the definitions: what is stored stays as it is, and can have it.
 pub(super) fn a_job_completes_while_the_definitions_are_upgraded(harness: &mut Harness) {
+    let earlier = harness.begin("before-definitions");
+    harness.completes(&earlier, "a job before the upgrade");
     let before = harness.cluster.json(&["get", "tj,rf,fn", "-A"]);
     let copy = harness.cluster.scratch.path().join("weft");
     let copied = Command::new("cp")

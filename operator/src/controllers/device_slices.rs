@@ -89,12 +89,20 @@ fn decide(cache: &Cache, has_consumable_capacity: bool) -> Vec<Request> {
     }
     for (key, node) in cache.fabric_nodes.iter() {
         let existing = existing.remove(&*key.name).unwrap_or_default();
-        match pool(cache, node, has_consumable_capacity) {
-            Some(pool) => {
-                let of_pool = pool.requests(&existing).into_iter();
-                requests.extend(of_pool.filter(|request| !taken.contains(&request.key)));
-            }
-            None => requests.extend(existing.iter().filter_map(Slice::delete)),
+        let Some(devices) = devices(cache, node) else {
+            requests.extend(existing.iter().filter_map(Slice::delete));
+            continue;
+        };
+        // An agent that starts or stops does not say what there is: the pool stays as it is.
+        if let Some(status) = reported(node) {
+            let pool = Pool {
+                node,
+                status,
+                devices,
+                is_shared: has_consumable_capacity,
+            };
+            let of_pool = pool.requests(&existing).into_iter();
+            requests.extend(of_pool.filter(|request| !taken.contains(&request.key)));
         }
     }
     requests
@@ -109,19 +117,17 @@ fn owner<'a>(cache: &Cache, slice: &'a ResourceSlice) -> Option<&'a str> {
     is_own.then_some(&slice.spec.node_name)
 }
 
-/// None where the node's agent has not yet said what there is, or the fabric has no devices.
-fn pool<'a>(cache: &'a Cache, node: &'a FabricNode, is_shared: bool) -> Option<Pool<'a>> {
-    let status = node.status.as_ref();
-    let status = status.filter(|status| !status.data_address.is_empty())?;
+/// The devices that a node has by its fabric.
+fn devices<'a>(cache: &'a Cache, node: &FabricNode) -> Option<&'a Devices> {
     let fabric = cache.fabrics.named(&node.spec.fabric)?;
-    let devices = fabric.spec.devices.as_ref()?;
     let is_there = node.metadata.deletion_timestamp.is_none();
-    is_there.then_some(Pool {
-        node,
-        status,
-        devices,
-        is_shared,
-    })
+    fabric.spec.devices.as_ref().filter(|_| is_there)
+}
+
+/// What the node's agent has said last. None where that was without the data interface.
+fn reported(node: &FabricNode) -> Option<&FabricNodeStatus> {
+    let status = node.status.as_ref();
+    status.filter(|status| !status.data_address.is_empty())
 }
 
 /// A slice as the API server has it.

@@ -197,6 +197,26 @@ fn a_node_or_a_fabric_without_devices_has_no_slices() {
     assert!(generations(&cache).is_empty());
 }
 
+/// Each of its reports without a data interface would cost the scheduler the node's devices.
+#[test]
+fn a_pool_stays_while_the_nodes_agent_is_replaced() {
+    let mut cache = cache(200);
+    settle(&mut cache);
+    let before = cache.fabric_nodes.named("n1").unwrap().clone();
+    let mut stopping = before.clone();
+    let status = stopping.status.as_mut().unwrap();
+    *status = FabricNodeStatus {
+        conditions: std::mem::take(&mut status.conditions),
+        ..FabricNodeStatus::default()
+    };
+    for (version, mut node) in [("10", stopping), ("11", before)] {
+        node.metadata.resource_version = Some(version.to_owned());
+        cache.fabric_nodes.update(node);
+        assert!(decide(&cache, false).is_empty(), "{version}");
+    }
+    assert_eq!(generations(&cache), [1, 1, 1, 1]);
+}
+
 #[test]
 fn a_pool_has_no_more_than_a_scheduler_can_keep() {
     let mut cache = cache(65_536);

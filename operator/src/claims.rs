@@ -193,20 +193,26 @@ impl Claims {
     }
 }
 
-/// The pods that have devices of a pool by claims, as NAMESPACE/NAME. None where the API server has no claims.
-pub(crate) async fn pods_by_pool(
-    client: &Client,
-) -> Result<BTreeMap<String, BTreeSet<String>>, CallError> {
+/// What pods have of a pool by claims.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct PoolUse {
+    pub(crate) devices: u32,
+    /// As NAMESPACE/NAME.
+    pub(crate) pods: BTreeSet<String>,
+}
+
+/// What pods have by claims, by pool. None where the API server has no claims.
+pub(crate) async fn use_by_pool(client: &Client) -> Result<BTreeMap<String, PoolUse>, CallError> {
     let claims = Api::<ResourceClaim>::all(client.clone());
     match call(claims.list(&ListParams::default())).await {
-        Ok(claims) => Ok(pods_of(&claims.items)),
+        Ok(claims) => Ok(use_of(&claims.items)),
         Err(error) if error.has_code(404) => Ok(BTreeMap::new()),
         Err(error) => Err(error),
     }
 }
 
-fn pods_of(claims: &[ResourceClaim]) -> BTreeMap<String, BTreeSet<String>> {
-    let mut pools: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+fn use_of(claims: &[ResourceClaim]) -> BTreeMap<String, PoolUse> {
+    let mut pools: BTreeMap<String, PoolUse> = BTreeMap::new();
     for claim in claims {
         let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
         let results = claim.status.allocation.devices.results.iter();
@@ -216,7 +222,9 @@ fn pods_of(claims: &[ResourceClaim]) -> BTreeMap<String, BTreeSet<String>> {
             let pods = pods.map(|pod| format!("{namespace}/{}", pod.name));
             let mut pods = pods.peekable();
             if pods.peek().is_some() {
-                pools.entry(result.pool.clone()).or_default().extend(pods);
+                let pool = pools.entry(result.pool.clone()).or_default();
+                pool.devices += 1;
+                pool.pods.extend(pods);
             }
         }
     }
@@ -379,9 +387,12 @@ mod tests {
     #[test]
     fn pods_are_listed_by_the_nodes_whose_devices_they_have() {
         let unused = json!({"allocation": allocated()["allocation"]});
-        let pools = pods_of(&[claim(&allocated()), claim(&unused), claim(&json!({}))]);
-        let pods = || BTreeSet::from(["team-a/trainer-0".to_owned()]);
-        let expected = [("n1".to_owned(), pods()), ("n2".to_owned(), pods())];
+        let pools = use_of(&[claim(&allocated()), claim(&unused), claim(&json!({}))]);
+        let one = || PoolUse {
+            devices: 1,
+            pods: BTreeSet::from(["team-a/trainer-0".to_owned()]),
+        };
+        let expected = [("n1".to_owned(), one()), ("n2".to_owned(), one())];
         assert_eq!(pools, expected.into());
     }
 

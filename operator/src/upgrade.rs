@@ -21,7 +21,8 @@ pub enum UpgradeError {
     /// Pods use what is taken away.
     #[error(
         "pods use {0}, which the values volumes.enabled, devices.enabled or devices.mode take away: without the driver pods with volumes or \
-         claims cannot end, and without the engine programs with devices fail. `kubectl weft devices -A` lists those with devices, and \
+         claims cannot end, without the device plugin containers with devices do not start again, and without the engine programs with \
+         devices fail. `kubectl weft devices -A` lists those with devices, and \
          `kubectl get pods -A -o custom-columns=NAMESPACE:.metadata.namespace,POD:.metadata.name,DRIVERS:.spec.volumes[*].csi.driver` \
          those with volumes of csi.weft.dev. Delete these pods and try again, or have it all the same after \
          `kubectl annotate rdmafabrics --all {FORCE}=true`"

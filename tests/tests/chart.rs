@@ -510,13 +510,16 @@ fn an_upgrade_looks_whether_pods_have_what_its_values_take_away() {
         Some(taken.map(str::to_owned).collect())
     };
     let (volumes, devices) = ("volumes.enabled=true", "devices.enabled=true");
-    let both = r#"devices.mode="both""#;
+    let [both, dra] = ["both", "dra"].map(|mode| format!("devices.mode={}", json!(mode)));
+    let (both, dra) = (both.as_str(), dra.as_str());
     for (values, expected) in [
         (&[][..], Some(&["volumes", "devices", "claims"][..])),
         (&[volumes], Some(&["devices", "claims"])),
         (&[volumes, devices], Some(&["claims"])),
         (&[devices, both], Some(&["volumes"])),
         (&[volumes, devices, both], None),
+        (&[volumes, devices, dra], Some(&["resource"])),
+        (&[dra], Some(&["volumes", "devices", "claims"])),
     ] {
         let expected = expected.map(|list| list.iter().map(|one| (*one).to_owned()).collect());
         assert_eq!(taken(values), expected, "{values:?}");

@@ -183,6 +183,8 @@ pub(super) fn an_upgrade_that_takes_away_what_pods_have_is_refused_and_made_when
     let without_claims = ["--set=devices.mode=devicePlugin"];
     let in_use = format!("devices by claims of node node2 ({TEAM}/{BY_CLAIM})");
     is_refused(devices, &without_claims, &in_use);
+    let in_use = "1 device of node node0 by the resource, 1 device of node node1 by the resource";
+    is_refused(devices, &["--set=devices.mode=dra"], in_use);
 
     assert_eq!(ready_pods(devices), pods, "a refused upgrade replaces pods");
     assert_eq!(deployed(devices), revision);

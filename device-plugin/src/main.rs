@@ -160,7 +160,7 @@ impl Arguments {
 }
 
 fn main() -> ExitCode {
-    let words = match weft_argument_file::wait_and_expand() {
+    let words = match weft_argument_file::wait_and_expand(weft_argument_file::DEVICE_PLUGIN) {
         Ok(words) => words,
         Err(problem) => {
             let mut command = clap::Command::new("weft-device-plugin");
@@ -218,7 +218,9 @@ fn serve(arguments: &Arguments, words: &[OsString]) -> Result<(), String> {
 async fn changed(words: &[OsString]) {
     loop {
         tokio::time::sleep(FLAGS_INTERVAL).await;
-        if weft_argument_file::expand(std::env::args_os()).is_ok_and(|found| found != words) {
+        if weft_argument_file::expand(std::env::args_os(), weft_argument_file::DEVICE_PLUGIN)
+            .is_ok_and(|found| found != words)
+        {
             return;
         }
     }

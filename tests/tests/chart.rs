@@ -797,6 +797,8 @@ fn the_policies_of_the_operators_account_follow_the_agents_of_the_chart() {
             "agent.features={\"readFilesOfOthers\":false,\"writeToDirectoriesOfOthers\":true}",
             "roots.allowedHostPaths=[\"/srv/models\"]",
             "agent.extraEnv=[{\"name\":\"NOTE\",\"value\":\"it's <1>\"}]",
+            "agent.extraArgs=[\"--log-json\"]",
+            "devices.enabled=true",
         ],
     ] {
         let rendered = rendered(values);
@@ -811,14 +813,21 @@ fn the_policies_of_the_operators_account_follow_the_agents_of_the_chart() {
         assert!(said.contains(&capabilities), "{capabilities}: {said}");
         let account = pod["serviceAccountName"].as_str().unwrap();
         assert!(said.contains(&format!("== '{account}'")), "{said}");
-        for mount in agent["volumeMounts"].as_array().unwrap() {
-            assert!(said.contains(&mount["mountPath"].to_string()), "{mount}");
-        }
         let variables = policy(&rendered)["variables"].clone();
-        let mut variables = variables.as_array().unwrap().iter();
-        let values = variables.find(|one| one["name"] == "values").unwrap();
-        let values = values["expression"].as_str().unwrap();
-        let values: Value = serde_json::from_str(values).unwrap();
+        let variable = |name: &str| -> Value {
+            let mut variables = variables.as_array().unwrap().iter();
+            let found = variables.find(|one| one["name"] == name).unwrap();
+            serde_json::from_str(found["expression"].as_str().unwrap()).unwrap()
+        };
+        // The operator adds roots, and three flags.
+        let mounts = agent["volumeMounts"].as_array().unwrap().iter();
+        let mounts = mounts.map(|one| (one["name"].as_str().unwrap(), &one["mountPath"]));
+        assert_eq!(
+            variable("mounts"),
+            json!(mounts.collect::<BTreeMap<_, _>>())
+        );
+        assert_eq!(variable("arguments"), agent["args"]);
+        let values = variable("values");
         for variable in agent["env"].as_array().unwrap() {
             let name = variable["name"].as_str().unwrap();
             match variable["value"].is_null() {
@@ -1233,9 +1242,13 @@ fn devices_by_claims_take_a_class_two_directories_and_rules_of_the_operator_and_
         let mode = args.iter().find_map(|arg| arg.strip_prefix("--mode="));
         (by_claims, by_resource, mode.map(str::to_owned))
     };
-    assert_eq!(shows("devicePlugin"), ([false; 5], true, None));
-    assert_eq!(shows("dra"), ([true; 5], false, Some("dra".to_owned())));
-    assert_eq!(shows("both"), ([true; 5], true, Some("both".to_owned())));
+    let mode = |mode: &str| Some(mode.to_owned());
+    assert_eq!(
+        shows("devicePlugin"),
+        ([false; 5], true, mode("device-plugin"))
+    );
+    assert_eq!(shows("dra"), ([true; 5], false, mode("dra")));
+    assert_eq!(shows("both"), ([true; 5], true, mode("both")));
     // The flags of the operator are of no use without devices.
     let without = rendered(&[r#"devices.mode="dra""#]);
     assert_eq!(without.of_kind("DeviceClass").count(), 0);
@@ -1324,6 +1337,10 @@ fn devices_take_two_daemonsets_without_a_capability_and_none_where_they_are_not_
         let plugin = &with.find("DaemonSet", "weft-device-plugin")["spec"]["template"]["spec"];
         let arguments = strings(&plugin["containers"][0]["args"]);
         assert_eq!(hook(&arguments), has_hook, "{arguments:?}");
+        // No file that somebody writes can say these.
+        for flag in ["--resource=weft.dev/vdev", "--mode=device-plugin"] {
+            assert!(arguments.contains(&flag), "{arguments:?}");
+        }
         // Where the agent writes the flags of both.
         let agent = with.agent();
         let mounts = &agent["spec"]["template"]["spec"]["containers"][0]["volumeMounts"];

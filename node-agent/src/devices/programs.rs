@@ -78,6 +78,8 @@ fn device_plugin(programs: &DevicePrograms) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -114,5 +116,8 @@ mod tests {
             "--namespaces=team-a,team-b",
         ];
         assert_eq!(device_plugin(&all), flags);
+        let names = flags.map(|flag| flag.split('=').next().unwrap_or_default());
+        let known: BTreeSet<&str> = weft_argument_file::DEVICE_PLUGIN.iter().copied().collect();
+        assert_eq!(BTreeSet::from(names), known);
     }
 }

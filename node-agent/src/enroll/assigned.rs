@@ -5,7 +5,7 @@ use serde::de::{DeserializeOwned, IntoDeserializer as _};
 use weft_core::path::{PolicyKind, UnknownPolicy};
 use weft_proto::operator::v1 as proto;
 
-use crate::config::values::{ByteCount, Duration};
+use crate::config::values::{ByteCount, Duration, is_label};
 use crate::config::{
     self, Config, ConfigError, Data, DevicePrograms, Listen, Operator, Ports, RootEntry, TlsFiles,
     Transport,
@@ -89,6 +89,13 @@ fn devices(
     given: &proto::Devices,
     nic: &Nic,
 ) -> Result<config::Devices, ConfigError> {
+    for (index, name) in given.namespaces.iter().enumerate() {
+        if !is_label(name) {
+            let field = format!("devices.namespaces[{index}]");
+            let problem = format!("{name:?} is not a namespace: 1 to 63 of [a-z0-9-]");
+            return Err(wrong(&field, problem));
+        }
+    }
     Ok(config::Devices {
         socket: settings.engine_socket.clone(),
         peers: Vec::new(),
@@ -383,7 +390,17 @@ mod tests {
         fn egress(c: &mut proto::NodeConfig) -> &mut proto::Egress {
             agent(c).egress.as_mut().unwrap()
         }
-        let table: [(&str, &str, Change); 23] = [
+        fn namespaces(c: &mut proto::NodeConfig) -> &mut Vec<String> {
+            &mut engine(c).devices.as_mut().unwrap().namespaces
+        }
+        let table: [(&str, &str, Change); 25] = [
+            // The device plugin would read two lines, or two names.
+            ("devices.namespaces[1]", "is not a namespace", |c| {
+                namespaces(c).push("a\n--share=10000".to_owned());
+            }),
+            ("devices.namespaces[0]", "is not a namespace", |c| {
+                *namespaces(c) = vec!["a,b".to_owned()];
+            }),
             ("engine", "missing", |c| c.engine = None),
             ("agent", "missing", |c| c.agent = None),
             ("transport.encryption", "`off` or `required`", |c| {

@@ -97,6 +97,7 @@ const IMAGE: &str = "the image of";
 const ACCOUNT: &str = "the account of";
 const PROGRAM: &str = "runs the program of the agents' image";
 const RIGHTS: &str = "security contexts";
+const FLAG: &str = "the arguments of";
 const VOLUME: &str = "roots.allowedHostPaths";
 const MOUNT: &str = "below /weft/roots";
 
@@ -222,6 +223,35 @@ const REFUSED: &[Change] = &[
         VOLUME,
     ),
     (
+        "another directory as that of the roots",
+        |pod| argument(pod, "--roots-dir=/run"),
+        FLAG,
+    ),
+    (
+        "the socket of the engine in a root",
+        |pod| argument(pod, "--engine-socket=/weft/roots/models/engine.sock"),
+        FLAG,
+    ),
+    (
+        "a file as the whole configuration",
+        |pod| argument(pod, "--config=/weft/roots/models/agent.yaml"),
+        FLAG,
+    ),
+    (
+        "a part of a volume",
+        |pod| {
+            mount(pod, "/weft/roots/more");
+            let mounts = pod["containers"][0]["volumeMounts"].as_array_mut().unwrap();
+            mounts.last_mut().unwrap()["subPath"] = json!("team-a");
+        },
+        MOUNT,
+    ),
+    (
+        "the agent's own state as a root",
+        |pod| mount_volume(pod, "state", "/weft/roots/state"),
+        MOUNT,
+    ),
+    (
         "a tenant's file as the program",
         |pod| mount(pod, "/weft-agent"),
         MOUNT,
@@ -230,6 +260,25 @@ const REFUSED: &[Change] = &[
         "the same by a path that leads out",
         |pod| mount(pod, "/weft/roots/../../weft-agent"),
         MOUNT,
+    ),
+];
+
+/// Where the nodes have devices: the agents have the directory by which the programs of a node meet.
+const REFUSED_WITH_DEVICES: &[Change] = &[
+    (
+        "the directory of the devices as a root",
+        |pod| mount_volume(pod, "devices", "/weft/roots/run"),
+        MOUNT,
+    ),
+    (
+        "another directory of the node by that name",
+        |pod| {
+            let volumes = pod["volumes"].as_array_mut().unwrap();
+            let mut volumes = volumes.iter_mut();
+            let devices = volumes.find(|one| one["name"] == "devices").unwrap();
+            devices["hostPath"]["path"] = json!("/run");
+        },
+        VOLUME,
     ),
 ];
 
@@ -243,8 +292,16 @@ fn volume(pod: &mut Value, mut volume: Value) {
 }
 
 fn mount(pod: &mut Value, path: &str) {
-    let mount = json!({"name": "root-models", "mountPath": path});
+    mount_volume(pod, "root-models", path);
+}
+
+fn mount_volume(pod: &mut Value, volume: &str, path: &str) {
+    let mount = json!({"name": volume, "mountPath": path});
     push(&mut pod["containers"][0]["volumeMounts"], mount);
+}
+
+fn argument(pod: &mut Value, argument: &str) {
+    push(&mut pod["containers"][0]["args"], json!(argument));
 }
 
 pub(crate) fn daemonsets_run_the_charts_agents_only(cluster: &TestCluster) {
@@ -270,7 +327,13 @@ pub(crate) fn daemonsets_run_the_charts_agents_only(cluster: &TestCluster) {
     };
     let made =
         |change: fn(&mut Value)| tried(cluster, &["create", "-f", &changed("tried", change)]);
-    for (what, change, says) in REFUSED {
+    let volumes = &found["spec"]["template"]["spec"]["volumes"];
+    let mut volumes = volumes.as_array().unwrap().iter();
+    let refused = match volumes.any(|volume| volume["name"] == "devices") {
+        true => [REFUSED, REFUSED_WITH_DEVICES].concat(),
+        false => REFUSED.to_vec(),
+    };
+    for (what, change, says) in &refused {
         let said = made(*change).expect_err(what);
         for part in ["'operator-daemonsets.weft.dev'", *says] {
             assert!(said.contains(part), "{what}: {said}");
@@ -289,7 +352,7 @@ pub(crate) fn daemonsets_run_the_charts_agents_only(cluster: &TestCluster) {
     applied(|_| {}).unwrap();
     println!(
         "{} DaemonSets refused that the operator's account would make",
-        REFUSED.len()
+        refused.len()
     );
 }
 

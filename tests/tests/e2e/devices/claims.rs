@@ -78,6 +78,7 @@ pub(super) fn pods_get_devices_by_dra(devices: &Devices) {
         });
     }
     account::resource_slices_of_other_drivers_are_not_the_operators(cluster);
+    account::daemonsets_run_the_charts_agents_only(cluster);
     cluster.apply(&template());
     let begun = Instant::now();
     start(devices, "claim-a", "node0");

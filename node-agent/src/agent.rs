@@ -14,7 +14,7 @@ use weft_engine::{Egress, Encryption, Engine, EngineConfig, EngineError, PortRan
 use weft_identity::tls_listener::TlsRefusals;
 use weft_proto::engine::v1::RefusedAttempt;
 
-use crate::config::{self, Config, LinkKind};
+use crate::config::{self, Config, ConfigSource, LinkKind};
 use crate::control::attempt_registry::{AttemptRegistry, RegistryConfig, ReloadableConfig};
 use crate::control::authorization::Authorization;
 use crate::control::fence::Fence;
@@ -34,7 +34,7 @@ use crate::root_opener::Opener;
 use crate::tls::{Tls, TlsError};
 use crate::transfer::buffers::MemoryBudget;
 use crate::volumes::{self, FindJob, VolumeService};
-use crate::web::HealthServer;
+use crate::web::{HealthServer, Registries};
 
 /// Partial files of jobs that nobody has taken up again for so long are removed.
 const SWEEP_AGE: Duration = Duration::from_secs(24 * 3600);
@@ -134,6 +134,8 @@ pub struct Agent {
     servers: Vec<tokio::task::JoinHandle<()>>,
     /// How the node's devices are, where its pods can have some.
     devices: Option<watch::Receiver<NodeDevices>>,
+    /// Why their programs are not served, though the fabric has devices.
+    device_problem: Option<AgentError>,
     /// What pods have tried with them and may not.
     refused_attempts: RefusedAttempts,
 }
@@ -214,6 +216,7 @@ impl Agent {
             stop,
             servers: Vec::new(),
             devices: None,
+            device_problem: None,
             refused_attempts: RefusedAttempts::default(),
         };
         agent.servers.push(fail_fast::spawn("control", async move {
@@ -222,32 +225,14 @@ impl Agent {
         agent.sweep();
         let mut registries = metrics::registries(registry, budget, &refusals);
         if let Some((of_node, devices)) = config.devices.as_ref().zip(devices) {
-            if let Some(programs) = &of_node.programs {
-                let written = programs::write(&of_node.socket, config, programs);
-                written.map_err(|(path, source)| AgentError::EngineFile { path, source })?;
-                let (total, states) = (programs.per_node, devices.health.clone());
-                let watcher = HealthWatcher::new(&of_node.socket, total, states);
-                // The first report to the operator has it.
-                watcher.read().await;
-                let health = devices.health.subscribe();
-                let collector = metrics::DeviceCollector(health.clone());
-                registries.agent.register_collector(Box::new(collector));
-                agent.devices = Some(health);
-                agent.spawn("device health", watcher.run());
-                let attempts = agent.refused_attempts.clone();
-                agent.spawn("refused attempts", attempts.follow(devices.engine()));
+            let served = agent.serve_devices(config, of_node, devices, &mut registries);
+            match served.await {
+                // Files move without.
+                Err(problem) if config.config_source == ConfigSource::Operator => {
+                    agent.device_problem = Some(problem);
+                }
+                served => served?,
             }
-            keep_descriptors(&of_node.socket)?;
-            if let Some(operator) = agent.environment.claims.clone() {
-                let path = of_node.socket.with_file_name(weft_proto::claims::SOCKET);
-                let listener = claims::listen(&path);
-                let listener =
-                    listener.map_err(|source| AgentError::EngineFile { path, source })?;
-                agent.spawn("claims", claims::serve(listener, operator));
-            }
-            devices.dropped.register(&mut registries.agent);
-            agent.spawn("offers", Arc::clone(&devices).pass_offers_on());
-            agent.spawn("certificates", devices.follow_certificates());
         }
         if let (Some(directory), Some(jobs)) = (&config.volumes, &agent.environment.jobs) {
             let failed = |source| AgentError::VolumeSocket {
@@ -264,6 +249,43 @@ impl Agent {
             metrics = %agent.metrics(), data = %config.data.address, "agent started"
         );
         Ok(agent)
+    }
+
+    /// Serves what the programs of the node's virtual devices need of their agent.
+    async fn serve_devices(
+        &mut self,
+        config: &Config,
+        of_node: &config::Devices,
+        devices: Arc<Devices>,
+        registries: &mut Registries,
+    ) -> Result<(), AgentError> {
+        let failed = |(path, source)| AgentError::EngineFile { path, source };
+        if let Some(programs) = &of_node.programs {
+            programs::write(&of_node.socket, config, programs).map_err(failed)?;
+        }
+        if let Some(operator) = self.environment.claims.clone() {
+            let path = of_node.socket.with_file_name(weft_proto::claims::SOCKET);
+            let listener = claims::listen(&path).map_err(|source| failed((path, source)))?;
+            self.spawn("claims", claims::serve(listener, operator));
+        }
+        keep_descriptors(&of_node.socket)?;
+        if let Some(programs) = &of_node.programs {
+            let (total, states) = (programs.per_node, devices.health.clone());
+            let watcher = HealthWatcher::new(&of_node.socket, total, states);
+            // The first report to the operator has it.
+            watcher.read().await;
+            let health = devices.health.subscribe();
+            let collector = metrics::DeviceCollector(health.clone());
+            registries.agent.register_collector(Box::new(collector));
+            self.devices = Some(health);
+            self.spawn("device health", watcher.run());
+            let attempts = self.refused_attempts.clone();
+            self.spawn("refused attempts", attempts.follow(devices.engine()));
+        }
+        devices.dropped.register(&mut registries.agent);
+        self.spawn("offers", Arc::clone(&devices).pass_offers_on());
+        self.spawn("certificates", devices.follow_certificates());
+        Ok(())
     }
 
     /// Applies what may change while attempts run: the access to stores, the ticket key, how packets are marked and
@@ -302,6 +324,11 @@ impl Agent {
     /// How the node's virtual devices are, where its pods can have some.
     pub(crate) fn devices(&self) -> Option<watch::Receiver<NodeDevices>> {
         self.devices.clone()
+    }
+
+    /// Why its agent does not serve the programs of virtual devices, though the fabric has some.
+    pub(crate) fn device_problem(&self) -> Option<&AgentError> {
+        self.device_problem.as_ref()
     }
 
     /// What pods have tried with devices of the node of late, and may not.

@@ -38,6 +38,8 @@ use crate::volumes;
 
 /// A configuration that cannot be used.
 const CONFIG_REFUSED: &str = "ConfigRefused";
+/// The fabric has virtual devices, and their programs have no place here: the chart may have none.
+const DEVICES_NOT_SERVED: &str = "DevicesNotServed";
 /// A root whose directory is not there.
 const ROOT_MISSING: &str = "RootMissing";
 /// A root whose directory does not answer.
@@ -45,8 +47,9 @@ const ROOT_HUNG: &str = "RootHung";
 /// Namespaces whose copies are left out of a report, which it names: so many names are within its size.
 const UNLISTED_NAMESPACES_MAX: usize = 256;
 /// Findings with which the agent is ready all the same.
-const HARMLESS: [&str; 6] = [
+const HARMLESS: [&str; 7] = [
     CONFIG_REFUSED,
+    DEVICES_NOT_SERVED,
     ROOT_MISSING,
     ROOT_HUNG,
     "NotRenewed",
@@ -320,6 +323,8 @@ impl Member {
                     Err(finding) => findings.push(finding),
                 }
             }
+            let problem = agent.device_problem();
+            findings.extend(problem.map(|error| finding(DEVICES_NOT_SERVED, chain(error))));
             let misuse = registry.misuses.report(Instant::now().into_std());
             findings.extend(misuse.map(|message| finding(MISUSED, message)));
             self.copies

@@ -10,13 +10,15 @@ use tokio_stream::wrappers::{BroadcastStream, UnixListenerStream};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status};
 use weft_proto::Message as _;
-use weft_proto::agent::v1::{ListPodDevicesRequest, PodDevice, QueuePairName, QueuePairOffer};
+use weft_proto::agent::v1::{
+    ListPodDevicesRequest, PodDevice, QueuePairName, QueuePairOffer, State,
+};
 use weft_proto::engine::v1::engine_server::{Engine, EngineServer};
 use weft_proto::engine::v1::*;
 use weft_proto::operator::v1::{DeviceReport, Devices, NodeReport};
 
 use crate::operator::Operator;
-use crate::support::{DEADLINE, Lab, eventually};
+use crate::support::{DEADLINE, Lab, eventually, job, noise, write};
 
 /// What an agent tells its engine, and what the engine offers.
 struct FakeEngine {
@@ -180,17 +182,52 @@ async fn an_offer_comes_to_the_engine_of_the_other_node_with_the_name_of_the_cal
     b.stop().await;
 }
 
+/// Of a fabric.
+fn eight_devices() -> Option<Devices> {
+    Some(Devices {
+        first_port: 16_000,
+        open: 4,
+        per_node: 8,
+        ..Devices::default()
+    })
+}
+
+/// As where the chart has no devices any more, and the fabric has.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_without_a_place_for_devices_says_so_and_moves_files() {
+    let operator = Operator::new(Lab::new());
+    operator.set_engine("1", |engine| engine.devices = eight_devices());
+    let running = operator.serve().await;
+    let mut members = Vec::new();
+    for node in 0..2 {
+        let place = operator.lab().await.dir.path().join("none/engine.sock");
+        let member = operator.join_with(node, |settings| settings.engine_socket = place);
+        members.push(member.await);
+        let report = operator.ready(node).await;
+        let findings = report.findings.iter().map(|it| (&*it.reason, &*it.message));
+        let findings: Vec<(&str, &str)> = findings.collect();
+        assert!(
+            matches!(findings[..], [("DevicesNotServed", told)] if told.contains("devices.enabled")),
+            "{findings:?}"
+        );
+        assert_eq!(report.devices, None);
+    }
+    let lab = operator.lab().await;
+    write(&lab.root(0).join("model"), &noise(3 << 20, 1));
+    for end in lab.run(&job("first", 1), &[(0, 1)]).await {
+        assert_eq!(end.state(), State::Verified, "{end:?}");
+    }
+    drop(lab);
+    for member in members {
+        member.stop().await;
+    }
+    running.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn how_the_device_plugin_says_that_devices_are_is_reported_exported_and_listed() {
     let operator = Operator::new(Lab::new());
-    operator.set_engine("1", |engine| {
-        engine.devices = Some(Devices {
-            first_port: 16_000,
-            open: 4,
-            per_node: 8,
-            ..Devices::default()
-        });
-    });
+    operator.set_engine("1", |engine| engine.devices = eight_devices());
     let running = operator.serve().await;
     let lab = operator.lab().await;
     let socket = lab.dir.path().join("engine.sock");

@@ -215,6 +215,15 @@ impl Operator {
 
     /// Starts a node's agent.
     pub(crate) async fn join(&self, node: usize) -> Member {
+        self.join_with(node, |_| {}).await
+    }
+
+    /// The same with other settings.
+    pub(crate) async fn join_with(
+        &self,
+        node: usize,
+        change: impl FnOnce(&mut Settings),
+    ) -> Member {
         let operator = self.address().await.to_string();
         let lab = self.lab().await;
         let file = |name: &str| lab.dir.path().join(name);
@@ -229,7 +238,7 @@ impl Operator {
         if !token.exists() {
             std::fs::write(&token, format!("{TOKEN}n{node}\n")).unwrap();
         }
-        let settings = Settings {
+        let mut settings = Settings {
             operator,
             operator_ca: file("operator-ca.pem"),
             token,
@@ -251,6 +260,7 @@ impl Operator {
                 renew_least: Duration::from_millis(20),
             },
         };
+        change(&mut settings);
         let (stop, stopped) = oneshot::channel();
         let ended = tokio::spawn(enroll::run(settings.clone(), async {
             let _ = stopped.await;

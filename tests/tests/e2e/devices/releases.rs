@@ -207,6 +207,29 @@ pub(super) fn an_upgrade_that_takes_away_what_pods_have_is_refused_and_made_when
     cluster.helm(&upgrade(&chart, &without_claims));
     report("helm upgrade to another devices.mode, not refused", begun);
     roll_back(devices, &revision);
+    // The fabric goes on saying that it has devices, and files move without.
+    for name in ["a", "b"] {
+        devices.delete(TEAM, name);
+    }
+    for node in ["node0", "node1", "node2"] {
+        until_in_use(devices, node, 0, 0);
+    }
+    cluster.helm(&upgrade(&chart, &all));
+    cluster.wait_until("agents are ready without devices", || {
+        let nodes = cluster.json(&["get", "fabricnodes"]);
+        let mut nodes = nodes["items"].as_array()?.iter();
+        let is_ready = |node: &Value| {
+            let status = &node["status"];
+            let mut conditions = status["conditions"].as_array().into_iter().flatten();
+            let mut findings = status["findings"].as_array().into_iter().flatten();
+            conditions.any(|one| one["type"] == "Ready" && one["status"] == "True")
+                && findings.any(|one| one["reason"] == "DevicesNotServed")
+        };
+        nodes.all(is_ready).then_some(())
+    });
+    roll_back(devices, &revision);
+    devices.wait_for_nodes();
+    devices.two_pods();
     start_with_claim();
     let said = devices.pair(a, (TEAM, BY_CLAIM), &["ibv_rc_pingpong", "-c", "-g", "0"]);
     said.unwrap_or_else(|said| cluster.fail(&said));

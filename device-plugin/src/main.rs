@@ -3,12 +3,14 @@
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
+use weft_argument_file::{DEVICE_PLUGIN as FROM_FILE, FileError};
 use weft_device_plugin::{ByClaims, Config, install, run};
 
 /// How often the flags are read again.
@@ -27,8 +29,8 @@ enum Mode {
 
 /// Gives a node's virtual RDMA devices to pods.
 ///
-/// In place of flags it takes @FILE: a file with a flag on each line, as --count=256. The node's agent writes it, and the plugin
-/// waits until it is there.
+/// In place of flags it takes @FILE: a file with a flag on each line, as --count=256. The node's agent writes it. The plugin waits
+/// until it is there, takes other flags when it changes, and serves nobody when it is gone.
 #[derive(Debug, Parser)]
 #[command(name = "weft-device-plugin", version)]
 struct Arguments {
@@ -104,8 +106,8 @@ struct Arguments {
     /// What pods ask for.
     #[arg(long, value_name = "NAME", default_value = "weft.dev/vdev")]
     resource: String,
-    /// How many devices pods of this node can have.
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    /// How many devices pods of this node can have. With 0 those that they have go on.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(0..=65_536))]
     count: u32,
     /// Most that each device sends, in bits per second, at least 1,000,000 [default: no limit].
     #[arg(long, value_name = "BPS", value_parser = clap::value_parser!(u64).range(1_000_000..))]
@@ -160,14 +162,14 @@ impl Arguments {
 }
 
 fn main() -> ExitCode {
-    let words = match weft_argument_file::wait_and_expand(weft_argument_file::DEVICE_PLUGIN) {
+    let words = match weft_argument_file::wait_and_expand(FROM_FILE) {
         Ok(words) => words,
         Err(problem) => {
             let mut command = clap::Command::new("weft-device-plugin");
             command.error(clap::error::ErrorKind::Io, problem).exit();
         }
     };
-    let arguments = Arguments::parse_from(words.clone());
+    let arguments = Arguments::parse_from(&words);
     let filter = match EnvFilter::try_new(&arguments.log) {
         Ok(filter) => filter,
         Err(error) => {
@@ -182,7 +184,7 @@ fn main() -> ExitCode {
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
-    match serve(&arguments, &words) {
+    match serve(arguments, words) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
@@ -191,37 +193,81 @@ fn main() -> ExitCode {
     }
 }
 
-fn serve(arguments: &Arguments, words: &[OsString]) -> Result<(), String> {
+fn serve(mut arguments: Arguments, mut words: Vec<OsString>) -> Result<(), String> {
     if let Some(from) = &arguments.install_from {
         install(from, &arguments.libraries, arguments.hook.as_deref())
             .map_err(|error| error.to_string())?;
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| format!("the runtime cannot start: {error}"))?;
-    runtime.block_on(async {
-        let terminate = signal(SignalKind::terminate());
-        let mut terminate =
-            terminate.map_err(|error| format!("signals cannot be awaited: {error}"))?;
-        let stopped = async {
-            terminate.recv().await;
+    loop {
+        // The calls that are open end with it: they know the flags of before.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| format!("the runtime cannot start: {error}"))?;
+        let Some(changed) = runtime.block_on(serve_until_changed(&arguments, &words))? else {
+            return Ok(());
         };
-        tokio::select! {
-            ended = run(arguments.config(), stopped) => ended.map_err(|error| error.to_string()),
-            () = changed(words) => Err("its flags have changed: start it again".to_owned()),
-        }
-    })
+        words = changed;
+        arguments = Arguments::try_parse_from(&words).map_err(|error| error.to_string())?;
+    }
 }
 
-/// Returns when the flags are others than these words.
+/// Serves until SIGTERM, or until there are other words: these.
+async fn serve_until_changed(
+    arguments: &Arguments,
+    words: &[OsString],
+) -> Result<Option<Vec<OsString>>, String> {
+    let terminate = signal(SignalKind::terminate());
+    let mut terminate = terminate.map_err(|error| format!("signals cannot be awaited: {error}"))?;
+    let mut stopped = pin!(async {
+        terminate.recv().await;
+    });
+    tokio::select! {
+        ended = run(arguments.config(), &mut stopped) => {
+            return ended.map(|()| None).map_err(|error| error.to_string());
+        }
+        () = changed(words) => {}
+    }
+    tokio::select! {
+        () = stopped => Ok(None),
+        words = next() => words.map(Some),
+    }
+}
+
+/// Returns when the words are others than these, or their file is gone.
 async fn changed(words: &[OsString]) {
     loop {
         tokio::time::sleep(FLAGS_INTERVAL).await;
-        if weft_argument_file::expand(std::env::args_os(), weft_argument_file::DEVICE_PLUGIN)
-            .is_ok_and(|found| found != words)
-        {
-            return;
+        match expand() {
+            Ok(found) if found == words => {}
+            // As when too many files are open.
+            Err(error @ FileError::Unreadable { .. }) if !error.is_missing() => {}
+            _ => return,
         }
     }
+}
+
+/// The words, once there are some.
+async fn next() -> Result<Vec<OsString>, String> {
+    let mut is_told = false;
+    loop {
+        // Not at once: a kubelet takes the end of what was registered for the end of what is registered then.
+        tokio::time::sleep(FLAGS_INTERVAL).await;
+        match expand() {
+            Err(error) if error.is_missing() => {
+                if !is_told {
+                    tracing::info!(
+                        "no pod gets a device: {error}: {}",
+                        weft_argument_file::WAITING
+                    );
+                    is_told = true;
+                }
+            }
+            found => return found.map_err(|error| error.to_string()),
+        }
+    }
+}
+
+fn expand() -> Result<Vec<OsString>, FileError> {
+    weft_argument_file::expand(std::env::args_os(), FROM_FILE)
 }

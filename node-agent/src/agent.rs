@@ -14,7 +14,7 @@ use weft_engine::{Egress, Encryption, Engine, EngineConfig, EngineError, PortRan
 use weft_identity::tls_listener::TlsRefusals;
 use weft_proto::engine::v1::RefusedAttempt;
 
-use crate::config::{self, Config, ConfigSource, LinkKind};
+use crate::config::{self, Config, ConfigSource, LinkKind, Programs};
 use crate::control::attempt_registry::{AttemptRegistry, RegistryConfig, ReloadableConfig};
 use crate::control::authorization::Authorization;
 use crate::control::fence::Fence;
@@ -24,7 +24,7 @@ use crate::devices::claims::{self, FindClaim};
 use crate::devices::health::{HealthWatcher, NodeDevices};
 use crate::devices::peers::{FindNode, OperatorPeers, Peers};
 use crate::devices::refused_attempts::RefusedAttempts;
-use crate::devices::{Devices, programs};
+use crate::devices::{Devices, programs, withdrawal};
 use crate::fail_fast;
 use crate::files::{self, FileError, Root};
 use crate::metrics;
@@ -260,23 +260,35 @@ impl Agent {
         registries: &mut Registries,
     ) -> Result<(), AgentError> {
         let failed = |(path, source)| AgentError::EngineFile { path, source };
-        if let Some(programs) = &of_node.programs {
-            programs::write(&of_node.socket, config, programs).map_err(failed)?;
-        }
+        let socket = &of_node.socket;
+        let total = match &of_node.programs {
+            Programs::OfOthers => None,
+            Programs::Started(programs) => {
+                programs::write(socket, config, programs).map_err(failed)?;
+                Some(programs.per_node)
+            }
+            Programs::Withdrawn => {
+                programs::withdraw(socket).map_err(failed)?;
+                Some(0)
+            }
+        };
         if let Some(operator) = self.environment.claims.clone() {
-            let path = of_node.socket.with_file_name(weft_proto::claims::SOCKET);
+            let path = socket.with_file_name(weft_proto::claims::SOCKET);
             let listener = claims::listen(&path).map_err(|source| failed((path, source)))?;
             self.spawn("claims", claims::serve(listener, operator));
         }
-        keep_descriptors(&of_node.socket)?;
-        if let Some(programs) = &of_node.programs {
-            let (total, states) = (programs.per_node, devices.health.clone());
-            let watcher = HealthWatcher::new(&of_node.socket, total, states);
+        keep_descriptors(socket)?;
+        if let Some(total) = total {
+            let watcher = HealthWatcher::new(socket, total, devices.health.clone());
             // The first report to the operator has it.
             watcher.read().await;
             let health = devices.health.subscribe();
             let collector = metrics::DeviceCollector(health.clone());
             registries.agent.register_collector(Box::new(collector));
+            if of_node.programs == Programs::Withdrawn {
+                let ended = withdrawal::end(socket.clone(), health.clone());
+                self.spawn("withdrawal", ended);
+            }
             self.devices = Some(health);
             self.spawn("device health", watcher.run());
             let attempts = self.refused_attempts.clone();

@@ -90,9 +90,21 @@ pub struct Devices {
     pub socket: PathBuf,
     /// The devices of all nodes, where the operator is not asked for them.
     pub peers: Vec<DevicePeer>,
-    /// How their programs are started, where the agent says so; not a field of the file.
+    /// How their programs are started; not a field of the file.
     #[serde(skip)]
-    pub programs: Option<DevicePrograms>,
+    pub programs: Programs,
+}
+
+/// Whether and how a node's `weft-engine` and `weft-device-plugin` are started.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Programs {
+    /// Somebody else says it.
+    #[default]
+    OfOthers,
+    /// By the agent, so.
+    Started(DevicePrograms),
+    /// The fabric has no devices any more. Those that pods have go on.
+    Withdrawn,
 }
 
 /// How a node's `weft-engine` and `weft-device-plugin` are started, besides what the engine has of the data path and the

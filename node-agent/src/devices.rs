@@ -10,6 +10,7 @@ pub(crate) mod listing;
 pub(crate) mod peers;
 pub(crate) mod programs;
 pub(crate) mod refused_attempts;
+pub(crate) mod withdrawal;
 
 use std::collections::BTreeMap;
 use std::path::Path;

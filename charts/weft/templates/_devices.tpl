@@ -13,7 +13,8 @@ Not empty where pods have devices by ResourceClaims.
 {{- end }}
 
 {{/*
-Where the programs of virtual devices run: at every node of a fabric. They wait where the fabric has no devices.
+Where the programs of virtual devices run: at every node of a fabric. They wait where the fabric has no devices; an engine that
+has served some goes on until its pod is replaced.
 */}}
 {{- define "weft.devices.scheduling" -}}
 affinity:

@@ -1,6 +1,8 @@
 //! With which flags the programs of virtual devices are started, of which the operator tells the agent only.
 
+use std::fs;
 use std::io;
+use std::iter::once;
 use std::path::{Path, PathBuf};
 
 use crate::config::{Config, DevicePrograms, Encryption};
@@ -8,9 +10,13 @@ use crate::config::{Config, DevicePrograms, Encryption};
 const BITS_PER_MEGABIT: u64 = 1_000_000;
 /// What a device has of which nothing else is said.
 const SHARE_DEFAULT: u32 = 100;
+/// Beside the socket of the engine: the flags of the engine, and of the device plugin.
+const ENGINE: &str = "engine.args";
+const DEVICE_PLUGIN: &str = "device-plugin.args";
+const COUNT: &str = "--count=";
 
-/// Writes the flags of the engine that serves at this socket and of the device plugin beside it. A program that runs goes on with
-/// what it was started with.
+/// Writes the flags of the engine that serves at this socket and of the device plugin beside it. The device plugin takes other
+/// flags within seconds, an engine when it is started anew.
 ///
 /// # Errors
 /// The file that cannot be written, and why.
@@ -19,13 +25,48 @@ pub(crate) fn write(
     config: &Config,
     programs: &DevicePrograms,
 ) -> Result<(), (PathBuf, io::Error)> {
-    let directory = socket.parent().unwrap_or(socket);
     for (name, flags) in [
-        ("engine.args", engine(config, programs)),
-        ("device-plugin.args", device_plugin(programs)),
+        (ENGINE, engine(config, programs)),
+        (DEVICE_PLUGIN, device_plugin(programs)),
     ] {
-        let path = directory.join(name);
+        let path = socket.with_file_name(name);
         weft_argument_file::write(&path, &flags).map_err(|source| (path, source))?;
+    }
+    Ok(())
+}
+
+/// Whether an agent has written them here.
+pub(crate) fn are_there(socket: &Path) -> bool {
+    socket.with_file_name(DEVICE_PLUGIN).exists()
+}
+
+/// Has the device plugin offer no devices. Those that pods have go on, and are as they were when their containers start again.
+///
+/// # Errors
+/// The file that cannot be read or written, and why.
+pub(crate) fn withdraw(socket: &Path) -> Result<(), (PathBuf, io::Error)> {
+    let path = socket.with_file_name(DEVICE_PLUGIN);
+    let change = || {
+        let text = fs::read_to_string(&path)?;
+        let others = text.lines().filter(|flag| !flag.starts_with(COUNT));
+        let flags = once(format!("{COUNT}0")).chain(others.map(str::to_owned));
+        weft_argument_file::write(&path, &flags.collect::<Vec<String>>())
+    };
+    change().map_err(|source| (path.clone(), source))
+}
+
+/// Has neither program serve any more: the device plugin ends what it does within seconds, and an engine that is started anew waits.
+///
+/// # Errors
+/// The file that cannot be removed, and why.
+pub(crate) fn remove(socket: &Path) -> Result<(), (PathBuf, io::Error)> {
+    // The one by which the next agent sees that there are some is the last.
+    for name in [ENGINE, DEVICE_PLUGIN] {
+        let path = socket.with_file_name(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err((path, error)),
+            _ => {}
+        }
     }
     Ok(())
 }
@@ -54,7 +95,7 @@ fn engine(config: &Config, programs: &DevicePrograms) -> Vec<String> {
 }
 
 fn device_plugin(programs: &DevicePrograms) -> Vec<String> {
-    let mut flags = vec![format!("--count={}", programs.per_node)];
+    let mut flags = vec![format!("{COUNT}{}", programs.per_node)];
     flags.extend(programs.numa_node.map(|node| format!("--numa-node={node}")));
     if programs.cap_mbps > 0 {
         let cap_bps = u64::from(programs.cap_mbps) * BITS_PER_MEGABIT;
@@ -119,5 +160,30 @@ mod tests {
         let names = flags.map(|flag| flag.split('=').next().unwrap_or_default());
         let known: BTreeSet<&str> = weft_argument_file::DEVICE_PLUGIN.iter().copied().collect();
         assert_eq!(BTreeSet::from(names), known);
+    }
+
+    #[test]
+    fn flags_that_are_withdrawn_offer_no_device_and_are_as_they_were_otherwise() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("engine.sock");
+        assert!(!are_there(&socket));
+        let flags = ["--count=8", "--share=200"].map(str::to_owned);
+        let path = socket.with_file_name("device-plugin.args");
+        weft_argument_file::write(&path, &flags).unwrap();
+        fs::write(socket.with_file_name("engine.args"), "--mtu=1500\n").unwrap();
+        // Of this agent, and of the next one.
+        for _ in 0..2 {
+            assert!(are_there(&socket));
+            withdraw(&socket).unwrap();
+            assert_eq!(
+                fs::read_to_string(&path).unwrap(),
+                "--count=0\n--share=200\n"
+            );
+        }
+        for _ in 0..2 {
+            remove(&socket).unwrap();
+            assert!(!are_there(&socket));
+            assert!(!socket.with_file_name("engine.args").exists());
+        }
     }
 }

@@ -7,9 +7,10 @@ use weft_proto::operator::v1 as proto;
 
 use crate::config::values::{ByteCount, Duration, is_label};
 use crate::config::{
-    self, Config, ConfigError, Data, DevicePrograms, Listen, Operator, Ports, RootEntry, TlsFiles,
-    Transport,
+    self, Config, ConfigError, Data, DevicePrograms, Listen, Operator, Ports, Programs, RootEntry,
+    TlsFiles, Transport,
 };
+use crate::devices::programs;
 use crate::enroll::interface::Nic;
 use crate::enroll::settings::Settings;
 use crate::files::{Access, MinFree, RootVolumes};
@@ -67,11 +68,7 @@ pub(crate) fn config(
             allow_insecure: agent.objects.unwrap_or_default().allow_insecure,
             ..settings.objects.clone()
         },
-        devices: engine
-            .devices
-            .as_ref()
-            .map(|given| devices(settings, given, nic))
-            .transpose()?,
+        devices: devices(settings, engine.devices.as_ref(), nic)?,
         volumes: settings.volumes.clone(),
         config_source: config::ConfigSource::Operator,
     };
@@ -84,11 +81,25 @@ pub(crate) fn config(
     Ok(config)
 }
 
+/// None where the fabric has none, and has had none.
 fn devices(
     settings: &Settings,
-    given: &proto::Devices,
+    given: Option<&proto::Devices>,
     nic: &Nic,
-) -> Result<config::Devices, ConfigError> {
+) -> Result<Option<config::Devices>, ConfigError> {
+    let programs = match given {
+        Some(given) => Programs::Started(device_programs(given, nic)?),
+        None if programs::are_there(&settings.engine_socket) => Programs::Withdrawn,
+        None => return Ok(None),
+    };
+    Ok(Some(config::Devices {
+        socket: settings.engine_socket.clone(),
+        peers: Vec::new(),
+        programs,
+    }))
+}
+
+fn device_programs(given: &proto::Devices, nic: &Nic) -> Result<DevicePrograms, ConfigError> {
     for (index, name) in given.namespaces.iter().enumerate() {
         if !is_label(name) {
             let field = format!("devices.namespaces[{index}]");
@@ -96,21 +107,17 @@ fn devices(
             return Err(wrong(&field, problem));
         }
     }
-    Ok(config::Devices {
-        socket: settings.engine_socket.clone(),
-        peers: Vec::new(),
-        programs: Some(DevicePrograms {
-            first_port: small("devices.firstPort", given.first_port)?,
-            open: small("devices.open", given.open)?,
-            link_mbps: nic.mbps,
-            numa_node: nic.affinity.numa_node,
-            per_node: given.per_node,
-            cap_mbps: given.cap_mbps,
-            operations_per_second: given.operations_per_second,
-            cross_namespace: given.cross_namespace,
-            namespaces: given.namespaces.clone(),
-            share: given.share,
-        }),
+    Ok(DevicePrograms {
+        first_port: small("devices.firstPort", given.first_port)?,
+        open: small("devices.open", given.open)?,
+        link_mbps: nic.mbps,
+        numa_node: nic.affinity.numa_node,
+        per_node: given.per_node,
+        cap_mbps: given.cap_mbps,
+        operations_per_second: given.operations_per_second,
+        cross_namespace: given.cross_namespace,
+        namespaces: given.namespaces.clone(),
+        share: given.share,
     })
 }
 
@@ -323,7 +330,7 @@ mod tests {
             namespaces: vec!["team-a".to_owned()],
             share: 200,
         };
-        assert_eq!(devices.programs, Some(wanted));
+        assert_eq!(devices.programs, Programs::Started(wanted));
         assert_eq!(config.transport.chunk.0, 32 << 10);
         assert_eq!(config.transport.dscp, 46);
         assert_eq!(config.transport.encryption, Encryption::Required);

@@ -482,7 +482,9 @@ impl Member {
             let engine = start.node_config.engine.as_ref();
             report.ports = engine.and_then(|engine| engine.ports);
             let devices = agent.devices();
-            report.devices = devices.map(|devices| devices.borrow().report());
+            let devices = devices.map(|devices| devices.borrow().report());
+            // A fabric that has none any more has those that pods still have.
+            report.devices = devices.filter(|devices| devices.total > 0 || devices.in_use > 0);
             report.refused_attempts = agent.refused_attempts();
         }
         self.report.send_if_modified(|sent| {

@@ -225,6 +225,53 @@ async fn a_node_without_a_place_for_devices_says_so_and_moves_files() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn pods_keep_and_are_counted_with_devices_that_their_fabric_has_no_more() {
+    let operator = Operator::new(Lab::new());
+    operator.set_engine("1", |engine| engine.devices = eight_devices());
+    let running = operator.serve().await;
+    let home = operator.lab().await.dir.path().to_owned();
+    let socket = home.join("engine.sock");
+    let flags = |file: &str, allowed: &[&str]| {
+        let word = format!("@{}", home.join(file).display());
+        weft_argument_file::expand([word.into()], allowed).unwrap()
+    };
+    let of_plugin = || flags("device-plugin.args", weft_argument_file::DEVICE_PLUGIN);
+    let of_engine = || flags("engine.args", weft_argument_file::ENGINE);
+    let have = |in_use| {
+        let health = DeviceHealth {
+            in_use,
+            ..DeviceHealth::default()
+        };
+        let file = weft_proto::engine::health_file(&socket);
+        std::fs::write(file, health.encode_to_vec()).unwrap();
+    };
+    have(2);
+    let member = operator.join(0).await;
+    let report = operator.ready(0).await.devices.unwrap();
+    assert_eq!((report.total, report.in_use), (8, 2));
+    assert_eq!(of_plugin(), ["--count=8"]);
+    let before = of_engine();
+    operator.set_engine("2", |engine| engine.devices = None);
+    // As Kubernetes replaces it.
+    member.stop().await;
+    let _engine = FakeEngine::serve(&socket);
+    let member = operator.join(0).await;
+    let left = DeviceReport {
+        in_use: 2,
+        ..DeviceReport::default()
+    };
+    assert_eq!(operator.ready(0).await.devices, Some(left));
+    assert_eq!(of_plugin(), ["--count=0"]);
+    // An engine that is replaced goes on with them.
+    assert_eq!(of_engine(), before);
+    have(0);
+    let has_none = |report: &NodeReport| report.ready && report.devices.is_none();
+    operator.report("no pod has a device", has_none).await;
+    member.stop().await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn how_the_device_plugin_says_that_devices_are_is_reported_exported_and_listed() {
     let operator = Operator::new(Lab::new());
     operator.set_engine("1", |engine| engine.devices = eight_devices());

@@ -98,6 +98,10 @@ pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
         type_name_of_val(&policy::a_refused_connection_is_told_to_both_pods),
     );
     add(
+        policy::pods_keep_their_devices_when_their_fabric_has_none_any_more,
+        type_name_of_val(&policy::pods_keep_their_devices_when_their_fabric_has_none_any_more),
+    );
+    add(
         faults::a_kubelet_that_is_killed_twenty_times_takes_no_device_away,
         type_name_of_val(&faults::a_kubelet_that_is_killed_twenty_times_takes_no_device_away),
     );

@@ -1,8 +1,10 @@
 //! Who may have devices, and what is said of what was refused.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 
-use super::{Devices, OTHER_TEAM, TEAM, pod};
+use super::{Devices, OTHER_TEAM, PER_NODE, TEAM, pod};
 
 /// The configurations that the agents work with, where all are ready.
 fn configurations(devices: &Devices) -> Option<Vec<String>> {
@@ -77,4 +79,40 @@ pub(super) fn a_refused_connection_is_told_to_both_pods(devices: &Devices) {
         });
     }
     devices.delete(stranger.0, stranger.1);
+}
+
+pub(super) fn pods_keep_their_devices_when_their_fabric_has_none_any_more(devices: &Devices) {
+    let cluster = &devices.cluster;
+    let [a, b] = devices.two_pods();
+    let set = |of_fabric: Value| {
+        let patch = json!({"spec": {"devices": of_fabric}}).to_string();
+        cluster.kubectl(&["patch", "rf", "default", "--type=merge", "--patch", &patch]);
+    };
+    let until_counted = |node: &str, wanted: &Value| {
+        cluster.wait_until("the node counts the devices of its pods", || {
+            let found = &cluster.json(&["get", "fabricnode", node])["status"]["devices"];
+            (found == wanted).then_some(())
+        });
+    };
+    set(Value::Null);
+    for node in ["node0", "node1", "node2"] {
+        devices.wait_for_node(node, 0);
+    }
+    for node in ["node0", "node1"] {
+        until_counted(node, &json!({"total": 0, "inUse": 1, "unhealthy": 0}));
+    }
+    let said = devices.pair(a, b, &["ibv_rc_pingpong", "-c", "-g", "0"]);
+    said.unwrap_or_else(|said| cluster.fail(&said));
+    for name in ["a", "b"] {
+        devices.delete(TEAM, name);
+    }
+    for node in ["node0", "node1", "node2"] {
+        until_counted(node, &Value::Null);
+    }
+    let plugin = devices.plugin("node2");
+    let flags = format!("/proc/{plugin}/root/run/weft/device-plugin.args");
+    let is_gone = || (!Path::new(&flags).exists()).then_some(());
+    cluster.wait_until("the device plugin of a node without pods ends", is_gone);
+    set(json!({"perNode": PER_NODE}));
+    devices.wait_for_nodes();
 }

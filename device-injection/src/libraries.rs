@@ -5,14 +5,17 @@ use std::env;
 use std::io::Read as _;
 use std::path::{Component, Path, PathBuf};
 
-use object::{Architecture, Endianness, Object as _, read::elf::ElfFile64};
+use object::read::elf::{ElfFile64, SectionHeader as _};
+use object::{Architecture, Endianness, Object as _};
 
 use crate::root::{Found, Root};
 
 /// What programs call the libraries, without a version.
 pub const NAMES: [&str; 2] = ["libibverbs.so", "librdmacm.so"];
 /// A version node without symbols, which Weft's libraries alone have.
-const NODE: &[u8] = b"WEFT_LIBRARY";
+const NODE: &[u8] = b"WEFT_LIBRARY\0";
+/// Version nodes that are looked at: Weft's libibverbs has some 120.
+const NODES_MAX: usize = 1024;
 const CONFIG: &str = "/etc/ld.so.conf";
 /// Of a configuration of the dynamic linker; a longer one names nothing.
 const CONFIG_BYTES_MAX: u64 = 64 << 10;
@@ -46,13 +49,17 @@ fn is_weft_library(bytes: &[u8]) -> Option<bool> {
     let (endian, sections) = (elf.endian(), elf.elf_section_table());
     let nodes = sections.gnu_verdef(endian, bytes).ok()?;
     let is_ours = nodes.is_some_and(|(nodes, strings)| {
-        let strings = sections.strings(endian, bytes, strings);
-        let names = nodes
-            .flatten()
-            .filter_map(|(_, mut names)| names.next().ok()?);
+        let strings = sections.section(strings);
+        let strings = strings.and_then(|section| section.data(endian, bytes));
+        let names = nodes.flatten().take(NODES_MAX);
+        let mut names = names.filter_map(|(_, mut names)| names.next().ok()?);
+        // Without a look for the end of a name, which may be far away.
         strings.is_ok_and(|strings| {
-            let mut names = names.filter_map(|name| name.name(endian, strings).ok());
-            names.any(|name| name == NODE)
+            names.any(|name| {
+                let begin = usize::try_from(name.vda_name.get(endian)).ok();
+                let rest = begin.and_then(|begin| strings.get(begin..));
+                rest.is_some_and(|rest| rest.starts_with(NODE))
+            })
         })
     });
     is_of_this_machine.then_some(is_ours)
@@ -241,6 +248,66 @@ mod tests {
         ] {
             assert_eq!(library(other), None, "{other}");
         }
+    }
+
+    /// A library of this machine with these version nodes, and with nothing else.
+    fn library(nodes: &[&str]) -> Vec<u8> {
+        const HEADER: u64 = 64;
+        let machine = match cfg!(target_arch = "x86_64") {
+            true => object::elf::EM_X86_64,
+            false => object::elf::EM_AARCH64,
+        };
+        let (mut entries, mut strings) = (Vec::new(), Vec::new());
+        for (number, name) in nodes.iter().enumerate() {
+            let next = if number + 1 == nodes.len() { 0_u32 } else { 28 };
+            // Elf64_Verdef, with one name.
+            entries.extend([1_u16, 0, 1, 1].map(u16::to_le_bytes).concat());
+            entries.extend([0, 20, next].map(u32::to_le_bytes).concat());
+            let name_at = u32::try_from(strings.len()).unwrap();
+            entries.extend([name_at, 0].map(u32::to_le_bytes).concat());
+            strings.extend(name.as_bytes());
+            strings.push(0);
+        }
+        // The sections' headers are aligned.
+        let end = (entries.len() + strings.len()).next_multiple_of(8);
+        strings.resize(end - entries.len(), 0);
+        let mut file = b"\x7fELF\x02\x01\x01".to_vec();
+        file.resize(16, 0);
+        file.extend([3, machine].map(u16::to_le_bytes).concat());
+        file.extend(1_u32.to_le_bytes());
+        let (entries_at, strings_at) = (HEADER, HEADER + entries.len() as u64);
+        let sections_at = strings_at + strings.len() as u64;
+        file.extend([0, 0, sections_at].map(u64::to_le_bytes).concat());
+        file.extend(0_u32.to_le_bytes());
+        file.extend([64, 56, 0, 64, 3, 2].map(u16::to_le_bytes).concat());
+        let section = |kind: u32, at: u64, bytes: &[u8], link: u32| {
+            let mut header = [0, kind].map(u32::to_le_bytes).concat();
+            let places = [0, 0, at, bytes.len() as u64];
+            header.extend(places.map(u64::to_le_bytes).concat());
+            header.extend([link, 0].map(u32::to_le_bytes).concat());
+            header.extend([1, 0].map(u64::to_le_bytes).concat());
+            header
+        };
+        let sections = [
+            section(0, 0, &[], 0),
+            section(object::elf::SHT_GNU_VERDEF, entries_at, &entries, 2),
+            section(object::elf::SHT_STRTAB, strings_at, &strings, 0),
+        ];
+        [&[file, entries, strings][..], &sections].concat().concat()
+    }
+
+    #[test]
+    fn of_a_library_s_version_nodes_so_many_are_looked_at() {
+        let is_weft = |nodes: &[&str]| is_weft_library(&library(nodes));
+        assert_eq!(is_weft(&["IBVERBS_1.0", "WEFT_LIBRARY"]), Some(true));
+        for other in ["WEFT", "WEFT_LIBRARY_2", "IBVERBS_1.0"] {
+            assert_eq!(is_weft(&["IBVERBS_1.0", other]), Some(false), "{other}");
+        }
+        // A hostile one: with names as long as the file it would take hours.
+        let mut many = vec!["IBVERBS_1.0"; NODES_MAX];
+        many.push("WEFT_LIBRARY");
+        assert_eq!(is_weft(&many), Some(false));
+        assert_eq!(is_weft(&many[1..]), Some(true));
     }
 
     #[test]

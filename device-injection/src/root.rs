@@ -2,12 +2,18 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
+use rustix::fs::{
+    CWD, Dir, FileType, FsWord, Mode, OFlags, PROC_SUPER_MAGIC, ResolveFlags, fstat, fstatfs,
+    openat, openat2,
+};
+
+/// The type of sysfs, which is in `linux/magic.h`.
+const SYSFS_MAGIC: FsWord = 0x6265_6572;
 
 /// The directory that is a container's `/`.
 ///
@@ -88,14 +94,9 @@ impl Root {
     /// The text of a file; empty where there is none, or where it is no file or longer than `bytes_max`.
     #[must_use]
     pub fn text(&self, path: &Path, bytes_max: u64) -> String {
-        let read = || -> io::Result<String> {
-            let file = self.find(path)?.read()?;
-            if file.metadata()?.len() > bytes_max {
-                return Ok(String::new());
-            }
-            io::read_to_string(file)
-        };
-        read().unwrap_or_default()
+        let file = self.find(path).and_then(|found| found.read());
+        let text = file.and_then(|file| text_of(file, bytes_max));
+        text.unwrap_or_default()
     }
 }
 
@@ -127,16 +128,29 @@ impl Found {
         by_descriptor(&self.0)
     }
 
-    /// The file, to read. To open anything else could wait for who serves it.
+    /// The file, to read. To open anything else could wait for who serves it, and so could a read of what the kernel makes up
+    /// (procfs, sysfs): that is the node's, too, as its log is.
     ///
     /// # Errors
-    /// It is no file.
+    /// It is no file, or one of the kernel's.
     pub fn read(&self) -> io::Result<File> {
         if self.kind() != Some(FileType::RegularFile) {
             return Err(io::Error::other("it is no file"));
         }
-        File::open(self.by_descriptor())
+        if [PROC_SUPER_MAGIC, SYSFS_MAGIC].contains(&fstatfs(&self.0)?.f_type) {
+            return Err(io::Error::other("it is a file of the kernel's"));
+        }
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = openat(CWD, self.by_descriptor(), flags, Mode::empty())?;
+        Ok(opened.into())
     }
+}
+
+/// What there is to read; empty where that is longer than `bytes_max`, also if it grows meanwhile.
+fn text_of(file: impl Read, bytes_max: u64) -> io::Result<String> {
+    let text = io::read_to_string(file.take(bytes_max.saturating_add(1)))?;
+    let is_whole = u64::try_from(text.len()).is_ok_and(|bytes| bytes <= bytes_max);
+    Ok(if is_whole { text } else { String::new() })
 }
 
 impl AsFd for Found {
@@ -202,5 +216,27 @@ mod tests {
         let found = root.find(Path::new("pipe")).unwrap();
         assert!(found.read().is_err());
         assert!(root.names(Path::new("pipe")).is_empty());
+    }
+
+    /// A link to the kernel's log is no magic one, and leads to a regular file of no length, whose reader waits for more.
+    #[test]
+    fn what_the_kernel_makes_up_is_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = Root::open(Path::new("/")).unwrap();
+        for file in ["/proc/kmsg", "/proc/version", "/sys/kernel/notes"] {
+            let link = directory.path().join("ld.so.conf");
+            symlink(file, &link).unwrap();
+            let found = root.find(&link).unwrap();
+            let refused = found.read().unwrap_err().to_string();
+            assert_eq!(refused, "it is a file of the kernel's", "{file}");
+            assert_eq!(root.text(&link, 1 << 20), "", "{file}");
+            fs::remove_file(link).unwrap();
+        }
+    }
+
+    #[test]
+    fn of_a_file_that_grows_while_it_is_read_no_more_is_read_than_it_may_have() {
+        assert_eq!(text_of(&b"/opt/lib\n"[..], 9).unwrap(), "/opt/lib\n");
+        assert_eq!(text_of(io::repeat(b'/'), 9).unwrap(), "");
     }
 }

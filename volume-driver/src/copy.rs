@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 use rustix::io::Errno;
 use tonic::Status;
 use weft_proto::volumes::v1::use_copy_request::Copy;
@@ -20,6 +20,13 @@ const LOOKUP_TRIES: usize = 64;
 const NO_LINKS: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS);
+
+/// A copy that is open, by a descriptor that reads nothing.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) file: File,
+    pub(crate) is_directory: bool,
+}
 
 /// The pod's namespace and the copy that it asks for.
 pub(crate) fn of_attributes(
@@ -67,14 +74,14 @@ pub(crate) fn of_attributes(
     Ok((namespace.clone(), copy))
 }
 
-/// Opens the copy, by a descriptor that reads nothing: the same file or directory as the agent has compared with its record.
+/// Opens the copy: the same file or directory as the agent has compared with its record.
 /// An agent that others have taken over names no other namespace's directory, and no root but in the allowed directories.
 pub(crate) fn open(
     host: &Path,
     allowed: &[PathBuf],
     namespace: &str,
     copy: &UseCopyResponse,
-) -> Result<File, Status> {
+) -> Result<Opened, Status> {
     let failed = |cause: io::Error| {
         let text = format!(
             "{:?} in {}: {cause}: the node's agent has it there; the pod's volume is tried again",
@@ -116,7 +123,10 @@ pub(crate) fn open(
         let other = "is another file than the agent's, which may not see yet what is mounted there";
         return Err(failed(io::Error::other(other)));
     }
-    Ok(File::from(opened))
+    Ok(Opened {
+        file: File::from(opened),
+        is_directory: FileType::from_raw_mode(stat.st_mode) == FileType::Directory,
+    })
 }
 
 /// Whether the path, relative to a root, is in the directory of the namespace: `openat2` takes a `..` that stays in the root.

@@ -4,6 +4,7 @@
 //! says the node's agent (`weft.volumes.v1`), for the pod's namespace, which the kubelet names. The driver keeps nothing: that a
 //! volume is mounted, the kernel knows. Decision 0043 has the design.
 
+mod calls;
 mod copy;
 mod identity;
 pub mod kubelet;

@@ -12,13 +12,14 @@ use rustix::mount::{
     open_tree, unmount,
 };
 
-/// Mounts a file or directory, which is open, read-only at `target`, which is made.
+use crate::copy::Opened;
+
+/// Mounts a copy read-only at `target`, which is made.
 ///
 /// A mount is seen by others as it was made: what is changed of it later, each of them would have to change. So it is made
 /// read-only where nobody sees it, and then its copy is put at the target.
-pub(crate) fn mount(copy: &File, staging: &Path, target: &Path) -> io::Result<()> {
-    let is_directory = copy.metadata()?.is_dir();
-    let make = |path: &Path| match is_directory {
+pub(crate) fn mount(copy: &Opened, staging: &Path, target: &Path) -> io::Result<()> {
+    let make = |path: &Path| match copy.is_directory {
         true => fs::create_dir_all(path),
         false => File::create(path).map(drop),
     };
@@ -26,7 +27,8 @@ pub(crate) fn mount(copy: &File, staging: &Path, target: &Path) -> io::Result<()
     remove(staging)?;
     make(staging)?;
     let staged = (|| {
-        mount_bind(format!("/proc/self/fd/{}", copy.as_raw_fd()), staging)?;
+        let copy = copy.file.as_raw_fd();
+        mount_bind(format!("/proc/self/fd/{copy}"), staging)?;
         let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
         mount_remount(staging, flags, "")?;
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;

@@ -11,9 +11,11 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 use weft_proto::Message as _;
 use weft_proto::volumes::v1::volumes_client::VolumesClient;
-use weft_proto::volumes::v1::{InUse, UseCopyRequest, UseCopyResponse};
+use weft_proto::volumes::v1::{InUse, UseCopyRequest};
 use weft_proto::volumes::{IN_USE, SOCKET, is_id};
 
+use crate::calls::{Calls, MountCall, Standing};
+use crate::copy::Opened;
 use crate::kubelet::csi as proto;
 use crate::kubelet::csi::node_server::Node;
 use crate::kubelet::csi::volume_capability::AccessType;
@@ -28,6 +30,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
 pub(crate) struct NodeService {
     config: Arc<Config>,
     agent: VolumesClient<Channel>,
+    calls: Calls,
 }
 
 impl NodeService {
@@ -37,6 +40,7 @@ impl NodeService {
         Self {
             config: Arc::new(config),
             agent: VolumesClient::new(channel),
+            calls: Calls::default(),
         }
     }
 
@@ -57,6 +61,7 @@ impl NodeService {
             ));
         }
         let (namespace, wanted) = copy::of_attributes(&volume_context, &target.pod_uid)?;
+        let call = self.calls.mount(&volume).await;
         // A kubelet that was restarted asks again; the pod runs, and needs neither agent nor operator.
         if self.is_mounted(&volume, &target).await {
             return Ok(());
@@ -69,7 +74,9 @@ impl NodeService {
         let answer = self.agent.clone().use_copy(request).await;
         let found = answer.map_err(of_agent)?.into_inner();
         let (path, root) = (found.path.clone(), found.root_directory.clone());
-        self.mount(&volume, &namespace, target, found).await?;
+        let (config, of_pod) = (Arc::clone(&self.config), namespace.clone());
+        let open = move || copy::open(&config.host, &config.allowed, &of_pod, &found);
+        self.mount(call, &volume, target, open).await?;
         tracing::info!(volume, namespace, root, path, "mounted");
         Ok(())
     }
@@ -85,24 +92,39 @@ impl NodeService {
         blocking(look).await.ok().flatten().unwrap_or(false)
     }
 
+    /// Mounts what is opened, unless another call has decided otherwise by then.
     async fn mount(
         &self,
+        call: MountCall,
         volume: &str,
-        namespace: &str,
         target: Target,
-        found: UseCopyResponse,
+        open: impl FnOnce() -> Result<Opened, Status> + Send + 'static,
     ) -> Result<(), Status> {
-        let (config, in_use) = (Arc::clone(&self.config), self.in_use(volume));
-        let (volume, namespace) = (volume.to_owned(), namespace.to_owned());
+        let (staging, in_use) = (self.config.staging.join(volume), self.in_use(volume));
         blocking(move || {
-            let mounted =
-                copy::open(&config.host, &config.allowed, &namespace, &found).and_then(|copy| {
-                    let mount = || {
-                        mounts::remove(&target.path)?;
-                        mounts::mount(&copy, &config.staging.join(&volume), &target.path)
-                    };
-                    mount().map_err(|error| failed("mounted", &target.path, &error))
-                });
+            // It may take as long as a root's file system hangs, and the volume can be unmounted meanwhile.
+            let copy = open();
+            let (_locked, standing) = call.lock();
+            match standing {
+                Standing::Last => {}
+                Standing::Replaced => {
+                    let text =
+                        "the kubelet has called again meanwhile, and that call mounts the volume";
+                    return Err(Status::unavailable(text));
+                }
+                Standing::Unmounted => {
+                    give_back(&in_use)?;
+                    let text = "the volume was unmounted before its copy was opened";
+                    return Err(Status::unavailable(text));
+                }
+            }
+            let mounted = copy.and_then(|copy| {
+                let mount = || {
+                    mounts::remove(&target.path)?;
+                    mounts::mount(&copy, &staging, &target.path)
+                };
+                mount().map_err(|error| failed("mounted", &target.path, &error))
+            });
             // The kubelet may never unmount what it has not mounted.
             if mounted.is_err() && mounts::remove(&target.path).is_ok() {
                 give_back(&in_use)?;
@@ -117,7 +139,9 @@ impl NodeService {
         check_id(&volume)?;
         let target = Target::parse(&self.config.kubelet, &request.target_path)?.path;
         let in_use = self.in_use(&volume);
+        let locked = self.calls.unmount(&volume).await;
         let unmount = move || {
+            let _locked = locked;
             mounts::remove(&target).map_err(|error| failed("unmounted", &target, &error))?;
             // Last.
             give_back(&in_use)
@@ -248,4 +272,142 @@ impl Node for NodeService {
 
 fn unsupported() -> Status {
     Status::unimplemented("it is not among the driver's capabilities")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::sync::mpsc;
+
+    use nix::mount::{MsFlags, mount};
+    use nix::sched::{CloneFlags, unshare};
+    use tempfile::TempDir;
+    use tokio::task::JoinHandle;
+
+    use super::*;
+
+    const VOLUME: &str = "csi-0123";
+
+    /// Runs a test on a thread whose mounts nobody else sees.
+    fn alone<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
+        let thread = std::thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNS).unwrap();
+            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+            mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build();
+            runtime.unwrap().block_on(test());
+        });
+        if let Err(panic) = thread.join() {
+            std::panic::resume_unwind(panic);
+        }
+    }
+
+    type Answered = Result<(), Status>;
+
+    /// A node with one copy, and an agent that says that the volume shows it.
+    struct TestNode {
+        home: TempDir,
+        service: Arc<NodeService>,
+    }
+
+    impl TestNode {
+        fn new() -> Self {
+            let home = tempfile::tempdir().unwrap();
+            let at = |path: &str| home.path().join(path);
+            for directory in ["volumes/in-use", "staging", "copy"] {
+                fs::create_dir_all(at(directory)).unwrap();
+            }
+            fs::write(at("copy/weights"), "w").unwrap();
+            fs::write(at("volumes/in-use").join(VOLUME), "").unwrap();
+            let config = Config {
+                node: "node0".to_owned(),
+                kubelet: at("kubelet"),
+                volumes: at("volumes"),
+                host: at("host"),
+                allowed: Vec::new(),
+                staging: at("staging"),
+            };
+            let service = Arc::new(NodeService::new(config));
+            Self { home, service }
+        }
+
+        fn target(&self) -> Target {
+            let path = "kubelet/pods/uid-1/volumes/kubernetes.io~csi/model/mount";
+            let path = self.home.path().join(path);
+            let kubelet = self.home.path().join("kubelet");
+            Target::parse(&kubelet, path.to_str().unwrap()).unwrap()
+        }
+
+        /// The work of a call, which opens the copy when it is told how that goes.
+        fn work(&self, call: MountCall) -> (mpsc::Sender<Answered>, JoinHandle<Answered>) {
+            let (answer, held) = mpsc::channel::<Answered>();
+            let (service, target) = (Arc::clone(&self.service), self.target());
+            let copy = self.home.path().join("copy");
+            let open = move || {
+                held.recv().unwrap()?;
+                let file = File::open(copy).unwrap();
+                Ok(Opened {
+                    file,
+                    is_directory: true,
+                })
+            };
+            let work = async move { service.mount(call, VOLUME, target, open).await };
+            (answer, tokio::spawn(work))
+        }
+
+        async fn unpublish(&self) {
+            let request = proto::NodeUnpublishVolumeRequest {
+                volume_id: VOLUME.to_owned(),
+                target_path: self.target().path.display().to_string(),
+            };
+            self.service.unpublish(request).await.unwrap();
+        }
+
+        /// Whether the volume shows the copy, and whether it is said to.
+        fn shows(&self) -> [bool; 2] {
+            let weights = self.target().path.join("weights");
+            [weights.exists(), self.service.in_use(VOLUME).exists()]
+        }
+    }
+
+    #[test]
+    fn a_copy_that_is_open_only_after_its_volume_was_unmounted_is_not_mounted() {
+        alone(|| async {
+            let node = TestNode::new();
+            let call = node.service.calls.mount(VOLUME).await;
+            let (root, late) = node.work(call);
+            node.unpublish().await;
+            // As an agent that was slow, too.
+            fs::write(node.service.in_use(VOLUME), "").unwrap();
+            root.send(Ok(())).unwrap();
+            let refused = late.await.unwrap().unwrap_err();
+            assert!(refused.message().contains("was unmounted"), "{refused}");
+            assert!(!node.target().path.exists());
+            assert_eq!(node.shows(), [false, false]);
+        });
+    }
+
+    #[test]
+    fn of_two_calls_that_mount_a_volume_the_last_one_decides() {
+        alone(|| async {
+            for answer in [Ok(()), Err(Status::unavailable("the root is away"))] {
+                let node = TestNode::new();
+                let first = node.service.calls.mount(VOLUME).await;
+                let second = node.service.calls.mount(VOLUME).await;
+                let (root, late) = node.work(first);
+                let (other, done) = node.work(second);
+                other.send(Ok(())).unwrap();
+                done.await.unwrap().unwrap();
+                assert_eq!(node.shows(), [true, true]);
+                root.send(answer).unwrap();
+                let refused = late.await.unwrap().unwrap_err();
+                assert!(refused.message().contains("has called again"), "{refused}");
+                assert_eq!(node.shows(), [true, true]);
+                node.unpublish().await;
+                assert_eq!(node.shows(), [false, false]);
+            }
+        });
+    }
 }

@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use tonic::Status;
 use tonic::transport::Channel;
 use weft_proto::claims::v1::claims_client::ClaimsClient;
@@ -21,13 +21,15 @@ use crate::cdi::{Cdi, ClaimDevice, remedy};
 use crate::engine::{DeviceLimits, Engine};
 use crate::kubelet::dra as proto;
 use crate::namespaces::{Namespaces, NotListed};
-use crate::pods::Pod;
+use crate::pods::{Pod, PodResources};
 
 /// What the ids of these devices begin with. The device plugin's begin otherwise, and each leaves the other's alone.
 pub(crate) const ID_PREFIX: &str = "dra-";
 /// Digits of a claim's UID in an id, which an engine takes at most 20 letters of: 48 random bits, and a node has a thousand
 /// claims.
 const UID_DIGITS: usize = 12;
+/// Devices of a claim (AllocationResultsMaxSize of Kubernetes).
+const DEVICES_MAX: usize = 32;
 /// A device that has had no file for so long is destroyed.
 const LEFT_MAX: Duration = Duration::from_secs(30);
 
@@ -40,6 +42,12 @@ pub(crate) enum ClaimError {
     Uid(String),
     #[error("the node's agent does not say which devices the claim has: {}", .0.message())]
     Agent(Status),
+    #[error(
+        "the node's agent says that the claim has {0} devices, and a claim has {DEVICES_MAX} at most: look at its log"
+    )]
+    Devices(usize),
+    #[error("the kubelet does not say which devices the pod has by the resource: {}", .0.message())]
+    Kubelet(Status),
     #[error("the node's engine does not answer: {}", .0.message())]
     Engine(Status),
     #[error("{id}: the node's engine does not make or destroy the device: {}", .status.message())]
@@ -52,11 +60,17 @@ pub(crate) enum ClaimError {
     Namespace(#[from] NotListed),
 }
 
+/// Devices that an engine has lost and that no program has opened since, with the pods that have them.
+pub(crate) type Lost = BTreeMap<String, Pod>;
+
 /// The devices of this node's claims.
 #[derive(Debug)]
 pub(crate) struct Claims {
     engine: Engine,
     agent: ClaimsClient<Channel>,
+    /// Says which devices pods have by the resource. None where they can have none.
+    by_resource: Option<PodResources>,
+    lost: watch::Sender<Lost>,
     namespaces: Namespaces,
     cdi: Cdi,
     directory: PathBuf,
@@ -65,11 +79,14 @@ pub(crate) struct Claims {
 }
 
 impl Claims {
-    /// `agent` is the socket of the node's agent.
-    pub(crate) fn new(config: &Config, agent: &Path) -> Self {
+    /// `agent` is the socket of the node's agent. `lost` is told which devices an engine has lost, and says which had been before.
+    pub(crate) fn new(config: &Config, agent: &Path, lost: watch::Sender<Lost>) -> Self {
+        let by_resource = || PodResources::new(&config.pod_resources, &config.resource);
         Self {
             engine: Engine::new(config),
             agent: weft_proto::claims::client(agent),
+            by_resource: config.device_plugins.is_some().then(by_resource),
+            lost,
             namespaces: Namespaces::new(&config.namespaces),
             cdi: config.cdi(),
             directory: config.directory.clone(),
@@ -94,11 +111,22 @@ impl Claims {
         };
         let found = self.agent.clone().find_claim(request).await;
         let found = found.map_err(ClaimError::Agent)?.into_inner();
+        if found.devices.len() > DEVICES_MAX {
+            return Err(ClaimError::Devices(found.devices.len()));
+        }
         let pod = Pod {
             namespace: claim.namespace.clone(),
             name: found.pod,
         };
         let _changing = self.changing.lock().await;
+        let mut is_new = false;
+        for number in 0..found.devices.len() {
+            is_new |= self.read(&format!("{prefix}{number}"))?.is_none();
+        }
+        let first = match is_new {
+            true => self.first_index(&pod).await?,
+            false => 0,
+        };
         let made = self.engine.ids(&prefix).await;
         let made = made.map_err(ClaimError::Engine)?;
         let mut devices = Vec::new();
@@ -114,11 +142,13 @@ impl Claims {
             let device = ClaimDevice {
                 pool: allocated.pool.clone(),
                 device: allocated.device.clone(),
-                ..self.claim_device(&id, &pod, &found.pod_uid, limits)?
+                ..self.claim_device(&id, (&pod, &found.pod_uid), first, limits)?
             };
             // Before the device: one without a file would be nobody's after a restart.
             self.describe(&id, &device)?;
-            if !described || !made.contains(&id) {
+            if described && !made.contains(&id) {
+                self.make_again(&id, &device).await?;
+            } else if !described {
                 self.make(&id, &device).await?;
                 let Pod { namespace, name } = &pod;
                 tracing::info!(id, namespace, pod = name, claim = claim.name, "device made");
@@ -134,9 +164,9 @@ impl Claims {
         let prefix = prefix(&claim.uid)?;
         let _changing = self.changing.lock().await;
         for id in self.described(&prefix)? {
-            let removed = self.cdi.remove(&id);
-            removed.map_err(|source| ClaimError::Cdi { id, source })?;
+            self.remove_file(&id)?;
         }
+        self.keep_lost(|id| !id.starts_with(&prefix));
         let made = match self.engine.ids(&prefix).await {
             Ok(made) => made,
             Err(status) => {
@@ -160,14 +190,13 @@ impl Claims {
         let made = self.engine.list(ID_PREFIX).await;
         let made = made.map_err(ClaimError::Engine)?.devices;
         let over = left.decide(&made, &described, now);
+        self.keep_lost(|id| described.contains(id) && !is_open(&made, id));
         let made: BTreeSet<String> = made.into_iter().map(|device| device.name).collect();
         for id in described.difference(&made) {
-            if let Some(device) = self.read(id)? {
-                self.make(id, &device).await?;
-                tracing::warn!(
-                    id,
-                    "the engine had lost the device: it is made again, restart its container"
-                );
+            match self.read(id)? {
+                Some(device) => self.make_again(id, &device).await?,
+                // Half of it, as after a power cut: it is written again when its claim is prepared.
+                None => self.remove_file(id)?,
             }
         }
         for id in over {
@@ -208,6 +237,35 @@ impl Claims {
         })
     }
 
+    /// A device that an engine has lost under its pod.
+    async fn make_again(&self, id: &str, device: &ClaimDevice) -> Result<(), ClaimError> {
+        // Also where it cannot be made.
+        self.lost.send_if_modified(|lost| {
+            let before = lost.insert(id.to_owned(), device.pod.clone());
+            before.is_none()
+        });
+        self.make(id, device).await?;
+        let text = "the engine had lost the device: it is made again, restart its container";
+        tracing::warn!(id, "{text}");
+        Ok(())
+    }
+
+    /// Says no more of others that an engine has lost them.
+    fn keep_lost(&self, is_lost: impl Fn(&str) -> bool) {
+        self.lost.send_if_modified(|lost| {
+            let before = lost.len();
+            lost.retain(|id, _| is_lost(id));
+            lost.len() < before
+        });
+    }
+
+    fn remove_file(&self, id: &str) -> Result<(), ClaimError> {
+        self.cdi.remove(id).map_err(|source| ClaimError::Cdi {
+            id: id.to_owned(),
+            source,
+        })
+    }
+
     fn describe(&self, id: &str, device: &ClaimDevice) -> Result<(), ClaimError> {
         let written = self
             .cdi
@@ -218,12 +276,23 @@ impl Claims {
         })
     }
 
-    /// What the file of a device says, or is to say: its index is the first that no other device of the pod has.
+    /// The first index behind those that a container of the pod has by the resource.
+    async fn first_index(&self, pod: &Pod) -> Result<usize, ClaimError> {
+        match &self.by_resource {
+            Some(pods) => {
+                let pods = pods.list().await.map_err(ClaimError::Kubelet)?;
+                Ok(pods.most_of_a_container(pod))
+            }
+            None => Ok(0),
+        }
+    }
+
+    /// What the file of a device says, or is to say: its index is the first, from this one on, that no other device of the pod has.
     fn claim_device(
         &self,
         id: &str,
-        pod: &Pod,
-        pod_uid: &str,
+        (pod, pod_uid): (&Pod, &str),
+        first: usize,
         limits: DeviceLimits,
     ) -> Result<ClaimDevice, ClaimError> {
         if let Some(device) = self.read(id)? {
@@ -234,7 +303,7 @@ impl Claims {
             let other = self.read(&other)?;
             taken.extend(other.filter(|it| it.pod_uid == pod_uid).map(|it| it.index));
         }
-        let index = (0..).find(|index| !taken.contains(index));
+        let index = (first..).find(|index| !taken.contains(index));
         Ok(ClaimDevice {
             index: index.unwrap_or_default(),
             pod: pod.clone(),
@@ -256,6 +325,12 @@ impl Claims {
     fn described(&self, prefix: &str) -> Result<BTreeSet<String>, ClaimError> {
         self.cdi.ids(prefix).map_err(ClaimError::Files)
     }
+}
+
+/// Whether a program has the device open.
+fn is_open(made: &[Device], id: &str) -> bool {
+    let is_open = |device: &Device| device.name == id && device.contexts > 0;
+    made.iter().any(is_open)
 }
 
 /// Since when devices that no program has open have had no file.
@@ -322,8 +397,7 @@ mod tests {
     fn ids_name_the_claim_and_are_as_long_as_an_engine_takes() {
         let prefix = prefix("0f5f57f1-84b6-4f4e-9d3c-3f0a3c1b2a55").unwrap();
         assert_eq!(prefix, "dra-0f5f57f184b6-");
-        // A claim has 32 devices at most (AllocationResultsMaxSize).
-        assert!(format!("{prefix}31").len() <= 20);
+        assert!(format!("{prefix}{}", DEVICES_MAX - 1).len() <= 20);
         assert!(super::prefix("no-uuid").is_err());
     }
 
@@ -365,7 +439,8 @@ mod tests {
             namespaces: Vec::new(),
             numa_node: None,
         };
-        Claims::new(&config, &home.join("claims.sock"))
+        let (lost, _) = watch::channel(Lost::new());
+        Claims::new(&config, &home.join("claims.sock"), lost)
     }
 
     #[tokio::test]

@@ -6,14 +6,14 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use tonic::Status;
 use weft_proto::Message as _;
 use weft_proto::engine::v1::{DeviceHealth, RefusedAttempts};
 
 use crate::Config;
 use crate::cdi::{Cdi, remedy};
-use crate::claims;
+use crate::claims::{self, Lost};
 use crate::engine::{DeviceLimits, Engine};
 use crate::namespaces::{Namespaces, NotListed};
 use crate::pods::{Allocation, Pod, PodResources};
@@ -48,6 +48,7 @@ pub(crate) struct Devices {
     /// The plugin's own pod: a kubelet that does not list it knows no pods yet.
     own_pod: Option<Pod>,
     namespaces: Namespaces,
+    lost_of_claims: watch::Receiver<Lost>,
     cdi: Cdi,
     directory: PathBuf,
     /// What the node's agent reads.
@@ -58,16 +59,15 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    /// It goes on from what the device plugin said last, where it has run on this node before.
-    pub(crate) fn new(config: &Config) -> Self {
+    /// It goes on from what the device plugin said last. `lost_of_claims` are devices of claims that an engine has lost.
+    pub(crate) fn new(
+        config: &Config,
+        said: &DeviceHealth,
+        lost_of_claims: watch::Receiver<Lost>,
+    ) -> Self {
         let cdi = config.cdi();
-        let health_file = weft_proto::engine::health_file(&config.engine);
-        let said = fs::read(&health_file).ok();
-        let said = said.and_then(|said| DeviceHealth::decode(&*said).ok());
-        let reconciler = Reconciler::resume(
-            &said.unwrap_or_default(),
-            count_of_claims(&cdi).unwrap_or_default(),
-        );
+        let of_claims = count_of_claims(&cdi).unwrap_or_default();
+        let reconciler = Reconciler::resume(said, of_claims);
         let own_pod = config.own_pod.as_ref();
         let own_pod = own_pod.map(|(namespace, name)| Pod {
             namespace: namespace.clone(),
@@ -78,9 +78,10 @@ impl Devices {
             pods: PodResources::new(&config.pod_resources, &config.resource),
             own_pod,
             namespaces: Namespaces::new(&config.namespaces),
+            lost_of_claims,
             cdi,
             directory: config.directory.clone(),
-            health_file,
+            health_file: weft_proto::engine::health_file(&config.engine),
             started: Instant::now(),
             reconciler: Mutex::new(reconciler),
         }
@@ -146,6 +147,7 @@ impl Devices {
             allocations: self.allocations().await,
             described,
             of_claims: count_of_claims(&self.cdi),
+            lost_of_claims: self.lost_of_claims.borrow().clone(),
         };
         if let Err(problem) = &found.allocations {
             tracing::warn!("the kubelet does not say which pods have devices: {problem}");
@@ -228,6 +230,13 @@ impl Devices {
             _ => Ok(pods.allocations),
         }
     }
+}
+
+/// What the device plugin said last on this node, before it was restarted.
+pub(crate) fn said_last(config: &Config) -> DeviceHealth {
+    let said = fs::read(weft_proto::engine::health_file(&config.engine)).ok();
+    let said = said.and_then(|said| DeviceHealth::decode(&*said).ok());
+    said.unwrap_or_default()
 }
 
 /// How many devices claims have. None where that cannot be read.

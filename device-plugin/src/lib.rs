@@ -34,9 +34,9 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use crate::cdi::Cdi;
-use crate::claims::Claims;
-use crate::devices::Devices;
-use crate::reconcile::{Health, Unhealthy};
+use crate::claims::{Claims, Lost};
+use crate::devices::{Devices, said_last};
+use crate::reconcile::{Health, Unhealthy, lost_of_claims};
 use crate::registration::Registration;
 use crate::service::Service;
 
@@ -135,14 +135,21 @@ pub enum PluginError {
 /// [`PluginError`].
 pub async fn run(config: Config, stopped: impl Future<Output = ()>) -> Result<(), PluginError> {
     let (shown, health) = watch::channel(Health::default());
+    let said = said_last(&config);
+    let lost = match config.by_claims {
+        Some(_) => lost_of_claims(&said),
+        None => Lost::new(),
+    };
+    let (lost, lost_of_claims) = watch::channel(lost);
+    let devices = Devices::new(&config, &said, lost_of_claims);
     let driver = async {
         match &config.by_claims {
-            Some(by_claims) => serve_claims(&config, by_claims, health.clone()).await,
+            Some(by_claims) => serve_claims(&config, by_claims, lost, health.clone()).await,
             None => std::future::pending().await,
         }
     };
     tokio::select! {
-        ended = serve_devices(&config, &shown, health.clone()) => ended,
+        ended = serve_devices(&config, devices, &shown, health.clone()) => ended,
         ended = driver => ended,
         () = stopped => Ok(()),
     }
@@ -151,9 +158,10 @@ pub async fn run(config: Config, stopped: impl Future<Output = ()>) -> Result<()
 async fn serve_claims(
     config: &Config,
     by_claims: &ByClaims,
+    lost: watch::Sender<Lost>,
     health: watch::Receiver<Health>,
 ) -> Result<(), PluginError> {
-    let claims = Arc::new(Claims::new(config, &by_claims.agent));
+    let claims = Arc::new(Claims::new(config, &by_claims.agent, lost));
     let started = Instant::now();
     let reconciling = async {
         let mut last_problem = String::new();
@@ -182,10 +190,11 @@ async fn serve_claims(
 /// As a device plugin, where the kubelet is to have one. How devices are the node's agent is told in any case.
 async fn serve_devices(
     config: &Config,
+    devices: Devices,
     shown: &watch::Sender<Health>,
     health: watch::Receiver<Health>,
 ) -> Result<(), PluginError> {
-    let devices = Arc::new(Devices::new(config));
+    let devices = Arc::new(devices);
     let registration = config.device_plugins.as_ref().map(|directory| {
         let service = Service::new(config, Arc::clone(&devices), health);
         Registration::new(directory, &config.resource, service)

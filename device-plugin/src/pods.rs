@@ -40,6 +40,15 @@ pub(crate) struct Pods {
     pub(crate) allocations: BTreeMap<String, Allocation>,
 }
 
+impl Pods {
+    /// How many devices the pod's containers have by the resource: the one that has most.
+    pub(crate) fn most_of_a_container(&self, pod: &Pod) -> usize {
+        let devices = self.allocations.values();
+        let of_pod = devices.filter(|allocation| allocation.pod == *pod);
+        of_pod.map(|it| it.index + 1).max().unwrap_or_default()
+    }
+}
+
 /// The Pod Resources API, for one resource.
 #[derive(Debug, Clone)]
 pub(crate) struct PodResources {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use weft_proto::engine::v1::{DeviceFault, DeviceHealth, RefusedAttempts};
 
+use crate::claims;
 use crate::pods::{Allocation, Pod};
 
 /// A device that no pod has for so long is destroyed. Right after a start a kubelet lists no pods.
@@ -49,6 +50,8 @@ pub(crate) struct Found {
     pub(crate) described: BTreeSet<String>,
     /// How many devices of claims have one. None where it cannot be read.
     pub(crate) of_claims: Option<u32>,
+    /// Devices of claims that an engine has lost, with the pods that have them.
+    pub(crate) lost_of_claims: BTreeMap<String, Pod>,
 }
 
 /// Why a pod cannot use a device, or cannot have one.
@@ -91,6 +94,15 @@ pub(crate) fn pod_named(name: &str) -> Option<Pod> {
     let (namespace, name) = name.split_once('/')?;
     let (namespace, name) = (namespace.to_owned(), name.to_owned());
     Some(Pod { namespace, name })
+}
+
+/// Devices of claims that an engine had lost when the device plugin said so last.
+pub(crate) fn lost_of_claims(said: &DeviceHealth) -> BTreeMap<String, Pod> {
+    let devices = said.devices.iter().filter(|device| {
+        device.reason == Fault::DeviceLost.reason() && device.device.starts_with(claims::ID_PREFIX)
+    });
+    let lost = devices.filter_map(|device| Some((device.device.clone(), pod_named(&device.pod)?)));
+    lost.collect()
 }
 
 /// How the devices of a node are.
@@ -173,9 +185,10 @@ impl Reconciler {
             Some((device.device.clone(), Unhealthy { fault, pod }))
         });
         let unhealthy: BTreeMap<String, Unhealthy> = known.collect();
-        let lost = unhealthy
-            .iter()
-            .filter(|(_, device)| device.fault == Fault::DeviceLost);
+        let lost = unhealthy.iter().filter(|(id, device)| {
+            // Those of claims are found otherwise.
+            device.fault == Fault::DeviceLost && !id.starts_with(claims::ID_PREFIX)
+        });
         Self {
             in_use: lost.map(|(id, _)| id.clone()).collect(),
             allocated: said.in_use.saturating_sub(of_claims),
@@ -255,6 +268,11 @@ impl Reconciler {
             let (fault, pod) = (Fault::DeviceStalled, pod.clone());
             (id.clone(), Unhealthy { fault, pod })
         });
+        let lost_of_claims = found.lost_of_claims.iter().map(|(id, pod)| {
+            let (fault, pod) = (Fault::DeviceLost, Some(pod.clone()));
+            (id.clone(), Unhealthy { fault, pod })
+        });
+        let of_claims = stalled_of_claims.chain(lost_of_claims);
         let engine = &engine.devices;
         if let Ok(allocations) = &found.allocations {
             self.in_use.retain(|id| allocations.contains_key(id));
@@ -275,7 +293,7 @@ impl Reconciler {
         });
         self.last = Health {
             problem: link_problem.cloned().map(Fault::LinkDown),
-            unhealthy: unhealthy.chain(stalled_of_claims).collect(),
+            unhealthy: unhealthy.chain(of_claims).collect(),
         };
         self.last.clone()
     }
@@ -315,6 +333,7 @@ mod tests {
             }),
             allocations: Ok(pods.iter().map(allocation).collect()),
             of_claims: Some(0),
+            lost_of_claims: BTreeMap::new(),
         }
     }
 
@@ -552,5 +571,32 @@ mod tests {
             assert_eq!(decision.health.unhealthy.get("dra-a-0"), Some(&unhealthy));
             assert!(decision.destroy.is_empty());
         }
+    }
+
+    #[test]
+    fn a_device_of_a_claim_that_an_engine_has_lost_is_unhealthy() {
+        let pod = pod_named("team-a/pod").unwrap();
+        let lost = Found {
+            lost_of_claims: [("dra-a-0".to_owned(), pod)].into(),
+            ..found(&[], &[])
+        };
+        let mut reconciler = Reconciler::default();
+        let decision = reconciler.decide(&lost, at(0));
+        let said = decision.health.to_proto(decision.in_use);
+        let [device] = said.devices.as_slice() else {
+            panic!("{said:?}")
+        };
+        assert_eq!(
+            [&*device.device, &*device.reason, &*device.pod],
+            ["dra-a-0", "DeviceLost", "team-a/pod"]
+        );
+        // Of another device plugin, the driver of claims goes on with it.
+        assert_eq!(lost_of_claims(&said), lost.lost_of_claims);
+        let mut reconciler = Reconciler::resume(&said, 1);
+        let unheard = Found {
+            allocations: Err("it has not heard of this node's pods yet".to_owned()),
+            ..found(&[], &[])
+        };
+        assert!(reconciler.decide(&unheard, at(0)).health.is_good("dra-a-0"));
     }
 }

@@ -8,7 +8,6 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status};
-use weft_proto::Message as _;
 
 use crate::Config;
 use crate::devices::{DeviceError, Devices, ID_PREFIX};
@@ -23,9 +22,6 @@ pub(crate) fn options() -> proto::DevicePluginOptions {
         get_preferred_allocation_available: true,
     }
 }
-
-/// A kubelet refuses a longer message (gRPC's default limit), and would then know no device at all.
-const LIST_BYTES_MAX: usize = 4 << 20;
 
 /// The device plugin of one resource.
 #[derive(Debug, Clone)]
@@ -67,17 +63,8 @@ impl Service {
         let topology = config.numa_node.map(|node| proto::TopologyInfo {
             nodes: vec![proto::NumaNode { id: node.into() }],
         });
-        let ids = ids_that_fit(config.count, topology.as_ref());
-        if ids.len() < config.count as usize {
-            tracing::error!(
-                "the kubelet is shown {} of {} devices: a list of more is longer than the {LIST_BYTES_MAX} bytes that it \
-                 takes; lower spec.devices.perNode of the RdmaFabric",
-                ids.len(),
-                config.count
-            );
-        }
         Self {
-            ids: ids.into(),
+            ids: ids(config.count).collect(),
             topology,
             devices,
             health,
@@ -104,19 +91,9 @@ fn device(id: &str, is_good: bool, topology: Option<&proto::TopologyInfo>) -> pr
     }
 }
 
-/// The first ids, at most `count`, of which the list is taken by the kubelet whatever their health is. Each has at most 20 letters:
-/// an engine takes no longer name.
-fn ids_that_fit(count: u32, topology: Option<&proto::TopologyInfo>) -> Vec<String> {
-    let mut bytes = 0;
-    let ids = (0..count).map(|i| format!("{ID_PREFIX}{i:05}"));
-    let fits = |id: &String| {
-        let alone = proto::ListAndWatchResponse {
-            devices: vec![device(id, false, topology)],
-        };
-        bytes += alone.encoded_len();
-        bytes <= LIST_BYTES_MAX
-    };
-    ids.take_while(fits).collect()
+/// Each has at most 20 letters: an engine takes no longer name.
+fn ids(count: u32) -> impl Iterator<Item = String> {
+    (0..count).map(|number| format!("{ID_PREFIX}{number:05}"))
 }
 
 /// Which devices a container is to have. All devices of a node are behind one interface, so none is nearer to a pod than
@@ -218,40 +195,21 @@ impl DevicePlugin for Registered {
 
 #[cfg(test)]
 mod tests {
+    use weft_proto::Message as _;
+
     use super::*;
 
-    /// As long as one can be.
-    fn topology() -> proto::TopologyInfo {
-        let node = proto::NumaNode { id: 1023 };
-        proto::TopologyInfo { nodes: vec![node] }
-    }
+    /// A kubelet refuses a longer message (gRPC's default limit), and would then know no device at all.
+    const LIST_BYTES_MAX: usize = 4 << 20;
 
-    /// A list as it is longest.
-    fn bytes(ids: &[String]) -> usize {
-        let devices = ids
-            .iter()
-            .map(|id| device(id, false, Some(&topology())))
-            .collect();
-        proto::ListAndWatchResponse { devices }.encoded_len()
-    }
-
+    /// The most that a fabric can ask for, as the list is longest.
     #[test]
     fn a_list_of_65_536_devices_is_taken_by_a_kubelet() {
-        let all = ids_that_fit(65_536, Some(&topology()));
-        assert_eq!(all.len(), 65_536);
-        assert!(bytes(&all) <= LIST_BYTES_MAX, "{}", bytes(&all));
-    }
-
-    #[test]
-    fn of_a_list_that_a_kubelet_would_not_take_the_first_devices_are_shown() {
-        let some = ids_that_fit(1_000_000, Some(&topology()));
-        let left = LIST_BYTES_MAX - bytes(&some);
-        let next = device(
-            &format!("{ID_PREFIX}{}", some.len()),
-            false,
-            Some(&topology()),
-        );
-        let devices = vec![next];
-        assert!(left < proto::ListAndWatchResponse { devices }.encoded_len());
+        let node = proto::NumaNode { id: 1023 };
+        let topology = proto::TopologyInfo { nodes: vec![node] };
+        let devices = ids(65_536).map(|id| device(&id, false, Some(&topology)));
+        let devices = devices.collect();
+        let bytes = proto::ListAndWatchResponse { devices }.encoded_len();
+        assert!(bytes <= LIST_BYTES_MAX, "{bytes}");
     }
 }

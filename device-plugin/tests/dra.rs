@@ -2,6 +2,7 @@
 
 #[path = "../../node-agent/tests/agents/eventually.rs"]
 mod eventually;
+mod pods;
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -23,6 +24,7 @@ use weft_device_plugin::kubelet::dra_health::{HealthStatus, NodeWatchResourcesRe
 use weft_device_plugin::kubelet::plugin_registration::registration_client::RegistrationClient;
 use weft_device_plugin::kubelet::plugin_registration::{InfoRequest, RegistrationStatus};
 use weft_device_plugin::{ByClaims, Config, kubelet, run};
+use weft_device_socket::Client;
 use weft_engine::{EngineConfig, PortRange, Secret};
 use weft_node_engine::Shutdown;
 use weft_proto::Message as _;
@@ -36,6 +38,7 @@ use weft_proto::engine::v1::{
 };
 
 use crate::eventually::eventually;
+use crate::pods::{Pods, RESOURCE, pod};
 
 const TRAINER: &str = "0f5f57f1-84b6-4f4e-9d3c-3f0a3c1b2a55";
 const LOADER: &str = "1c3e57f1-84b6-4f4e-9d3c-3f0a3c1b2a55";
@@ -83,16 +86,18 @@ impl Agent {
 struct Node {
     home: TempDir,
     agent: Agent,
+    pods: Pods,
     driver: JoinHandle<()>,
     engine: JoinHandle<()>,
-    served: JoinHandle<()>,
+    served: [JoinHandle<()>; 2],
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
-        for task in [&self.driver, &self.engine, &self.served] {
-            task.abort();
-        }
+        let own = [&self.driver, &self.engine];
+        own.into_iter()
+            .chain(&self.served)
+            .for_each(|it| it.abort());
     }
 }
 
@@ -110,12 +115,14 @@ impl Node {
                 .serve_with_incoming(UnixListenerStream::new(listener));
             served.await.expect("it is served");
         });
+        let pods = Pods::default();
         Self {
+            served: [served, pods.serve(&home.path().join("pod-resources"))],
             driver: start_driver(&home),
             engine: start_engine(&home, first_port),
             home,
             agent,
-            served,
+            pods,
         }
     }
 
@@ -195,7 +202,7 @@ impl Node {
     }
 
     /// Waits until a kubelet is told so of these devices and of no others.
-    async fn shows(&self, wanted: [(&str, HealthStatus); 2]) {
+    async fn shows(&self, wanted: &[(&str, HealthStatus)]) {
         let socket = self.at("plugins/vdev.weft.dev/weft@dra.sock");
         let shown = eventually("the kubelet is told", async || {
             let mut driver = DraResourceHealthClient::new(kubelet::channel(&socket));
@@ -218,6 +225,34 @@ impl Node {
             (told == wanted).then_some(())
         });
         shown.await;
+    }
+
+    /// Waits until the node's agent is told so of devices, each with the reason and the pod.
+    async fn says(&self, wanted: &[[&str; 3]]) {
+        let file = weft_proto::engine::health_file(&self.at("engine.sock"));
+        let said = eventually("the agent is told", async || {
+            let health = DeviceHealth::decode(&*std::fs::read(&file).ok()?).ok()?;
+            let said = health.devices.iter();
+            let said: Vec<[&str; 3]> = said
+                .map(|it| [&*it.device, &*it.reason, &*it.pod])
+                .collect();
+            (said == wanted).then_some(())
+        });
+        said.await;
+    }
+
+    /// Has a program open the device of this id until what is returned is gone.
+    async fn open(&self, id: &str) -> std::sync::mpsc::Sender<()> {
+        let directory = self.at("devices").join(id);
+        let (closing, is_closed) = std::sync::mpsc::channel::<()>();
+        let (opening, is_open) = tokio::sync::oneshot::channel();
+        std::thread::spawn(move || {
+            let opened = Client::open(&directory);
+            let _ = opening.send(opened.as_ref().err().map(ToString::to_string));
+            let _ = is_closed.recv();
+        });
+        assert_eq!(is_open.await.expect("it is opened"), None);
+        closing
     }
 
     async fn list(&self) -> Option<Vec<Device>> {
@@ -249,12 +284,12 @@ fn claim(uid: &str) -> Claim {
 }
 
 fn start_engine(home: &TempDir, first: u16) -> JoinHandle<()> {
-    let ports = PortRange { first, count: 1 };
+    let ports = PortRange { first, count: 2 };
     let config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([7; 32]));
     let (socket, devices) = (home.path().join("engine.sock"), home.path().join("devices"));
     tokio::spawn(async move {
         let stopped = std::future::pending::<Shutdown>();
-        let served = weft_node_engine::serve(&socket, &devices, config, 1, stopped);
+        let served = weft_node_engine::serve(&socket, &devices, config, 2, stopped);
         served.await.expect("it serves");
     })
 }
@@ -276,7 +311,7 @@ fn start_driver(home: &TempDir) -> JoinHandle<()> {
         cdi: at("cdi"),
         libraries: "/opt/weft/lib".into(),
         hook: None,
-        resource: "weft.dev/vdev".to_owned(),
+        resource: RESOURCE.to_owned(),
         count: 4,
         cap_bps: 400_000_000,
         ops_per_s: 0,
@@ -382,7 +417,7 @@ async fn a_kubelet_is_told_how_the_devices_of_claims_are() {
     node.agent.allocate(LOADER, "loader-0", &["vdev-3"]);
     assert_eq!(node.prepare(LOADER).await.error, "");
     let (good, bad) = (HealthStatus::Healthy, HealthStatus::Unhealthy);
-    node.shows([("vdev-3", good), ("vdev-7", good)]).await;
+    node.shows(&[("vdev-3", good), ("vdev-7", good)]).await;
 
     // The engine is away, and a driver goes on from what the one before it said: one device of each that claims have stands
     // still. Of vdev-3, which two claims have, the other does not.
@@ -402,10 +437,15 @@ async fn a_kubelet_is_told_how_the_devices_of_claims_are() {
     let file = weft_proto::engine::health_file(&node.at("engine.sock"));
     std::fs::write(file, stalled.encode_to_vec()).expect("it is ours");
     node.driver = start_driver(&node.home);
-    node.shows([("vdev-3", good), ("vdev-7", bad)]).await;
+    node.shows(&[("vdev-3", good), ("vdev-7", bad)]).await;
 
+    // The next engine has none of them: they are lost until programs open those that are made again.
     node.engine = start_engine(&node.home, 31_856);
-    node.shows([("vdev-3", good), ("vdev-7", good)]).await;
+    node.shows(&[("vdev-3", bad), ("vdev-7", bad)]).await;
+    let _of_loader = node.open("dra-1c3e57f184b6-0").await;
+    node.shows(&[("vdev-3", good), ("vdev-7", bad)]).await;
+    let _of_trainer = node.open("dra-0f5f57f184b6-0").await;
+    node.shows(&[("vdev-3", good), ("vdev-7", good)]).await;
 }
 
 /// A claim keeps its UID when its next pod comes.
@@ -424,4 +464,82 @@ async fn a_device_that_an_earlier_pod_left_behind_is_not_given_to_the_next() {
     assert_eq!(node.prepare(TRAINER).await.error, "");
     let made = node.devices().await;
     assert_eq!((made.len(), &*made[0].owner), (1, "team-a/trainer-0"));
+}
+
+/// Devices by the resource and by claims are mounted at places of their own.
+#[tokio::test]
+async fn in_a_pod_with_devices_by_the_resource_those_of_its_claims_come_behind_them() {
+    let node = Node::start(31_860);
+    let by_resource = ["vdev-00001", "vdev-00003"];
+    node.pods.set(&[
+        pod("team-a", "trainer-0", &by_resource),
+        pod(
+            "team-a",
+            "other",
+            &["vdev-00000", "vdev-00002", "vdev-00004"],
+        ),
+        pod("team-b", "loader-0", &["vdev-00005"]),
+    ]);
+    node.agent
+        .allocate(TRAINER, "trainer-0", &["vdev-7", "vdev-3"]);
+    assert_eq!(node.prepare(TRAINER).await.error, "");
+    assert_eq!(node.container_path("dra-0f5f57f184b6-0"), "/dev/weft/weft2");
+    assert_eq!(node.container_path("dra-0f5f57f184b6-1"), "/dev/weft/weft3");
+    // Of another namespace is the pod of this name that has one.
+    node.agent.allocate(LOADER, "loader-0", &["vdev-5"]);
+    assert_eq!(node.prepare(LOADER).await.error, "");
+    assert_eq!(node.container_path("dra-1c3e57f184b6-0"), "/dev/weft/weft0");
+    // A device keeps its name as long as its claim is prepared, whatever the kubelet says.
+    node.pods.set(&[]);
+    assert_eq!(node.prepare(TRAINER).await.error, "");
+    assert_eq!(node.container_path("dra-0f5f57f184b6-0"), "/dev/weft/weft2");
+}
+
+#[tokio::test]
+async fn a_device_of_a_claim_that_an_engine_has_lost_is_unhealthy_until_a_program_opens_it() {
+    let mut node = Node::start(31_864);
+    let id = "dra-0f5f57f184b6-0";
+    let lost = [[id, "DeviceLost", "team-a/trainer-0"]];
+    let (good, bad) = (HealthStatus::Healthy, HealthStatus::Unhealthy);
+    node.agent.allocate(TRAINER, "trainer-0", &["vdev-7"]);
+    assert_eq!(node.prepare(TRAINER).await.error, "");
+    node.says(&[]).await;
+    node.lose_device(id).await;
+    node.says(&lost).await;
+    node.shows(&[("vdev-7", bad)]).await;
+    // The engine has made it again, so the next driver knows by what this one has said.
+    assert_eq!(node.devices().await.len(), 1);
+    node.restart_driver().await;
+    node.shows(&[("vdev-7", bad)]).await;
+    node.says(&lost).await;
+    let program = node.open(id).await;
+    node.says(&[]).await;
+    node.shows(&[("vdev-7", good)]).await;
+    drop(program);
+
+    // Or until the claim ends.
+    node.lose_device(id).await;
+    node.says(&lost).await;
+    assert_eq!(node.unprepare(TRAINER).await, "");
+    node.says(&[]).await;
+}
+
+#[tokio::test]
+async fn a_claim_of_more_devices_than_a_claim_can_have_is_refused() {
+    let node = Node::start(31_868);
+    node.agent.allocate(TRAINER, "trainer-0", &["vdev-7"; 33]);
+    let refused = node.prepare(TRAINER).await.error;
+    assert!(refused.contains("has 33 devices"), "{refused}");
+    assert!(node.devices().await.is_empty());
+}
+
+/// As after a power cut, where the directory outlives it.
+#[tokio::test]
+async fn half_a_file_of_a_claims_device_is_removed() {
+    let node = Node::start(31_872);
+    let half = node.at("cdi/weft.dev-vdev_dra-0f5f57f184b6-0.json");
+    std::fs::create_dir_all(node.at("cdi")).expect("it is ours");
+    std::fs::write(&half, r#"{"cdiVersion": "0.6"#).expect("it is ours");
+    let removed = eventually("it is removed", async || (!half.exists()).then_some(()));
+    removed.await;
 }

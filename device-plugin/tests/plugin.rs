@@ -1,8 +1,9 @@
 //! The plugin between a kubelet that a test plays and a real engine.
 
+mod pods;
+
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -20,19 +21,17 @@ use weft_device_plugin::kubelet::device_plugin::{
     AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty, HEALTHY,
     ListAndWatchResponse, PreStartContainerRequest, PreferredAllocationRequest, RegisterRequest,
 };
-use weft_device_plugin::kubelet::pod_resources as pods;
-use weft_device_plugin::kubelet::pod_resources::pod_resources_lister_server::{
-    PodResourcesLister, PodResourcesListerServer,
-};
+use weft_device_plugin::kubelet::pod_resources::PodResources;
 use weft_device_plugin::{Config, kubelet, run};
 use weft_engine::{EngineConfig, PortRange, Secret};
 use weft_node_engine::Shutdown;
 use weft_proto::Message as _;
 use weft_proto::engine::v1::{Device, DeviceHealth, ListDevicesRequest, RefusedAttempts};
 
+use crate::pods::{Pods, RESOURCE, pod};
+
 /// Nothing here takes a tenth of this on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(30);
-const RESOURCE: &str = "weft.dev/vdev";
 
 type Channel = tonic::transport::Channel;
 
@@ -46,7 +45,7 @@ async fn soon<T>(what: impl Future<Output = T>) -> T {
 #[derive(Clone)]
 struct Kubelet {
     registered: mpsc::Sender<RegisterRequest>,
-    pods: Arc<Mutex<Vec<pods::PodResources>>>,
+    pods: Pods,
 }
 
 #[tonic::async_trait]
@@ -54,50 +53,6 @@ impl Registration for Kubelet {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
         let _ = self.registered.send(request.into_inner()).await;
         Ok(Response::new(Empty {}))
-    }
-}
-
-#[tonic::async_trait]
-impl PodResourcesLister for Kubelet {
-    async fn list(
-        &self,
-        _: Request<pods::ListPodResourcesRequest>,
-    ) -> Result<Response<pods::ListPodResourcesResponse>, Status> {
-        let pod_resources = self.pods.lock().expect("no test panics here").clone();
-        let listed = pods::ListPodResourcesResponse { pod_resources };
-        Ok(Response::new(listed))
-    }
-
-    async fn get_allocatable_resources(
-        &self,
-        _: Request<pods::AllocatableResourcesRequest>,
-    ) -> Result<Response<pods::AllocatableResourcesResponse>, Status> {
-        Err(Status::unimplemented("nobody asks"))
-    }
-
-    async fn get(
-        &self,
-        _: Request<pods::GetPodResourcesRequest>,
-    ) -> Result<Response<pods::GetPodResourcesResponse>, Status> {
-        Err(Status::unimplemented("nobody asks"))
-    }
-}
-
-/// A pod with one container that has these devices.
-fn pod(namespace: &str, name: &str, ids: &[&str]) -> pods::PodResources {
-    let devices = pods::ContainerDevices {
-        resource_name: RESOURCE.to_owned(),
-        device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
-        topology: None,
-    };
-    pods::PodResources {
-        name: name.to_owned(),
-        namespace: namespace.to_owned(),
-        containers: vec![pods::ContainerResources {
-            name: "main".to_owned(),
-            devices: vec![devices],
-            ..pods::ContainerResources::default()
-        }],
     }
 }
 
@@ -120,23 +75,13 @@ impl Drop for Node {
 impl Node {
     async fn start(first_port: u16) -> Self {
         let home = tempfile::tempdir().expect("a directory");
-        for directory in ["device-plugins", "pod-resources"] {
-            std::fs::create_dir(home.path().join(directory)).expect("it is ours");
-        }
+        std::fs::create_dir(home.path().join("device-plugins")).expect("it is ours");
         let (registered, registrations) = mpsc::channel(8);
         let kubelet = Kubelet {
             registered,
-            pods: Arc::default(),
+            pods: Pods::default(),
         };
-        let listening = home.path().join("pod-resources/kubelet.sock");
-        let listener = UnixListener::bind(listening).expect("it is ours");
-        let lister = PodResourcesListerServer::new(kubelet.clone());
-        let pods = tokio::spawn(async move {
-            let served = Server::builder()
-                .add_service(lister)
-                .serve_with_incoming(UnixListenerStream::new(listener));
-            served.await.expect("it is served");
-        });
+        let pods = kubelet.pods.serve(&home.path().join("pod-resources"));
         let mut node = Self {
             registration_server: serve_registrations(&home, &kubelet),
             home,
@@ -211,8 +156,8 @@ impl Node {
         self.registration_server = serve_registrations(&self.home, &self.kubelet);
     }
 
-    fn set_pods(&self, pods: &[pods::PodResources]) {
-        *self.kubelet.pods.lock().expect("no test panics here") = pods.to_vec();
+    fn set_pods(&self, pods: &[PodResources]) {
+        self.kubelet.pods.set(pods);
     }
 
     async fn devices(&self) -> Vec<Device> {

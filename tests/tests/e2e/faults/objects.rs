@@ -5,11 +5,12 @@ use std::time::Instant;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt as _;
 use kube::api::DeleteParams;
+use nix::sys::signal::{Signal, kill};
 use serde_json::json;
 use weft_crds::{FabricNode, Phase, RdmaFabric};
 
 use super::programs::agents_are_ready;
-use crate::harness::{Harness, TEAM, job};
+use crate::harness::{Harness, TEAM, job, process};
 use crate::install;
 use crate::test_cluster::SYSTEM;
 
@@ -35,10 +36,23 @@ pub(super) fn a_job_deleted_while_bytes_move_leaves_no_file(harness: &mut Harnes
 pub(super) fn a_namespace_deleted_while_bytes_move_leaves_no_file(harness: &mut Harness) {
     harness.cluster.kubectl(&["create", "namespace", "team-b"]);
     let running = harness.begin_long("team-b", "orphan");
+    let cluster = &harness.cluster;
+    // Kubernetes takes its time to come to the job, within which all bytes could arrive.
+    let source = process(cluster, "weft-agent", "NODE_NAME=node0");
+    let source = source.unwrap_or_else(|| cluster.fail("node0 has no agent"));
+    kill(source, Signal::SIGSTOP).unwrap();
     harness.assert_fell_within(&running);
-    harness
-        .cluster
-        .kubectl(&["delete", "namespace", "team-b", "--timeout=120s"]);
+    cluster.kubectl(&["delete", "namespace", "team-b", "--wait=false"]);
+    let path = "-o=jsonpath={.metadata.deletionTimestamp}";
+    let job = ["get", "tj", "orphan", "--namespace", "team-b", path];
+    cluster.wait_until("the job is deleted, too", || {
+        let said = cluster.inner.kubectl(&job);
+        // An error says that it is gone already.
+        (said.map_or(true, |since| !since.is_empty())).then_some(())
+    });
+    harness.assert_fell_within(&running);
+    kill(source, Signal::SIGCONT).unwrap();
+    cluster.kubectl(&["wait", "--for=delete", "namespace/team-b", "--timeout=120s"]);
     let seconds = running.since.elapsed().as_secs_f64();
     println!(
         "  namespace deleted at {} %: gone {seconds:.1} s later",

@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use weft_cluster::Order;
 
-use super::faults::replace;
+use super::faults::{has_in_sysfs, replace};
 use super::{Devices, PER_NODE, TEAM};
 use crate::account;
 use crate::test_cluster::{TestCluster, report};
@@ -91,6 +91,7 @@ pub(super) fn pods_get_devices_by_dra(devices: &Devices) {
     the_kubelet_is_restarted(devices);
     the_driver_is_restarted(devices);
     a_device_goes_with_its_pod(devices);
+    a_pod_has_devices_both_ways(devices);
     // The device plugin leaves the claims' devices alone.
     devices.start(TEAM, "by-resource", "node0");
     exchange(devices, "by-resource", "claim-b");
@@ -134,4 +135,22 @@ fn a_device_goes_with_its_pod(devices: &Devices) {
         .cluster
         .wait_until(gone, || (count() == 1).then_some(()));
     exchange(devices, "claim-a", "claim-b");
+}
+
+/// Each has a name of its own.
+fn a_pod_has_devices_both_ways(devices: &Devices) {
+    let mut both = pod("both-ways", "node1");
+    both["spec"]["containers"][0]["resources"] = json!({
+        "limits": {"weft.dev/vdev": 2},
+        "claims": [{"name": "vdev"}],
+    });
+    devices.cluster.apply(&both);
+    devices.wait_for(TEAM, "both-ways");
+    let shown = devices.run((TEAM, "both-ways"), &["ibv_devices"]);
+    for name in ["weft0", "weft1", "weft2"] {
+        assert!(shown.contains(name), "{shown}");
+    }
+    has_in_sysfs(devices, "both-ways", 3);
+    exchange(devices, "claim-a", "both-ways");
+    devices.delete(TEAM, "both-ways");
 }

@@ -1,5 +1,6 @@
 //! What goes wrong on a node whose pods have devices.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::process::Stdio;
 use std::time::Instant;
@@ -8,7 +9,9 @@ use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 use weft_cluster::Order;
 
-use super::{Devices, PER_NODE, TEAM, pod};
+use super::exchange::Exchange;
+use super::releases::until_in_use;
+use super::{CLIENT, Devices, PER_NODE, SERVER, TEAM, pod};
 use crate::harness::processes;
 use crate::test_cluster::{SYSTEM, report};
 
@@ -19,6 +22,8 @@ const EXCHANGES: [&str; 6] = ["ibv_rc_pingpong", "-c", "-g", "0", "-n", "100000"
 const RESTARTS: u32 = 20;
 /// Of the kubelet, with the devices of its pods.
 const CHECKPOINT: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
+/// And of its plugins' sockets.
+const DEVICE_PLUGINS: &str = "/var/lib/kubelet/device-plugins";
 
 /// Of one node, which the kubelet's list says by a pod's label.
 pub(super) fn pod_of(devices: &Devices, label: &str, node: &str) -> Option<String> {
@@ -47,22 +52,53 @@ pub(super) fn replace(devices: &Devices, label: &str, node: &str) {
     cluster.kubectl(&[&ready[..], &["--namespace", SYSTEM]].concat());
 }
 
+/// Whether programs of a pod find all its devices in `/sys/class`, also the last one.
+pub(super) fn has_in_sysfs(devices: &Devices, pod: &str, count: u64) {
+    let shown = devices.run((TEAM, pod), &["ls", "/sys/class/infiniband"]);
+    assert_eq!(shown.matches("weft").count() as u64, count, "{shown}");
+    let gid = format!(
+        "/sys/class/infiniband/weft{}/ports/1/gids/0",
+        count.saturating_sub(1)
+    );
+    let shown = devices.run((TEAM, pod), &["cat", &gid]);
+    assert!(shown.starts_with("fd77:"), "{shown}");
+}
+
+/// Where the kubelet can call the plugin of a node.
+fn plugin_sockets(devices: &Devices, node: &str) -> BTreeSet<String> {
+    let entries = fs::read_dir(devices.cluster.inner.file(node, DEVICE_PLUGINS));
+    let names = entries.unwrap().map(|entry| entry.unwrap().file_name());
+    let names = names.map(|name| name.to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with("weft-")).collect()
+}
+
+/// Kills the kubelet of a node and starts it, and waits until the next one has taken the plugin.
+fn restart_kubelet(devices: &Devices, node: &str) {
+    let cluster = &devices.cluster;
+    let kubelet = format!("{node}/kubelet");
+    let plugin = pod_of(devices, "app.kubernetes.io/name=weft-device-plugin", node);
+    let plugin = plugin.expect("the node has a plugin");
+    let before = plugin_sockets(devices, node);
+    cluster.inner.ask(&Order::Kill(kubelet.clone())).unwrap();
+    cluster.inner.ask(&Order::Start(kubelet)).unwrap();
+    cluster.wait_until("the next kubelet has taken the plugin", || {
+        let now = plugin_sockets(devices, node);
+        let next = now.difference(&before).next()?;
+        let logs = ["logs", &plugin, "--namespace", SYSTEM];
+        let said = cluster.inner.kubectl(&logs).ok()?;
+        let mut registered = said.lines().filter(|line| line.contains(": registered "));
+        registered.any(|line| line.contains(next)).then_some(())
+    });
+}
+
 pub(super) fn a_kubelet_that_is_killed_twenty_times_takes_no_device_away(devices: &Devices) {
-    let kubelet = "node1/kubelet".to_owned();
-    devices.begin_pair(&WRITES);
+    let server = pod(TEAM, SERVER, "node0", 1);
+    let client = pod(TEAM, CLIENT, "node1", 1);
+    let exchange = Exchange::begin(devices, server, vec![client], 1);
     for _ in 0..RESTARTS {
-        devices
-            .cluster
-            .inner
-            .ask(&Order::Kill(kubelet.clone()))
-            .unwrap();
-        devices
-            .cluster
-            .inner
-            .ask(&Order::Start(kubelet.clone()))
-            .unwrap();
+        restart_kubelet(devices, "node1");
     }
-    devices.end_pair();
+    exchange.end();
     let begun = Instant::now();
     devices.wait_for_node("node1", PER_NODE);
     devices.start(TEAM, "e", "node1");
@@ -162,6 +198,7 @@ pub(super) fn of_two_pods_one_has_the_last_device_and_the_other_waits_for_it(dev
         PER_NODE - 1,
         "{shown}"
     );
+    has_in_sysfs(devices, "most", PER_NODE - 1);
     for name in [waits, "most"] {
         devices.delete(TEAM, name);
     }
@@ -188,12 +225,8 @@ pub(super) fn a_pod_that_is_deleted_by_force_leaves_no_device(devices: &Devices)
 pub(super) fn helm_uninstall_is_refused_while_pods_have_devices(devices: &Devices) {
     let cluster = &devices.cluster;
     let [a, b] = devices.two_pods();
-    for node in ["node0", "node1"] {
-        cluster.wait_until("the device is reported", || {
-            let path = "-o=jsonpath={.status.devices.inUse}";
-            let said = cluster.inner.kubectl(&["get", "fabricnode", node, path]);
-            (said.ok()? == "1").then_some(())
-        });
+    for (node, in_use) in [("node0", 1), ("node1", 1), ("node2", 0)] {
+        until_in_use(devices, node, in_use, 0);
     }
     let uninstall = ["uninstall", "weft", "--namespace", SYSTEM];
     let mut helm = cluster.inner.command("helm");

@@ -77,7 +77,7 @@ fn ready_pods(devices: &Devices) -> Option<BTreeSet<String>> {
 }
 
 /// What the node's FabricNode says of them.
-fn until_in_use(devices: &Devices, node: &str, of_devices: u64, of_volumes: u64) {
+pub(super) fn until_in_use(devices: &Devices, node: &str, of_devices: u64, of_volumes: u64) {
     let wanted = json!({"total": PER_NODE, "inUse": of_devices, "unhealthy": 0});
     let what = format!("{node} has {of_devices} devices and {of_volumes} volumes in use");
     devices.cluster.wait_until(&what, || {

@@ -147,6 +147,9 @@ pub struct Devices {
     sender: Sender<Event>,
     events: Receiver<Event>,
     contexts: BTreeMap<ContextId, Context>,
+    /// Where the search for the index of the next context begins: a program's queue pairs have other numbers than those of
+    /// the program before it, to which datagrams may still be under way.
+    next_index: u8,
     /// Queue pairs by the ends of their connections, until the engine says that these are closed.
     by_connection: HashMap<ConnectionId, ConnectedPair>,
     datagrams: Datagrams,
@@ -198,6 +201,7 @@ impl Devices {
             sender,
             events,
             contexts: BTreeMap::new(),
+            next_index: 0,
             by_connection: HashMap::new(),
             operation_limits: BTreeMap::new(),
             under_way: CountOfDevice::default(),
@@ -233,7 +237,10 @@ impl Devices {
         if self.contexts.len() + self.elsewhere.0 as usize >= self.totals.node.opens as usize {
             return Err(OpenError::TooManyOfNode(self.totals.node.opens));
         }
-        let mut ids = (0..=u8::MAX).map(|index| ContextId { gid, index });
+        let mut ids = (0..=u8::MAX).map(|count| ContextId {
+            gid,
+            index: self.next_index.wrapping_add(count),
+        });
         let context = ids.find(|id| !self.contexts.contains_key(id));
         let context = context.ok_or(OpenError::TooManyOfDevice(most))?;
         let bytes = DOORBELL_BYTES + device.limits.ring_bytes;
@@ -257,6 +264,7 @@ impl Devices {
         // The doorbell page is its beginning.
         let mut opened = opened.ok_or(OpenError::TooManyOfDevice(most))?;
         self.limit_operations(gid, device.ops_per_s, &mut opened);
+        self.next_index = context.index.wrapping_add(1);
         self.contexts.insert(context, opened);
         Ok(Opened {
             context,

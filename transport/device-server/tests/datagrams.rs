@@ -529,6 +529,18 @@ fn st4_datagrams_count_as_operations_of_their_device() {
     }
 }
 
+/// What was sent to the one before it may arrive after it has ended: UCX ends a program that gets such a datagram.
+#[test]
+fn the_next_program_with_a_device_has_queue_pairs_of_other_numbers() {
+    let devices = std::rc::Rc::new(std::cell::RefCell::new(program::start()));
+    let mut numbers = std::collections::BTreeSet::new();
+    for _ in 0..200 {
+        let program = Program::new(&devices, 1, DATAGRAMS, 64);
+        assert!(numbers.insert(program.number), "{}", program.number);
+        devices.borrow_mut().close(program.context);
+    }
+}
+
 #[test]
 fn all_queue_pairs_of_a_device_keep_so_much_together_and_one_with_a_receive_loses_nothing() {
     /// One keeps 4 MiB, and all of them 64 MiB.

@@ -96,7 +96,13 @@ fn a_message_for_a_program_that_has_gone_takes_no_receive_of_the_next_one() {
     server.borrow_mut().close(pair.b.context);
 
     let gone = pair.b.context;
-    pair.b = Program::new(&server, 2, (QueuePairType::ReliableConnected, true), 256);
+    let kind = (QueuePairType::ReliableConnected, true);
+    // Names come round again.
+    for _ in 0..255 {
+        let other = Program::new(&server, 3, kind, 256);
+        server.borrow_mut().close(other.context);
+    }
+    pair.b = Program::new(&server, 2, kind, 256);
     assert_eq!(pair.b.context, gone, "it has the name of the one before");
     // They are taken before the server looks at what has come.
     let receives = [0, 100].map(|at| pair.b.sge(at, 8));

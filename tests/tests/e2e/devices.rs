@@ -462,13 +462,19 @@ impl Devices {
     }
 
     fn run(&self, pod: (&str, &str), words: &[&str]) -> String {
+        let ended = self.try_run(pod, words);
+        ended.unwrap_or_else(|said| self.cluster.fail(&format!("{words:?}: {said}")))
+    }
+
+    /// What the program says, or what one says that fails.
+    fn try_run(&self, pod: (&str, &str), words: &[&str]) -> Result<String, String> {
         let output = self.command(pod, words).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        if !output.status.success() {
-            let why = String::from_utf8_lossy(&output.stderr);
-            self.cluster.fail(&format!("{words:?}: {said}{why}"));
+        if output.status.success() {
+            return Ok(said);
         }
-        said
+        let why = String::from_utf8_lossy(&output.stderr);
+        Err(format!("{said}{why}"))
     }
 
     /// Whether a program of a pod listens at a TCP port, by the kernel's list of sockets.

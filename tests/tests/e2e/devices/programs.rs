@@ -61,6 +61,10 @@ const UCX: [&str; 4] = ["tag_lat", "tag_bw -s 65536", "ucp_get -s 4096", "ucp_ad
 const LIBFABRIC_PORT: u16 = 47_592;
 const LIBFABRIC: [&str; 2] = ["verbs -e msg", "verbs;ofi_rxm -e rdm"];
 const MPI_PORT: u16 = 18_700;
+/// What UCX before 1.20 ends a rank with, whose endpoint gets an acknowledgement of the endpoint that had its number before
+/// (openucx/ucx#11107). That comes so late on a busy machine only.
+const LATE_ACKNOWLEDGEMENT: &str = "must be smaller than current_psn";
+const MPI_ATTEMPTS: u32 = 3;
 
 /// A pod of the image with all programs. Their temporary files need a place, and UCX takes the device and nothing else.
 fn with_programs(mut pod: Value) -> Value {
@@ -206,6 +210,27 @@ fn libfabric(devices: &Devices, a: (&str, &str), b: (&str, &str)) {
 /// Six ranks, two in each pod.
 fn mpi(devices: &Devices, starts: (&str, &str), waits: [(&str, &str); 2]) {
     let begun = Instant::now();
+    let mut ended = exchange(devices, starts, waits);
+    for _ in 1..MPI_ATTEMPTS {
+        match &ended {
+            Err(said) if said.contains(LATE_ACKNOWLEDGEMENT) => {
+                println!("UCX has ended a rank at a late acknowledgement; all are started again");
+                ended = exchange(devices, starts, waits);
+            }
+            _ => break,
+        }
+    }
+    let told = ended.unwrap_or_else(|said| devices.cluster.fail(&said));
+    assert!(told.contains("6 ranks: each two exchanged"), "{told}");
+    report("MPI in three pods", begun);
+}
+
+/// What the ranks say, or what they say that fail.
+fn exchange(
+    devices: &Devices,
+    starts: (&str, &str),
+    waits: [(&str, &str); 2],
+) -> Result<String, String> {
     let launch = ["timeout", "60", "python3", "-B", "/programs/launch.py"];
     let waiting = waits.map(|pod| {
         let mut command = devices.command(pod, &launch);
@@ -216,13 +241,12 @@ fn mpi(devices: &Devices, starts: (&str, &str), waits: [(&str, &str); 2]) {
     });
     let addresses = waits.map(|(namespace, name)| devices.address(namespace, name));
     let addresses = addresses.each_ref().map(String::as_str);
-    let told = devices.run(starts, &[&launch[..], &addresses].concat());
-    assert!(told.contains("6 ranks: each two exchanged"), "{told}");
+    let told = devices.try_run(starts, &[&launch[..], &addresses].concat());
     for child in waiting {
         let ended = child.wait_with_output().unwrap();
-        assert!(ended.status.success(), "{ended:?}");
+        assert!(told.is_err() || ended.status.success(), "{ended:?}");
     }
-    report("MPI in three pods", begun);
+    told
 }
 
 fn pyverbs(devices: &Devices, pod: (&str, &str)) {

@@ -16,6 +16,13 @@ pub(crate) struct LastCall {
     is_to_mount: bool,
 }
 
+impl LastCall {
+    /// Nothing is mounted.
+    pub(crate) fn fail(&mut self) {
+        self.is_to_mount = false;
+    }
+}
+
 /// Calls about the volumes of a node.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
@@ -32,12 +39,12 @@ pub(crate) struct MountCall {
 
 /// What has become of a call meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum CallState {
     /// It is the last one.
     Last,
     /// A later one is to mount the volume.
     Replaced,
-    /// A later one was to unmount it.
+    /// A later one has unmounted it, or has failed.
     Unmounted,
 }
 
@@ -70,14 +77,22 @@ impl Calls {
 }
 
 impl MountCall {
+    /// It has failed before it had anything to mount. An earlier one that still opens its copy is not to mount that either.
+    pub(crate) async fn fail(&self) {
+        let mut last = self.last.lock().await;
+        if last.number == self.number {
+            last.fail();
+        }
+    }
+
     /// Has the volume for itself, on a thread that may block. What has become of the call says what it may do.
-    pub(crate) fn lock(&self) -> (MutexGuard<'_, LastCall>, Standing) {
+    pub(crate) fn lock(&self) -> (MutexGuard<'_, LastCall>, CallState) {
         let last = self.last.blocking_lock();
-        let standing = match last.is_to_mount {
-            false => Standing::Unmounted,
-            true if last.number == self.number => Standing::Last,
-            true => Standing::Replaced,
+        let state = match last.is_to_mount {
+            false => CallState::Unmounted,
+            true if last.number == self.number => CallState::Last,
+            true => CallState::Replaced,
         };
-        (last, standing)
+        (last, state)
     }
 }

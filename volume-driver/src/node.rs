@@ -14,7 +14,7 @@ use weft_proto::volumes::v1::volumes_client::VolumesClient;
 use weft_proto::volumes::v1::{InUse, UseCopyRequest};
 use weft_proto::volumes::{IN_USE, SOCKET, is_id};
 
-use crate::calls::{Calls, MountCall, Standing};
+use crate::calls::{CallState, Calls, MountCall};
 use crate::copy::Opened;
 use crate::kubelet::csi as proto;
 use crate::kubelet::csi::node_server::Node;
@@ -71,8 +71,13 @@ impl NodeService {
             namespace: namespace.clone(),
             copy: Some(wanted),
         };
-        let answer = self.agent.clone().use_copy(request).await;
-        let found = answer.map_err(of_agent)?.into_inner();
+        let found = match self.agent.clone().use_copy(request).await {
+            Ok(answer) => answer.into_inner(),
+            Err(status) => {
+                call.fail().await;
+                return Err(of_agent(status));
+            }
+        };
         let (path, root) = (found.path.clone(), found.root_directory.clone());
         let (config, of_pod) = (Arc::clone(&self.config), namespace.clone());
         let open = move || copy::open(&config.host, &config.allowed, &of_pod, &found);
@@ -104,17 +109,17 @@ impl NodeService {
         blocking(move || {
             // It may take as long as a root's file system hangs, and the volume can be unmounted meanwhile.
             let copy = open();
-            let (_locked, standing) = call.lock();
-            match standing {
-                Standing::Last => {}
-                Standing::Replaced => {
+            let (mut last, state) = call.lock();
+            match state {
+                CallState::Last => {}
+                CallState::Replaced => {
                     let text =
                         "the kubelet has called again meanwhile, and that call mounts the volume";
                     return Err(Status::unavailable(text));
                 }
-                Standing::Unmounted => {
+                CallState::Unmounted => {
                     give_back(&in_use)?;
-                    let text = "the volume was unmounted before its copy was opened";
+                    let text = "the volume was unmounted, or another call has failed, before its copy was opened";
                     return Err(Status::unavailable(text));
                 }
             }
@@ -126,6 +131,9 @@ impl NodeService {
                 mount().map_err(|error| failed("mounted", &target.path, &error))
             });
             // The kubelet may never unmount what it has not mounted.
+            if mounted.is_err() {
+                last.fail();
+            }
             if mounted.is_err() && mounts::remove(&target.path).is_ok() {
                 give_back(&in_use)?;
             }
@@ -385,6 +393,21 @@ mod tests {
             let refused = late.await.unwrap().unwrap_err();
             assert!(refused.message().contains("was unmounted"), "{refused}");
             assert!(!node.target().path.exists());
+            assert_eq!(node.shows(), [false, false]);
+        });
+    }
+
+    #[test]
+    fn a_call_that_is_late_gives_back_what_the_one_after_it_could_not_mount() {
+        alone(|| async {
+            let node = TestNode::new();
+            let first = node.service.calls.mount(VOLUME).await;
+            let second = node.service.calls.mount(VOLUME).await;
+            let (root, late) = node.work(first);
+            // Its agent refuses.
+            second.fail().await;
+            root.send(Ok(())).unwrap();
+            late.await.unwrap().unwrap_err();
             assert_eq!(node.shows(), [false, false]);
         });
     }

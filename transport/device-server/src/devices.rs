@@ -274,6 +274,12 @@ impl Devices {
         })
     }
 
+    /// Of contexts that another engine has left.
+    fn index_behind_the_last(&self) -> u8 {
+        let last = self.contexts.keys().map(|id| id.index).max();
+        last.map_or(0, |last| last.wrapping_add(1))
+    }
+
     /// The program has closed the device, or has ended. Peers find that its queue pairs are gone.
     pub fn close(&mut self, id: ContextId) {
         self.acknowledge();

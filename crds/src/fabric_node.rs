@@ -150,6 +150,8 @@ pub struct NodeDevices {
     pub total: u32,
     /// Those that pods have.
     pub in_use: u32,
+    /// Of those that pods have, how many by ResourceClaims.
+    pub by_claims: u32,
     /// Those that no pod can use: all of them where its pods can have none.
     pub unhealthy: u32,
 }

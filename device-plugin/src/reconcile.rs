@@ -121,7 +121,7 @@ impl Health {
     }
 
     /// As the node's agent reads it.
-    pub(crate) fn to_proto(&self, in_use: u32) -> DeviceHealth {
+    pub(crate) fn to_proto(&self, in_use: InUse) -> DeviceHealth {
         let fault = |fault: &Fault| DeviceFault {
             reason: fault.reason().to_owned(),
             message: fault.to_string(),
@@ -135,11 +135,19 @@ impl Health {
         DeviceHealth {
             node: self.problem.as_ref().map(fault),
             devices: self.unhealthy.iter().map(device).collect(),
-            in_use,
+            in_use: in_use.by_resource.saturating_add(in_use.by_claims),
+            by_claims: in_use.by_claims,
             // Said beside it.
             refused: None,
         }
     }
+}
+
+/// How many devices pods have, as the kubelet and the files of claims said last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct InUse {
+    pub(crate) by_resource: u32,
+    pub(crate) by_claims: u32,
 }
 
 /// What to do.
@@ -150,8 +158,7 @@ pub(crate) struct Decision {
     /// To write files for, each with the container's index of it.
     pub(crate) describe: Vec<(String, usize)>,
     pub(crate) health: Health,
-    /// How many devices pods have, as the kubelet and the files of claims said last.
-    pub(crate) in_use: u32,
+    pub(crate) in_use: InUse,
 }
 
 /// What is remembered from one time to the next.
@@ -162,10 +169,7 @@ pub(crate) struct Reconciler {
     link_down_since: Option<Duration>,
     /// Devices that containers have and the engine had.
     in_use: BTreeSet<String>,
-    /// How many devices the kubelet said last that containers have.
-    allocated: u32,
-    /// How many devices claims had last.
-    of_claims: u32,
+    counts: InUse,
     /// How devices were when the engine answered last.
     last: Health,
     /// What it had refused then.
@@ -191,8 +195,10 @@ impl Reconciler {
         });
         Self {
             in_use: lost.map(|(id, _)| id.clone()).collect(),
-            allocated: said.in_use.saturating_sub(of_claims),
-            of_claims,
+            counts: InUse {
+                by_resource: said.in_use.saturating_sub(of_claims),
+                by_claims: of_claims,
+            },
             last: Health {
                 problem: None,
                 unhealthy,
@@ -205,12 +211,13 @@ impl Reconciler {
     /// Decides at `now`: time since any start.
     pub(crate) fn decide(&mut self, found: &Found, now: Duration) -> Decision {
         if let Ok(allocations) = &found.allocations {
-            self.allocated = u32::try_from(allocations.len()).unwrap_or(u32::MAX);
+            self.counts.by_resource = u32::try_from(allocations.len()).unwrap_or(u32::MAX);
         }
-        self.of_claims = found.of_claims.unwrap_or(self.of_claims);
+        let by_claims = &mut self.counts.by_claims;
+        *by_claims = found.of_claims.unwrap_or(*by_claims);
         let mut decision = Decision {
             health: self.health(found, now),
-            in_use: self.allocated.saturating_add(self.of_claims),
+            in_use: self.counts,
             ..Decision::default()
         };
         let Ok(allocations) = &found.allocations else {
@@ -546,9 +553,14 @@ mod tests {
                 of_claims,
                 ..found(&[("a", IDLE)], &["a"])
             };
-            reconciler.decide(&found, at(0)).in_use
+            let InUse {
+                by_resource,
+                by_claims,
+            } = reconciler.decide(&found, at(0)).in_use;
+            (by_resource, by_claims)
         };
-        assert_eq!([in_use(Some(3)), in_use(None), in_use(Some(0))], [4, 4, 1]);
+        let counts = [in_use(Some(3)), in_use(None), in_use(Some(0))];
+        assert_eq!(counts, [(1, 3), (1, 3), (1, 0)]);
     }
 
     #[test]

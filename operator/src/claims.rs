@@ -193,26 +193,20 @@ impl Claims {
     }
 }
 
-/// What pods have of a pool by claims.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct PoolUse {
-    pub(crate) devices: u32,
-    /// As NAMESPACE/NAME.
-    pub(crate) pods: BTreeSet<String>,
-}
-
-/// What pods have by claims, by pool. None where the API server has no claims.
-pub(crate) async fn use_by_pool(client: &Client) -> Result<BTreeMap<String, PoolUse>, CallError> {
+/// The pods that have devices of a pool by claims, as NAMESPACE/NAME. None where the API server has no claims.
+pub(crate) async fn pods_by_pool(
+    client: &Client,
+) -> Result<BTreeMap<String, BTreeSet<String>>, CallError> {
     let claims = Api::<ResourceClaim>::all(client.clone());
     match call(claims.list(&ListParams::default())).await {
-        Ok(claims) => Ok(use_of(&claims.items)),
+        Ok(claims) => Ok(pods_of(&claims.items)),
         Err(error) if error.has_code(404) => Ok(BTreeMap::new()),
         Err(error) => Err(error),
     }
 }
 
-fn use_of(claims: &[ResourceClaim]) -> BTreeMap<String, PoolUse> {
-    let mut pools: BTreeMap<String, PoolUse> = BTreeMap::new();
+fn pods_of(claims: &[ResourceClaim]) -> BTreeMap<String, BTreeSet<String>> {
+    let mut pools: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for claim in claims {
         let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
         let results = claim.status.allocation.devices.results.iter();
@@ -222,9 +216,7 @@ fn use_of(claims: &[ResourceClaim]) -> BTreeMap<String, PoolUse> {
             let pods = pods.map(|pod| format!("{namespace}/{}", pod.name));
             let mut pods = pods.peekable();
             if pods.peek().is_some() {
-                let pool = pools.entry(result.pool.clone()).or_default();
-                pool.devices += 1;
-                pool.pods.extend(pods);
+                pools.entry(result.pool.clone()).or_default().extend(pods);
             }
         }
     }
@@ -387,12 +379,9 @@ mod tests {
     #[test]
     fn pods_are_listed_by_the_nodes_whose_devices_they_have() {
         let unused = json!({"allocation": allocated()["allocation"]});
-        let pools = use_of(&[claim(&allocated()), claim(&unused), claim(&json!({}))]);
-        let one = || PoolUse {
-            devices: 1,
-            pods: BTreeSet::from(["team-a/trainer-0".to_owned()]),
-        };
-        let expected = [("n1".to_owned(), one()), ("n2".to_owned(), one())];
+        let pools = pods_of(&[claim(&allocated()), claim(&unused), claim(&json!({}))]);
+        let pods = || BTreeSet::from(["team-a/trainer-0".to_owned()]);
+        let expected = [("n1".to_owned(), pods()), ("n2".to_owned(), pods())];
         assert_eq!(pools, expected.into());
     }
 

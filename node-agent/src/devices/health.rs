@@ -17,9 +17,7 @@ use weft_proto::operator::v1::DeviceReport;
 /// How often the file is read.
 const READ_INTERVAL: Duration = Duration::from_secs(2);
 /// A device plugin may say nothing for so long, as when its pod is replaced. For so long it waits for an engine, too.
-pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(60);
-/// It has said nothing for longer.
-const DEVICE_PLUGIN_AWAY: &str = "DevicePluginAway";
+const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// Devices that a message names.
 const NAMED_MAX: usize = 5;
 
@@ -42,19 +40,12 @@ impl NodeDevices {
                 SILENCE_MAX.as_secs()
             );
             health.node = Some(DeviceFault {
-                reason: DEVICE_PLUGIN_AWAY.to_owned(),
+                reason: "DevicePluginAway".to_owned(),
                 message,
                 ..DeviceFault::default()
             });
         }
         Self { total, health }
-    }
-
-    /// Whether the device plugin says that no pod has one.
-    pub(crate) fn are_unused(&self) -> bool {
-        let fault = self.health.node.as_ref();
-        let is_away = fault.is_some_and(|fault| fault.reason == DEVICE_PLUGIN_AWAY);
-        self.health.in_use == 0 && !is_away
     }
 
     /// How many devices no pod can use, by reason.
@@ -82,6 +73,7 @@ impl NodeDevices {
         DeviceReport {
             total: self.total,
             in_use: self.health.in_use,
+            by_claims: self.health.by_claims,
             unhealthy: by_reason.values().sum(),
             reason: reason.map_or(String::new(), |(reason, _)| (*reason).to_owned()),
             message: self.message(),

@@ -78,12 +78,16 @@ fn ready_pods(devices: &Devices) -> Option<BTreeSet<String>> {
 
 /// What the node's FabricNode says of them.
 pub(super) fn until_in_use(devices: &Devices, node: &str, of_devices: u64, of_volumes: u64) {
-    let wanted = json!({"total": PER_NODE, "inUse": of_devices, "unhealthy": 0});
     let what = format!("{node} has {of_devices} devices and {of_volumes} volumes in use");
     devices.cluster.wait_until(&what, || {
         let status = &devices.cluster.json(&["get", "fabricnode", node])["status"];
         let volumes = status["volumesInUse"].as_u64().unwrap_or_default();
-        (status["devices"] == wanted && volumes == of_volumes).then_some(())
+        let counts = &status["devices"];
+        let has_them = counts["total"] == PER_NODE
+            && counts["inUse"] == of_devices
+            && counts["unhealthy"] == 0
+            && volumes == of_volumes;
+        has_them.then_some(())
     });
 }
 

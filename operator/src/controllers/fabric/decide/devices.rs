@@ -17,17 +17,27 @@ const DEVICES_HEALTHY: &str = "DevicesHealthy";
 /// Why it is True.
 const ALL_HEALTHY: &str = "AllHealthy";
 
-/// For the status. An agent that starts or stops does not say, and pods have their devices all the same.
+/// What an agent finds that moves files and cannot serve the programs of devices.
+const NOT_SERVED: &str = "DevicesNotServed";
+
+/// For the status. An agent that starts or stops does not say, nor does one that cannot serve the programs of devices, and pods
+/// have their devices all the same.
 pub(super) fn counted(report: &NodeReport, before: Option<NodeDevices>) -> Option<NodeDevices> {
     match &report.devices {
         Some(devices) => Some(NodeDevices {
             total: devices.total,
             in_use: devices.in_use,
+            by_claims: devices.by_claims,
             unhealthy: devices.unhealthy,
         }),
-        None if report.ready => None,
+        None if report.ready && !is_prevented(report) => None,
         None => before,
     }
+}
+
+fn is_prevented(report: &NodeReport) -> bool {
+    let mut findings = report.findings.iter();
+    findings.any(|finding| finding.reason == NOT_SERVED)
 }
 
 /// Says in the status whether pods can use the devices.

@@ -9,6 +9,7 @@ fn report(stage: &mut Stage, unhealthy: u32, reason: &str, message: &str) {
     state.report.devices = Some(DeviceReport {
         total: 8,
         in_use: 3,
+        by_claims: 1,
         unhealthy,
         reason: reason.to_owned(),
         message: message.to_owned(),
@@ -57,6 +58,7 @@ fn a_node_says_how_many_devices_it_has_and_why_pods_cannot_use_them() {
     let all = NodeDevices {
         total: 8,
         in_use: 3,
+        by_claims: 1,
         unhealthy: 0,
     };
     assert_eq!(counted(&stage), Some(all));
@@ -84,6 +86,15 @@ fn devices_of_a_node_whose_agent_says_nothing_are_unknown_and_stay_counted() {
     state.report.devices = None;
     state.report.ready = false;
     assert_eq!(settled(&mut stage), (silent.clone(), Vec::new()));
+    assert_eq!(counted(&stage).map(|devices| devices.in_use), Some(3));
+    // The next one cannot serve the programs of devices, which pods have all the same.
+    let state = stage.reports.get_mut("n2").unwrap();
+    state.report.ready = true;
+    state.report.findings = vec![weft_proto::operator::v1::Finding {
+        reason: "DevicesNotServed".to_owned(),
+        ..Default::default()
+    }];
+    assert_eq!(settled(&mut stage).0, silent);
     assert_eq!(counted(&stage).map(|devices| devices.in_use), Some(3));
     let state = stage.reports.get_mut("n2").unwrap();
     state.report = before;

@@ -149,7 +149,11 @@ impl Claims {
             if described && !made.contains(&id) {
                 self.make_again(&id, &device).await?;
             } else if !described {
-                self.make(&id, &device).await?;
+                if let Err(error) = self.make(&id, &device).await {
+                    // Or it would be taken for one that the engine has lost.
+                    self.remove_file(&id)?;
+                    return Err(error);
+                }
                 let Pod { namespace, name } = &pod;
                 tracing::info!(id, namespace, pod = name, claim = claim.name, "device made");
             }

@@ -24,7 +24,7 @@ use crate::devices::claims::{self, FindClaim};
 use crate::devices::health::{HealthWatcher, NodeDevices};
 use crate::devices::peers::{FindNode, OperatorPeers, Peers};
 use crate::devices::refused_attempts::RefusedAttempts;
-use crate::devices::{Devices, programs, withdrawal};
+use crate::devices::{Devices, programs};
 use crate::fail_fast;
 use crate::files::{self, FileError, Root};
 use crate::metrics;
@@ -90,6 +90,19 @@ pub enum AgentError {
         /// The system's answer.
         source: std::io::Error,
     },
+}
+
+impl AgentError {
+    /// Whether the programs of devices have no place on this node, as where the chart has none.
+    fn lacks_place(&self) -> bool {
+        use std::io::ErrorKind::{NotFound, ReadOnlyFilesystem};
+        match self {
+            Self::EngineFile { source, .. } => {
+                [NotFound, ReadOnlyFilesystem].contains(&source.kind())
+            }
+            _ => false,
+        }
+    }
 }
 
 /// What an agent works in. It outlives tries to start that fail.
@@ -227,8 +240,10 @@ impl Agent {
         if let Some((of_node, devices)) = config.devices.as_ref().zip(devices) {
             let served = agent.serve_devices(config, of_node, devices, &mut registries);
             match served.await {
-                // Files move without.
-                Err(problem) if config.config_source == ConfigSource::Operator => {
+                // Files move without. Anything else may pass, and the agent is started again.
+                Err(problem)
+                    if config.config_source == ConfigSource::Operator && problem.lacks_place() =>
+                {
                     agent.device_problem = Some(problem);
                 }
                 served => served?,
@@ -285,10 +300,6 @@ impl Agent {
             let health = devices.health.subscribe();
             let collector = metrics::DeviceCollector(health.clone());
             registries.agent.register_collector(Box::new(collector));
-            if of_node.programs == Programs::Withdrawn {
-                let ended = withdrawal::end(socket.clone(), health.clone());
-                self.spawn("withdrawal", ended);
-            }
             self.devices = Some(health);
             self.spawn("device health", watcher.run());
             let attempts = self.refused_attempts.clone();

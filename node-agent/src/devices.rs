@@ -10,7 +10,6 @@ pub(crate) mod listing;
 pub(crate) mod peers;
 pub(crate) mod programs;
 pub(crate) mod refused_attempts;
-pub(crate) mod withdrawal;
 
 use std::collections::BTreeMap;
 use std::path::Path;

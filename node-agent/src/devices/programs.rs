@@ -40,7 +40,8 @@ pub(crate) fn are_there(socket: &Path) -> bool {
     socket.with_file_name(DEVICE_PLUGIN).exists()
 }
 
-/// Has the device plugin offer no devices. Those that pods have go on, and are as they were when their containers start again.
+/// Has the device plugin offer no devices. Those that pods have go on, and are as they were when their containers start again; and the
+/// plugin gives claims back, also those that it has refused.
 ///
 /// # Errors
 /// The file that cannot be read or written, and why.
@@ -53,22 +54,6 @@ pub(crate) fn withdraw(socket: &Path) -> Result<(), (PathBuf, io::Error)> {
         weft_argument_file::write(&path, &flags.collect::<Vec<String>>())
     };
     change().map_err(|source| (path.clone(), source))
-}
-
-/// Has neither program serve any more: the device plugin ends what it does within seconds, and an engine that is started anew waits.
-///
-/// # Errors
-/// The file that cannot be removed, and why.
-pub(crate) fn remove(socket: &Path) -> Result<(), (PathBuf, io::Error)> {
-    // The one by which the next agent sees that there are some is the last.
-    for name in [ENGINE, DEVICE_PLUGIN] {
-        let path = socket.with_file_name(name);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err((path, error)),
-            _ => {}
-        }
-    }
-    Ok(())
 }
 
 fn engine(config: &Config, programs: &DevicePrograms) -> Vec<String> {
@@ -170,7 +155,6 @@ mod tests {
         let flags = ["--count=8", "--share=200"].map(str::to_owned);
         let path = socket.with_file_name("device-plugin.args");
         weft_argument_file::write(&path, &flags).unwrap();
-        fs::write(socket.with_file_name("engine.args"), "--mtu=1500\n").unwrap();
         // Of this agent, and of the next one.
         for _ in 0..2 {
             assert!(are_there(&socket));
@@ -179,11 +163,6 @@ mod tests {
                 fs::read_to_string(&path).unwrap(),
                 "--count=0\n--share=200\n"
             );
-        }
-        for _ in 0..2 {
-            remove(&socket).unwrap();
-            assert!(!are_there(&socket));
-            assert!(!socket.with_file_name("engine.args").exists());
         }
     }
 }

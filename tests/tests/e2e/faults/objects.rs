@@ -45,10 +45,12 @@ pub(super) fn a_namespace_deleted_while_bytes_move_leaves_no_file(harness: &mut 
     cluster.kubectl(&["delete", "namespace", "team-b", "--wait=false"]);
     let path = "-o=jsonpath={.metadata.deletionTimestamp}";
     let job = ["get", "tj", "orphan", "--namespace", "team-b", path];
+    let listed = ["get", "tj", "--namespace", "team-b", "-o=name"];
     cluster.wait_until("the job is deleted, too", || {
         let said = cluster.inner.kubectl(&job);
-        // An error says that it is gone already.
-        (said.map_or(true, |since| !since.is_empty())).then_some(())
+        let is_gone = || cluster.inner.kubectl(&listed).is_ok_and(|it| it.is_empty());
+        said.map_or_else(|_| is_gone(), |since| !since.is_empty())
+            .then_some(())
     });
     harness.assert_fell_within(&running);
     kill(source, Signal::SIGCONT).unwrap();

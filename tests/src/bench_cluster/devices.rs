@@ -158,6 +158,7 @@ fn allocate(cluster: &Cluster, runtime: &Runtime, count: u32) -> Result<f64, Clu
         let plugin = plugin(cluster).map_err(looking)?;
         plugin.map_or(Ok(None), socket).map_err(looking)
     })?;
+    let _entered = runtime.enter();
     let mut plugin = proto::device_plugin_client::DevicePluginClient::new(channel(&socket));
     let mut took = Vec::new();
     for call in 0..CALLS {
@@ -335,7 +336,7 @@ impl End {
         let mut command = Command::new("nsenter");
         command
             .args(["--target", &self.kubelet.pid().to_string()])
-            .args(["--net", "--mount", "--", "env"])
+            .args(["--net", "--mount", "--pid", "--", "env"])
             .args(ON_NODE)
             .args(WRITES)
             .args(["-d", &self.device]);
@@ -349,7 +350,7 @@ fn bandwidth(
     mut connects: Command,
     address: &str,
 ) -> Result<f64, ClusterBenchError> {
-    let running = ClusterBenchError::system("running ib_write_bw");
+    let running = |cause| ClusterBenchError::system("running ib_write_bw")(cause);
     let waiting = waits
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -357,16 +358,20 @@ fn bandwidth(
         .spawn();
     let mut waiting = waiting.map_err(running)?;
     connects.arg(address);
+    let mut why = String::new();
     let told = until("a bandwidth of ib_write_bw", || {
         let output = connects.output();
-        let output = output.map_err(ClusterBenchError::system("running ib_write_bw"))?;
+        let output = output.map_err(running)?;
         let told = String::from_utf8_lossy(&output.stdout).into_owned();
+        why = String::from_utf8_lossy(&output.stderr).into_owned();
         // The other one may not listen yet.
         Ok(output.status.success().then_some(told))
+    });
+    let told = told.map_err(|error| match why.trim() {
+        "" => error,
+        why => looking(io::Error::other(format!("{error}; it said last: {why}"))),
     })?;
-    waiting
-        .wait()
-        .map_err(ClusterBenchError::system("running ib_write_bw"))?;
+    waiting.wait().map_err(running)?;
     let mut rows = told.lines().map(str::split_whitespace);
     // Bytes, writes, the peak, the average.
     let average = rows.find_map(|mut row| {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::exchange::Exchange;
 use super::{CLIENT, Devices, PER_NODE, SERVER, TEAM, claims, pod};

@@ -148,7 +148,8 @@ pub struct Devices {
     events: Receiver<Event>,
     contexts: BTreeMap<ContextId, Context>,
     /// Where the search for the index of the next context begins: a program's queue pairs have other numbers than those of
-    /// the program before it, to which datagrams may still be under way.
+    /// the program before it, to which datagrams may still be under way. It begins anywhere, so that a new engine rarely
+    /// repeats the last numbers of the one before it.
     next_index: u8,
     /// Queue pairs by the ends of their connections, until the engine says that these are closed.
     by_connection: HashMap<ConnectionId, ConnectedPair>,
@@ -201,7 +202,7 @@ impl Devices {
             sender,
             events,
             contexts: BTreeMap::new(),
-            next_index: 0,
+            next_index: random::draw::<1>()[0],
             by_connection: HashMap::new(),
             operation_limits: BTreeMap::new(),
             under_way: CountOfDevice::default(),
@@ -272,12 +273,6 @@ impl Devices {
             wake: given,
             events,
         })
-    }
-
-    /// Of contexts that another engine has left.
-    fn index_behind_the_last(&self) -> u8 {
-        let last = self.contexts.keys().map(|id| id.index).max();
-        last.map_or(0, |last| last.wrapping_add(1))
     }
 
     /// The program has closed the device, or has ended. Peers find that its queue pairs are gone.

@@ -459,6 +459,7 @@ fn a_peer_that_is_gone_loses_datagrams_and_a_new_one_is_reached() {
     // The acknowledgement of the first one may be lost as well.
     all.drop_all(lost, 1);
     bring_to(&mut all.pair.b, State::ReadyToSend);
+    all.to_b.queue_pair = all.pair.b.number;
     all.receive_at(4, 0, 10);
     all.send(5, all.to_b, b"second");
     assert_eq!(all.pair.next_b(), all.received(4, 6));
@@ -539,6 +540,17 @@ fn the_next_program_with_a_device_has_queue_pairs_of_other_numbers() {
         assert!(numbers.insert(program.number), "{}", program.number);
         devices.borrow_mut().close(program.context);
     }
+}
+
+#[test]
+fn the_first_program_of_each_engine_has_queue_pairs_of_other_numbers() {
+    let number = || {
+        let devices = std::rc::Rc::new(std::cell::RefCell::new(program::start()));
+        Program::new(&devices, 1, DATAGRAMS, 64).number
+    };
+    // There are 256 to begin with.
+    let numbers: std::collections::BTreeSet<u32> = (0..16).map(|_| number()).collect();
+    assert!(numbers.len() > 1, "{numbers:?}");
 }
 
 #[test]

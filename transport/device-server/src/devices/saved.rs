@@ -118,7 +118,6 @@ impl Devices {
             devices.engine.add_waker(context.waker().as_fd())?;
             devices.contexts.insert(id, context);
         }
-        devices.next_index = devices.index_behind_the_last();
         let mut restored = BTreeSet::new();
         for (id, connection) in saved.connections {
             let (connection_id, context) = (connection.id, devices.contexts.get(&id));

@@ -135,7 +135,7 @@ impl Claims {
             let id = format!("{prefix}{number}");
             let described = self.described(&id)?.contains(&id);
             if !described && made.contains(&id) {
-                // The claim's last pod ended while the engine was away.
+                // The claim's last pod ended while the engine was away, or its file was not written yet when this program ended.
                 self.destroy(&id).await?;
             }
             let limits = limits(&allocated);
@@ -144,19 +144,15 @@ impl Claims {
                 device: allocated.device.clone(),
                 ..self.claim_device(&id, (&pod, &found.pod_uid), first, limits)?
             };
-            // Before the device: one without a file would be nobody's after a restart.
-            self.describe(&id, &device)?;
             if described && !made.contains(&id) {
                 self.make_again(&id, &device).await?;
             } else if !described {
-                if let Err(error) = self.make(&id, &device).await {
-                    // Or it would be taken for one that the engine has lost.
-                    self.remove_file(&id)?;
-                    return Err(error);
-                }
+                self.make(&id, &device).await?;
                 let Pod { namespace, name } = &pod;
                 tracing::info!(id, namespace, pod = name, claim = claim.name, "device made");
             }
+            // Last: a file without a device is one that the engine has lost.
+            self.describe(&id, &device)?;
             devices.push(prepared(allocated, self.cdi.name(&id)));
         }
         Ok(devices)

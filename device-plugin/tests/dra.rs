@@ -466,6 +466,31 @@ async fn a_device_that_an_earlier_pod_left_behind_is_not_given_to_the_next() {
     assert_eq!((made.len(), &*made[0].owner), (1, "team-a/trainer-0"));
 }
 
+/// As when the program is killed after it has made the device.
+#[tokio::test]
+async fn a_device_whose_file_was_not_written_is_not_lost_and_its_claim_gets_one() {
+    let mut node = Node::start(31_876);
+    node.agent.allocate(TRAINER, "trainer-0", &["vdev-7"]);
+    let temporary = node.at("cdi/weft.dev-vdev_dra-0f5f57f184b6-0.tmp");
+    std::fs::create_dir_all(&temporary).expect("it is ours");
+    let refused = node.prepare(TRAINER).await.error;
+    assert!(refused.contains("cannot be written"), "{refused}");
+    let left = node.devices().await;
+    assert_eq!(left.len(), 1);
+    std::fs::remove_dir(&temporary).expect("it is ours");
+    node.restart_driver().await;
+    assert_eq!(node.prepare(TRAINER).await.error, "");
+    let made = node.devices().await;
+    assert_eq!((made.len(), &*made[0].owner), (1, "team-a/trainer-0"));
+    assert_ne!(made[0].gid, left[0].gid);
+    assert_eq!(node.container_path("dra-0f5f57f184b6-0"), "/dev/weft/weft0");
+    // What is said from now on.
+    let said = weft_proto::engine::health_file(&node.at("engine.sock"));
+    let _ = std::fs::remove_file(said);
+    node.says(&[]).await;
+    node.shows(&[("vdev-7", HealthStatus::Healthy)]).await;
+}
+
 /// Devices by the resource and by claims are mounted at places of their own.
 #[tokio::test]
 async fn in_a_pod_with_devices_by_the_resource_those_of_its_claims_come_behind_them() {

@@ -166,7 +166,7 @@ impl Claims {
         for id in self.described(&prefix)? {
             self.remove_file(&id)?;
         }
-        self.keep_lost(|id| !id.starts_with(&prefix));
+        self.retain_lost(|id| !id.starts_with(&prefix));
         let made = match self.engine.ids(&prefix).await {
             Ok(made) => made,
             Err(status) => {
@@ -190,7 +190,7 @@ impl Claims {
         let made = self.engine.list(ID_PREFIX).await;
         let made = made.map_err(ClaimError::Engine)?.devices;
         let over = left.decide(&made, &described, now);
-        self.keep_lost(|id| described.contains(id) && !is_open(&made, id));
+        self.retain_lost(|id| described.contains(id) && !is_open(&made, id));
         let made: BTreeSet<String> = made.into_iter().map(|device| device.name).collect();
         for id in described.difference(&made) {
             match self.read(id)? {
@@ -250,8 +250,8 @@ impl Claims {
         Ok(())
     }
 
-    /// Says no more of others that an engine has lost them.
-    fn keep_lost(&self, is_lost: impl Fn(&str) -> bool) {
+    /// Removes the lost devices for which `is_lost` is false.
+    fn retain_lost(&self, is_lost: impl Fn(&str) -> bool) {
         self.lost.send_if_modified(|lost| {
             let before = lost.len();
             lost.retain(|id, _| is_lost(id));

@@ -65,9 +65,6 @@ impl Devices {
         said: &DeviceHealth,
         lost_of_claims: watch::Receiver<Lost>,
     ) -> Self {
-        let cdi = config.cdi();
-        let of_claims = count_of_claims(&cdi).unwrap_or_default();
-        let reconciler = Reconciler::resume(said, of_claims);
         let own_pod = config.own_pod.as_ref();
         let own_pod = own_pod.map(|(namespace, name)| Pod {
             namespace: namespace.clone(),
@@ -79,11 +76,11 @@ impl Devices {
             own_pod,
             namespaces: Namespaces::new(&config.namespaces),
             lost_of_claims,
-            cdi,
+            cdi: config.cdi(),
             directory: config.directory.clone(),
             health_file: weft_proto::engine::health_file(&config.engine),
             started: Instant::now(),
-            reconciler: Mutex::new(reconciler),
+            reconciler: Mutex::new(Reconciler::resume(said)),
         }
     }
 
@@ -233,7 +230,7 @@ impl Devices {
 }
 
 /// What the device plugin said last on this node, before it was restarted.
-pub(crate) fn said_last(config: &Config) -> DeviceHealth {
+pub(crate) fn last_health(config: &Config) -> DeviceHealth {
     let said = fs::read(weft_proto::engine::health_file(&config.engine)).ok();
     let said = said.and_then(|said| DeviceHealth::decode(&*said).ok());
     said.unwrap_or_default()

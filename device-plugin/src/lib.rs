@@ -35,8 +35,8 @@ use tokio::time::MissedTickBehavior;
 
 use crate::cdi::Cdi;
 use crate::claims::{Claims, Lost};
-use crate::devices::{Devices, said_last};
-use crate::reconcile::{Health, Unhealthy, lost_of_claims};
+use crate::devices::{Devices, last_health};
+use crate::reconcile::{Health, Unhealthy, lost_in};
 use crate::registration::Registration;
 use crate::service::Service;
 
@@ -135,9 +135,9 @@ pub enum PluginError {
 /// [`PluginError`].
 pub async fn run(config: Config, stopped: impl Future<Output = ()>) -> Result<(), PluginError> {
     let (shown, health) = watch::channel(Health::default());
-    let said = said_last(&config);
+    let said = last_health(&config);
     let lost = match config.by_claims {
-        Some(_) => lost_of_claims(&said),
+        Some(_) => lost_in(&said),
         None => Lost::new(),
     };
     let (lost, lost_of_claims) = watch::channel(lost);

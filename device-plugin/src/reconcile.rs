@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use weft_proto::engine::v1::{DeviceFault, DeviceHealth, RefusedAttempts};
 
-use crate::claims;
+use crate::claims::{self, Lost};
 use crate::pods::{Allocation, Pod};
 
 /// A device that no pod has for so long is destroyed. Right after a start a kubelet lists no pods.
@@ -51,7 +51,7 @@ pub(crate) struct Found {
     /// How many devices of claims have one. None where it cannot be read.
     pub(crate) of_claims: Option<u32>,
     /// Devices of claims that an engine has lost, with the pods that have them.
-    pub(crate) lost_of_claims: BTreeMap<String, Pod>,
+    pub(crate) lost_of_claims: Lost,
 }
 
 /// Why a pod cannot use a device, or cannot have one.
@@ -96,8 +96,8 @@ pub(crate) fn pod_named(name: &str) -> Option<Pod> {
     Some(Pod { namespace, name })
 }
 
-/// Devices of claims that an engine had lost when the device plugin said so last.
-pub(crate) fn lost_of_claims(said: &DeviceHealth) -> BTreeMap<String, Pod> {
+/// Devices of claims that an engine had lost, as the device plugin said last.
+pub(crate) fn lost_in(said: &DeviceHealth) -> Lost {
     let devices = said.devices.iter().filter(|device| {
         device.reason == Fault::DeviceLost.reason() && device.device.starts_with(claims::ID_PREFIX)
     });
@@ -177,8 +177,8 @@ pub(crate) struct Reconciler {
 }
 
 impl Reconciler {
-    /// Goes on from what the device plugin said last before it was restarted, where claims have so many devices.
-    pub(crate) fn resume(said: &DeviceHealth, of_claims: u32) -> Self {
+    /// Goes on from what the device plugin said last before it was restarted.
+    pub(crate) fn resume(said: &DeviceHealth) -> Self {
         let known = said.devices.iter().filter_map(|device| {
             let fault = match device.reason.as_str() {
                 "DeviceLost" => Fault::DeviceLost,
@@ -196,8 +196,8 @@ impl Reconciler {
         Self {
             in_use: lost.map(|(id, _)| id.clone()).collect(),
             counts: InUse {
-                by_resource: said.in_use.saturating_sub(of_claims),
-                by_claims: of_claims,
+                by_resource: said.in_use.saturating_sub(said.by_claims),
+                by_claims: said.by_claims,
             },
             last: Health {
                 problem: None,
@@ -340,7 +340,7 @@ mod tests {
             }),
             allocations: Ok(pods.iter().map(allocation).collect()),
             of_claims: Some(0),
-            lost_of_claims: BTreeMap::new(),
+            lost_of_claims: Lost::new(),
         }
     }
 
@@ -536,11 +536,11 @@ mod tests {
             ..lost.clone()
         };
         for found in [&unheard, &silent(unheard.clone()), &lost] {
-            let mut reconciler = Reconciler::resume(&said, 3);
+            let mut reconciler = Reconciler::resume(&said);
             assert_eq!(told(&mut reconciler, found), said);
         }
         // Its pod has gone meanwhile.
-        let mut reconciler = Reconciler::resume(&said, 3);
+        let mut reconciler = Reconciler::resume(&said);
         let gone = told(&mut reconciler, &found(&[("b", IDLE)], &["b"]));
         assert_eq!((gone.devices.len(), gone.in_use), (0, 1));
     }
@@ -603,8 +603,8 @@ mod tests {
             ["dra-a-0", "DeviceLost", "team-a/pod"]
         );
         // Of another device plugin, the driver of claims goes on with it.
-        assert_eq!(lost_of_claims(&said), lost.lost_of_claims);
-        let mut reconciler = Reconciler::resume(&said, 1);
+        assert_eq!(lost_in(&said), lost.lost_of_claims);
+        let mut reconciler = Reconciler::resume(&said);
         let unheard = Found {
             allocations: Err("it has not heard of this node's pods yet".to_owned()),
             ..found(&[], &[])

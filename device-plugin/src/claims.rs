@@ -16,12 +16,12 @@ use weft_proto::claims::v1::claims_client::ClaimsClient;
 use weft_proto::claims::v1::{AllocatedDevice, FindClaimRequest};
 use weft_proto::engine::v1::Device;
 
-use crate::Config;
 use crate::cdi::{Cdi, ClaimDevice, remedy};
 use crate::engine::{DeviceLimits, Engine};
 use crate::kubelet::dra as proto;
-use crate::namespaces::{Namespaces, NotListed};
+use crate::namespaces::{self, NotListed};
 use crate::pods::{Pod, PodResources};
+use crate::{Config, Flags};
 
 /// What the ids of these devices begin with. The device plugin's begin otherwise, and each leaves the other's alone.
 pub(crate) const ID_PREFIX: &str = "dra-";
@@ -71,7 +71,7 @@ pub(crate) struct Claims {
     /// Says which devices pods have by the resource. None where they can have none.
     by_resource: Option<PodResources>,
     lost: watch::Sender<Lost>,
-    namespaces: Namespaces,
+    flags: watch::Receiver<Flags>,
     cdi: Cdi,
     directory: PathBuf,
     /// Held while devices are made and destroyed.
@@ -80,14 +80,19 @@ pub(crate) struct Claims {
 
 impl Claims {
     /// `agent` is the socket of the node's agent. `lost` is told which devices an engine has lost, and says which had been before.
-    pub(crate) fn new(config: &Config, agent: &Path, lost: watch::Sender<Lost>) -> Self {
+    pub(crate) fn new(
+        config: &Config,
+        flags: watch::Receiver<Flags>,
+        agent: &Path,
+        lost: watch::Sender<Lost>,
+    ) -> Self {
         let by_resource = || PodResources::new(&config.pod_resources, &config.resource);
         Self {
-            engine: Engine::new(config),
+            engine: Engine::new(&config.engine, flags.clone()),
             agent: weft_proto::claims::client(agent),
             by_resource: config.device_plugins.is_some().then(by_resource),
             lost,
-            namespaces: Namespaces::new(&config.namespaces),
+            flags,
             cdi: config.cdi(),
             directory: config.directory.clone(),
             changing: Mutex::default(),
@@ -102,7 +107,7 @@ impl Claims {
         let prefix = prefix(&claim.uid)?;
         if self.described(&prefix)?.is_empty() {
             // A pod that has its device keeps it when the fabric leaves its namespace out.
-            self.namespaces.check(&claim.namespace)?;
+            namespaces::check(&self.flags.borrow().namespaces, &claim.namespace)?;
         }
         let request = FindClaimRequest {
             namespace: claim.namespace.clone(),
@@ -431,16 +436,10 @@ mod tests {
             libraries: "/opt/weft/lib".into(),
             hook: None,
             resource: "weft.dev/vdev".to_owned(),
-            count: 4,
-            cap_bps: 0,
-            ops_per_s: 0,
-            share: 0,
-            cross_namespace: false,
-            namespaces: Vec::new(),
-            numa_node: None,
         };
+        let (_, flags) = watch::channel(Flags::default());
         let (lost, _) = watch::channel(Lost::new());
-        Claims::new(&config, &home.join("claims.sock"), lost)
+        Claims::new(&config, flags, &home.join("claims.sock"), lost)
     }
 
     #[tokio::test]

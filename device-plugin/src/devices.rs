@@ -11,13 +11,13 @@ use tonic::Status;
 use weft_proto::Message as _;
 use weft_proto::engine::v1::{DeviceHealth, RefusedAttempts};
 
-use crate::Config;
 use crate::cdi::{Cdi, remedy};
 use crate::claims::{self, Lost};
 use crate::engine::{DeviceLimits, Engine};
-use crate::namespaces::{Namespaces, NotListed};
+use crate::namespaces::{self, NotListed};
 use crate::pods::{Allocation, Pod, PodResources};
 use crate::reconcile::{Decision, EngineDevice, Found, Health, OfEngine, Reconciler, pod_named};
+use crate::{Config, Flags};
 
 /// What the ids of devices begin with; the engine may have others, as those of claims, which are nobody's here.
 pub(crate) const ID_PREFIX: &str = "vdev-";
@@ -47,7 +47,7 @@ pub(crate) struct Devices {
     pods: PodResources,
     /// The plugin's own pod: a kubelet that does not list it knows no pods yet.
     own_pod: Option<Pod>,
-    namespaces: Namespaces,
+    flags: watch::Receiver<Flags>,
     lost_of_claims: watch::Receiver<Lost>,
     cdi: Cdi,
     directory: PathBuf,
@@ -62,6 +62,7 @@ impl Devices {
     /// It goes on from what the device plugin said last. `lost_of_claims` are devices of claims that an engine has lost.
     pub(crate) fn new(
         config: &Config,
+        flags: watch::Receiver<Flags>,
         said: &DeviceHealth,
         lost_of_claims: watch::Receiver<Lost>,
     ) -> Self {
@@ -71,10 +72,10 @@ impl Devices {
             name: name.clone(),
         });
         Self {
-            engine: Engine::new(config),
+            engine: Engine::new(&config.engine, flags.clone()),
             pods: PodResources::new(&config.pod_resources, &config.resource),
             own_pod,
-            namespaces: Namespaces::new(&config.namespaces),
+            flags,
             lost_of_claims,
             cdi: config.cdi(),
             directory: config.directory.clone(),
@@ -114,7 +115,7 @@ impl Devices {
         for (index, id) in in_order.into_iter().enumerate() {
             let allocation = allocations.get(id);
             let allocation = allocation.ok_or_else(|| DeviceError::NoPod { id: id.clone() })?;
-            self.namespaces.check(&allocation.pod.namespace)?;
+            namespaces::check(&self.flags.borrow().namespaces, &allocation.pod.namespace)?;
             self.describe(id, index)?;
             let made = self.make_anew(id, &allocation.pod).await;
             made.map_err(|status| DeviceError::Engine {

@@ -1,7 +1,9 @@
 //! The node's engine, as devices are made and destroyed there.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
+use tokio::sync::watch;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 use weft_proto::engine::v1::engine_client::EngineClient;
@@ -9,15 +11,14 @@ use weft_proto::engine::v1::{
     CreateDeviceRequest, DestroyDeviceRequest, Device, ListDevicesRequest, ListDevicesResponse,
 };
 
-use crate::Config;
+use crate::Flags;
 use crate::pods::Pod;
 
-/// The engine, and what its devices may do.
+/// The engine, and the flags by which devices are made there.
 #[derive(Debug)]
 pub(crate) struct Engine {
     client: EngineClient<Channel>,
-    limits: DeviceLimits,
-    cross_namespace: bool,
+    flags: watch::Receiver<Flags>,
 }
 
 /// What a device may send: of each that is 0, what the node's fabric says, or no limit.
@@ -47,15 +48,11 @@ impl DeviceLimits {
 }
 
 impl Engine {
-    pub(crate) fn new(config: &Config) -> Self {
+    /// The engine that serves at this socket.
+    pub(crate) fn new(socket: &Path, flags: watch::Receiver<Flags>) -> Self {
         Self {
-            client: weft_proto::engine::client(&config.engine),
-            limits: DeviceLimits {
-                cap_bps: config.cap_bps,
-                ops_per_s: config.ops_per_s,
-                share: config.share,
-            },
-            cross_namespace: config.cross_namespace,
+            client: weft_proto::engine::client(socket),
+            flags,
         }
     }
 
@@ -66,20 +63,7 @@ impl Engine {
         pod: &Pod,
         limits: DeviceLimits,
     ) -> Result<(), Status> {
-        let limits = limits.or(self.limits);
-        let tenant = match self.cross_namespace {
-            true => "",
-            false => &pod.namespace,
-        };
-        let request = CreateDeviceRequest {
-            name: id.to_owned(),
-            gid: Vec::new(),
-            cap_bps: limits.cap_bps,
-            ops_per_s: limits.ops_per_s,
-            share: limits.share,
-            tenant: tenant.to_owned(),
-            owner: format!("{}/{}", pod.namespace, pod.name),
-        };
+        let request = request(&self.flags.borrow(), id, pod, limits);
         self.client.clone().create_device(request).await?;
         Ok(())
     }
@@ -109,5 +93,26 @@ impl Engine {
     pub(crate) async fn ids(&self, prefix: &str) -> Result<BTreeSet<String>, Status> {
         let devices = self.list(prefix).await?.devices.into_iter();
         Ok(devices.map(|device| device.name).collect())
+    }
+}
+
+fn request(flags: &Flags, id: &str, pod: &Pod, limits: DeviceLimits) -> CreateDeviceRequest {
+    let limits = limits.or(DeviceLimits {
+        cap_bps: flags.cap_bps,
+        ops_per_s: flags.ops_per_s,
+        share: flags.share,
+    });
+    let tenant = match flags.cross_namespace {
+        true => "",
+        false => &pod.namespace,
+    };
+    CreateDeviceRequest {
+        name: id.to_owned(),
+        gid: Vec::new(),
+        cap_bps: limits.cap_bps,
+        ops_per_s: limits.ops_per_s,
+        share: limits.share,
+        tenant: tenant.to_owned(),
+        owner: format!("{}/{}", pod.namespace, pod.name),
     }
 }

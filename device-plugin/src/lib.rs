@@ -43,7 +43,7 @@ use crate::service::Service;
 /// How often engine and kubelet are asked what there is.
 const RECONCILE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// What a plugin works with.
+/// What a plugin works with as long as it runs.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The socket of the node's engine.
@@ -67,6 +67,11 @@ pub struct Config {
     pub hook: Option<PathBuf>,
     /// What pods ask for.
     pub resource: String,
+}
+
+/// What the node's agent says of devices, by the node's fabric and its data interface. It changes while a plugin runs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Flags {
     /// How many devices the kubelet is shown.
     pub count: u32,
     /// Most that each device sends, bits per second; 0 is no limit.
@@ -129,11 +134,15 @@ pub enum PluginError {
     Serve(#[from] tonic::transport::Error),
 }
 
-/// Serves the kubelet until `stopped` returns.
+/// Serves the kubelet until `stopped` returns. Other flags change the kubelet's list of devices, and devices that are made later.
 ///
 /// # Errors
 /// [`PluginError`].
-pub async fn run(config: Config, stopped: impl Future<Output = ()>) -> Result<(), PluginError> {
+pub async fn run(
+    config: Config,
+    flags: watch::Receiver<Flags>,
+    stopped: impl Future<Output = ()>,
+) -> Result<(), PluginError> {
     let (shown, health) = watch::channel(Health::default());
     let said = last_health(&config);
     let lost = match config.by_claims {
@@ -141,27 +150,29 @@ pub async fn run(config: Config, stopped: impl Future<Output = ()>) -> Result<()
         None => Lost::new(),
     };
     let (lost, lost_of_claims) = watch::channel(lost);
-    let devices = Devices::new(&config, &said, lost_of_claims);
+    let devices = Devices::new(&config, flags.clone(), &said, lost_of_claims);
     let driver = async {
         match &config.by_claims {
-            Some(by_claims) => serve_claims(&config, by_claims, lost, health.clone()).await,
+            Some(by_claims) => {
+                let claims = Claims::new(&config, flags.clone(), &by_claims.agent, lost);
+                serve_claims(claims, by_claims, health.clone()).await
+            }
             None => std::future::pending().await,
         }
     };
     tokio::select! {
-        ended = serve_devices(&config, devices, &shown, health.clone()) => ended,
+        ended = serve_devices(&config, &flags, devices, &shown, health.clone()) => ended,
         ended = driver => ended,
         () = stopped => Ok(()),
     }
 }
 
 async fn serve_claims(
-    config: &Config,
+    claims: Claims,
     by_claims: &ByClaims,
-    lost: watch::Sender<Lost>,
     health: watch::Receiver<Health>,
 ) -> Result<(), PluginError> {
-    let claims = Arc::new(Claims::new(config, &by_claims.agent, lost));
+    let claims = Arc::new(claims);
     let started = Instant::now();
     let reconciling = async {
         let mut last_problem = String::new();
@@ -190,13 +201,14 @@ async fn serve_claims(
 /// As a device plugin, where the kubelet is to have one. How devices are the node's agent is told in any case.
 async fn serve_devices(
     config: &Config,
+    flags: &watch::Receiver<Flags>,
     devices: Devices,
     shown: &watch::Sender<Health>,
     health: watch::Receiver<Health>,
 ) -> Result<(), PluginError> {
     let devices = Arc::new(devices);
     let registration = config.device_plugins.as_ref().map(|directory| {
-        let service = Service::new(config, Arc::clone(&devices), health);
+        let service = Service::new(flags.clone(), Arc::clone(&devices), health);
         Registration::new(directory, &config.resource, service)
     });
     let registration = registration.transpose()?;

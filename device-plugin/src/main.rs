@@ -1,17 +1,16 @@
 //! `weft-device-plugin`: gives a node's virtual RDMA devices to pods until SIGTERM.
 
-use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
-use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 use weft_argument_file::{DEVICE_PLUGIN as FROM_FILE, FileError};
-use weft_device_plugin::{ByClaims, Config, install, run};
+use weft_device_plugin::{ByClaims, Config, Flags, install, run};
 
 /// How often the flags are read again.
 const FLAGS_INTERVAL: Duration = Duration::from_secs(2);
@@ -30,7 +29,7 @@ enum Mode {
 /// Gives a node's virtual RDMA devices to pods.
 ///
 /// In place of flags it takes @FILE: a file with a flag on each line, as --count=256. The node's agent writes it. The plugin waits
-/// until it is there, takes other flags when it changes, and serves nobody when it is gone.
+/// until it is there, takes other flags when it changes, and keeps the last ones while it is gone.
 #[derive(Debug, Parser)]
 #[command(name = "weft-device-plugin", version)]
 struct Arguments {
@@ -150,6 +149,11 @@ impl Arguments {
             libraries: self.libraries.clone(),
             hook: self.hook.clone(),
             resource: self.resource.clone(),
+        }
+    }
+
+    fn flags(&self) -> Flags {
+        Flags {
             count: self.count,
             cap_bps: self.cap_bps.unwrap_or(0),
             ops_per_s: self.ops.unwrap_or(0),
@@ -169,7 +173,7 @@ fn main() -> ExitCode {
             command.error(clap::error::ErrorKind::Io, problem).exit();
         }
     };
-    let arguments = Arguments::parse_from(&words);
+    let arguments = Arguments::parse_from(words);
     let filter = match EnvFilter::try_new(&arguments.log) {
         Ok(filter) => filter,
         Err(error) => {
@@ -184,7 +188,7 @@ fn main() -> ExitCode {
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
-    match serve(arguments, words) {
+    match serve(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
@@ -193,81 +197,61 @@ fn main() -> ExitCode {
     }
 }
 
-fn serve(mut arguments: Arguments, mut words: Vec<OsString>) -> Result<(), String> {
+fn serve(arguments: &Arguments) -> Result<(), String> {
     if let Some(from) = &arguments.install_from {
         install(from, &arguments.libraries, arguments.hook.as_deref())
             .map_err(|error| error.to_string())?;
     }
-    loop {
-        // The calls that are open end with it: they know the flags of before.
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| format!("the runtime cannot start: {error}"))?;
-        let Some(changed) = runtime.block_on(serve_until_changed(&arguments, &words))? else {
-            return Ok(());
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| format!("the runtime cannot start: {error}"))?;
+    runtime.block_on(async {
+        let terminate = signal(SignalKind::terminate());
+        let mut terminate =
+            terminate.map_err(|error| format!("signals cannot be awaited: {error}"))?;
+        let stopped = async move {
+            terminate.recv().await;
         };
-        words = changed;
-        arguments = Arguments::try_parse_from(&words).map_err(|error| error.to_string())?;
-    }
-}
-
-/// Serves until SIGTERM, or until there are other words: these.
-async fn serve_until_changed(
-    arguments: &Arguments,
-    words: &[OsString],
-) -> Result<Option<Vec<OsString>>, String> {
-    let terminate = signal(SignalKind::terminate());
-    let mut terminate = terminate.map_err(|error| format!("signals cannot be awaited: {error}"))?;
-    let mut stopped = pin!(async {
-        terminate.recv().await;
-    });
-    tokio::select! {
-        ended = run(arguments.config(), &mut stopped) => {
-            return ended.map(|()| None).map_err(|error| error.to_string());
+        let (shown, flags) = watch::channel(arguments.flags());
+        tokio::select! {
+            ended = run(arguments.config(), flags, stopped) => {
+                ended.map_err(|error| error.to_string())
+            }
+            problem = follow(&shown) => Err(problem),
         }
-        () = changed(words) => {}
-    }
-    tokio::select! {
-        () = stopped => Ok(None),
-        words = next() => words.map(Some),
-    }
+    })
 }
 
-/// Returns when the words are others than these, or their file is gone.
-async fn changed(words: &[OsString]) {
-    loop {
-        tokio::time::sleep(FLAGS_INTERVAL).await;
-        match expand() {
-            Ok(found) if found == words => {}
-            // As when too many files are open.
-            Err(error @ FileError::Unreadable { .. }) if !error.is_missing() => {}
-            _ => return,
-        }
-    }
-}
-
-/// The words, once there are some.
-async fn next() -> Result<Vec<OsString>, String> {
+/// Shows other flags, if there are some, as long as their file can be used. Returns what is wrong with it.
+async fn follow(shown: &watch::Sender<Flags>) -> String {
     let mut is_told = false;
     loop {
-        // Not at once: a kubelet takes the end of what was registered for the end of what is registered then.
         tokio::time::sleep(FLAGS_INTERVAL).await;
-        match expand() {
-            Err(error) if error.is_missing() => {
+        let words = match weft_argument_file::expand(std::env::args_os(), FROM_FILE) {
+            Ok(words) => words,
+            // As when too many files are open.
+            Err(error @ FileError::Unreadable { .. }) => {
                 if !is_told {
-                    tracing::info!(
-                        "no pod gets a device: {error}: {}",
-                        weft_argument_file::WAITING
-                    );
+                    tracing::warn!("the flags stay as they are: {error}");
                     is_told = true;
                 }
+                continue;
             }
-            found => return found.map_err(|error| error.to_string()),
-        }
+            Err(error) => return error.to_string(),
+        };
+        is_told = false;
+        let found = match Arguments::try_parse_from(words) {
+            Ok(arguments) => arguments.flags(),
+            Err(error) => return error.to_string(),
+        };
+        shown.send_if_modified(|flags| {
+            let is_changed = *flags != found;
+            if is_changed {
+                tracing::info!("the flags are now {found:?}");
+                *flags = found;
+            }
+            is_changed
+        });
     }
-}
-
-fn expand() -> Result<Vec<OsString>, FileError> {
-    weft_argument_file::expand(std::env::args_os(), FROM_FILE)
 }

@@ -3,13 +3,13 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use futures::StreamExt as _;
+use futures::{StreamExt as _, stream};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status};
 
-use crate::Config;
+use crate::Flags;
 use crate::devices::{DeviceError, Devices, ID_PREFIX};
 use crate::kubelet::device_plugin as proto;
 use crate::kubelet::device_plugin::device_plugin_server::DevicePlugin;
@@ -26,9 +26,7 @@ pub(crate) fn options() -> proto::DevicePluginOptions {
 /// The device plugin of one resource.
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
-    ids: Arc<[String]>,
-    /// Of all devices, for they share an interface. None where it is not known.
-    topology: Option<proto::TopologyInfo>,
+    flags: watch::Receiver<Flags>,
     devices: Arc<Devices>,
     health: watch::Receiver<Health>,
 }
@@ -56,32 +54,36 @@ impl Drop for Watched {
 impl Service {
     /// With the devices of a node.
     pub(crate) fn new(
-        config: &Config,
+        flags: watch::Receiver<Flags>,
         devices: Arc<Devices>,
         health: watch::Receiver<Health>,
     ) -> Self {
-        let topology = config.numa_node.map(|node| proto::TopologyInfo {
-            nodes: vec![proto::NumaNode { id: node.into() }],
-        });
         Self {
-            ids: ids(config.count).collect(),
-            topology,
+            flags,
             devices,
             health,
         }
     }
 
-    fn list(&self, health: &Health) -> proto::ListAndWatchResponse {
-        let device = |id: &String| device(id, health.is_good(id), self.topology.as_ref());
+    fn list(&self) -> proto::ListAndWatchResponse {
+        let (flags, health) = (self.flags.borrow(), self.health.borrow());
+        // Of all devices, for they share an interface. None where it is not known.
+        let topology = flags.numa_node.map(|node| proto::TopologyInfo {
+            nodes: vec![proto::NumaNode { id: node.into() }],
+        });
+        let device = |id: String| {
+            let is_good = health.is_good(&id);
+            device(id, is_good, topology.as_ref())
+        };
         proto::ListAndWatchResponse {
-            devices: self.ids.iter().map(device).collect(),
+            devices: ids(flags.count).map(device).collect(),
         }
     }
 }
 
-fn device(id: &str, is_good: bool, topology: Option<&proto::TopologyInfo>) -> proto::Device {
+fn device(id: String, is_good: bool, topology: Option<&proto::TopologyInfo>) -> proto::Device {
     proto::Device {
-        id: id.to_owned(),
+        id,
         health: match is_good {
             true => proto::HEALTHY,
             false => proto::UNHEALTHY,
@@ -139,9 +141,11 @@ impl DevicePlugin for Registered {
     ) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let service = self.service.clone();
         let watched = Watched(self.lost.clone());
-        let lists = WatchStream::new(service.health.clone()).map(move |health| {
+        let health = WatchStream::new(service.health.clone()).map(drop);
+        let flags = WatchStream::from_changes(service.flags.clone()).map(drop);
+        let lists = stream::select(health, flags).map(move |()| {
             let _ = &watched;
-            Ok(service.list(&health))
+            Ok(service.list())
         });
         let mut ended = self.ended.clone();
         let ended = async move {
@@ -207,7 +211,7 @@ mod tests {
     fn a_list_of_65_536_devices_is_taken_by_a_kubelet() {
         let node = proto::NumaNode { id: 1023 };
         let topology = proto::TopologyInfo { nodes: vec![node] };
-        let devices = ids(65_536).map(|id| device(&id, false, Some(&topology)));
+        let devices = ids(65_536).map(|id| device(id, false, Some(&topology)));
         let devices = devices.collect();
         let bytes = proto::ListAndWatchResponse { devices }.encoded_len();
         assert!(bytes <= LIST_BYTES_MAX, "{bytes}");

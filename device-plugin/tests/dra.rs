@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use tempfile::TempDir;
 use tokio::net::UnixListener;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
@@ -23,7 +24,7 @@ use weft_device_plugin::kubelet::dra_health::dra_resource_health_client::DraReso
 use weft_device_plugin::kubelet::dra_health::{HealthStatus, NodeWatchResourcesRequest};
 use weft_device_plugin::kubelet::plugin_registration::registration_client::RegistrationClient;
 use weft_device_plugin::kubelet::plugin_registration::{InfoRequest, RegistrationStatus};
-use weft_device_plugin::{ByClaims, Config, kubelet, run};
+use weft_device_plugin::{ByClaims, Config, Flags, kubelet, run};
 use weft_device_socket::Client;
 use weft_engine::{EngineConfig, PortRange, Secret};
 use weft_node_engine::Shutdown;
@@ -312,16 +313,16 @@ fn start_driver(home: &TempDir) -> JoinHandle<()> {
         libraries: "/opt/weft/lib".into(),
         hook: None,
         resource: RESOURCE.to_owned(),
+    };
+    let (_, flags) = watch::channel(Flags {
         count: 4,
         cap_bps: 400_000_000,
-        ops_per_s: 0,
-        share: 0,
-        cross_namespace: false,
         namespaces: vec!["team-a".to_owned()],
         numa_node: Some(1),
-    };
+        ..Flags::default()
+    });
     tokio::spawn(async move {
-        let served = run(config, std::future::pending());
+        let served = run(config, flags, std::future::pending());
         served.await.expect("it serves");
     })
 }

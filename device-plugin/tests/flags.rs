@@ -7,8 +7,12 @@ use std::fs::{self, File};
 use std::process::{Child, Command};
 
 use tempfile::TempDir;
+use tonic::Streaming;
+use weft_device_plugin::kubelet;
+use weft_device_plugin::kubelet::device_plugin::device_plugin_client::DevicePluginClient;
+use weft_device_plugin::kubelet::device_plugin::{Empty, ListAndWatchResponse};
 
-use crate::eventually::eventually;
+use crate::eventually::{DEADLINE, eventually};
 
 /// Beside no engine and no kubelet: it makes its socket and calls both again and again.
 struct Program {
@@ -66,35 +70,52 @@ impl Program {
         names.next()
     }
 
+    fn log(&self) -> String {
+        fs::read_to_string(self.home.path().join("log")).expect("it is there")
+    }
+
     fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("it is a child").is_some()
     }
 }
 
+async fn list(lists: &mut Streaming<ListAndWatchResponse>) -> Option<ListAndWatchResponse> {
+    let list = tokio::time::timeout(DEADLINE, lists.message()).await;
+    list.expect("it takes a moment").expect("it goes on")
+}
+
 #[tokio::test]
-async fn the_program_serves_by_its_files_flags_and_ends_what_it_does_when_that_is_gone() {
+async fn other_flags_of_its_file_change_the_list_and_without_the_file_the_last_ones_stay() {
     let mut program = Program::start();
     program.set_flags("--count=4\n");
-    let first = eventually("it serves", async || program.socket()).await;
+    let socket = eventually("it serves", async || program.socket()).await;
+    let at_socket = program.home.path().join("device-plugins").join(&socket);
+    let mut plugin = DevicePluginClient::new(kubelet::channel(&at_socket));
+    let lists = plugin.list_and_watch(Empty {}).await;
+    let mut lists = lists.expect("it answers").into_inner();
+    let first = list(&mut lists).await.expect("a list");
+    assert_eq!(first.devices.len(), 4);
     // Its fabric has no devices any more.
     program.set_flags("--count=0\n");
-    let second = eventually("it takes other flags", async || {
-        program.socket().filter(|socket| *socket != first)
-    })
-    .await;
+    let none = list(&mut lists).await.expect("a list");
+    assert!(none.devices.is_empty());
     program.remove_flags();
-    eventually("it serves nobody", async || {
-        program.socket().is_none().then_some(())
+    eventually("it has read them", async || {
+        program
+            .log()
+            .contains("the flags stay as they are")
+            .then_some(())
     })
     .await;
-    program.set_flags("--count=4\n");
-    let third = eventually("it serves again", async || program.socket()).await;
-    assert!(third != first && third != second);
+    program.set_flags("--count=2\n");
+    let two = list(&mut lists).await.expect("a list");
+    assert_eq!(two.devices.len(), 2);
+    assert_eq!(program.socket(), Some(socket));
     assert!(!program.has_ended(), "a container would be started again");
-    program.set_flags("--count=4\n--hook=/weft/roots/models/program\n");
+    program.set_flags("--count=2\n--hook=/weft/roots/models/program\n");
     let has_ended = || std::future::ready(program.has_ended().then_some(()));
     eventually("it ends", has_ended).await;
-    let log = fs::read_to_string(program.home.path().join("log")).expect("it is there");
+    let log = program.log();
     let told = "`--hook=/weft/roots/models/program` is not for a file";
     assert!(log.contains(told), "{log}");
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::net::UnixListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
@@ -22,7 +22,7 @@ use weft_device_plugin::kubelet::device_plugin::{
     ListAndWatchResponse, PreStartContainerRequest, PreferredAllocationRequest, RegisterRequest,
 };
 use weft_device_plugin::kubelet::pod_resources::PodResources;
-use weft_device_plugin::{Config, kubelet, run};
+use weft_device_plugin::{Config, Flags, kubelet, run};
 use weft_engine::{EngineConfig, PortRange, Secret};
 use weft_node_engine::Shutdown;
 use weft_proto::Message as _;
@@ -61,6 +61,7 @@ struct Node {
     home: TempDir,
     kubelet: Kubelet,
     registrations: mpsc::Receiver<RegisterRequest>,
+    flags: watch::Sender<Flags>,
     registration_server: JoinHandle<()>,
     others: Vec<JoinHandle<()>>,
 }
@@ -82,11 +83,19 @@ impl Node {
             pods: Pods::default(),
         };
         let pods = kubelet.pods.serve(&home.path().join("pod-resources"));
+        let (flags, _) = watch::channel(Flags {
+            count: 4,
+            cap_bps: 400_000_000,
+            namespaces: vec!["team-a".to_owned()],
+            numa_node: Some(1),
+            ..Flags::default()
+        });
         let mut node = Self {
             registration_server: serve_registrations(&home, &kubelet),
             home,
             kubelet,
             registrations,
+            flags,
             others: vec![pods],
         };
         node.start_engine(first_port);
@@ -121,16 +130,10 @@ impl Node {
             libraries: "/opt/weft/lib".into(),
             hook: None,
             resource: RESOURCE.to_owned(),
-            count: 4,
-            cap_bps: 400_000_000,
-            ops_per_s: 0,
-            share: 0,
-            cross_namespace: false,
-            namespaces: vec!["team-a".to_owned()],
-            numa_node: Some(1),
         };
+        let flags = self.flags.subscribe();
         self.others.push(tokio::spawn(async move {
-            let served = run(config, std::future::pending());
+            let served = run(config, flags, std::future::pending());
             served.await.expect("it serves");
         }));
     }
@@ -179,7 +182,7 @@ fn serve_registrations(home: &TempDir, kubelet: &Kubelet) -> JoinHandle<()> {
     })
 }
 
-async fn watch(plugin: &mut DevicePluginClient<Channel>) -> Streaming<ListAndWatchResponse> {
+async fn watch_list(plugin: &mut DevicePluginClient<Channel>) -> Streaming<ListAndWatchResponse> {
     let lists = plugin.list_and_watch(Empty {}).await;
     lists.expect("it answers").into_inner()
 }
@@ -192,7 +195,7 @@ fn ids(ids: &[&str]) -> Vec<String> {
 async fn a_container_gets_devices_of_its_own_whenever_it_starts() {
     let mut node = Node::start(31_820).await;
     let mut plugin = node.registered().await;
-    let mut lists = watch(&mut plugin).await;
+    let mut lists = watch_list(&mut plugin).await;
     let list = soon(lists.message()).await.expect("it goes on");
     let list = list.expect("a list").devices;
     let names: Vec<&str> = list.iter().map(|device| device.id.as_str()).collect();
@@ -280,7 +283,7 @@ async fn a_container_gets_devices_of_its_own_whenever_it_starts() {
 async fn devices_are_at_the_numa_node_of_the_interface_and_the_first_free_ones_are_preferred() {
     let mut node = Node::start(31_848).await;
     let mut plugin = node.registered().await;
-    let mut lists = watch(&mut plugin).await;
+    let mut lists = watch_list(&mut plugin).await;
     let list = soon(lists.message()).await.expect("it goes on");
     for device in list.expect("a list").devices {
         let nodes = device.topology.expect("it has one").nodes;
@@ -314,11 +317,53 @@ async fn devices_are_at_the_numa_node_of_the_interface_and_the_first_free_ones_a
 }
 
 #[tokio::test]
+async fn other_flags_change_the_list_and_the_next_devices_and_not_the_registration() {
+    let mut node = Node::start(31_880).await;
+    let mut plugin = node.registered().await;
+    let mut lists = watch_list(&mut plugin).await;
+    let list = soon(lists.message()).await.expect("it goes on");
+    assert_eq!(list.expect("a list").devices.len(), 4);
+    node.flags.send_replace(Flags {
+        count: 1,
+        cap_bps: 800_000_000,
+        share: 400,
+        namespaces: vec!["team-b".to_owned()],
+        ..Flags::default()
+    });
+    let list = soon(lists.message()).await.expect("it goes on");
+    let list = list.expect("a list").devices;
+    let [device] = list.as_slice() else {
+        panic!("{list:?}")
+    };
+    assert_eq!((&*device.id, &device.topology), ("vdev-00000", &None));
+
+    let had_before = ["vdev-00003"];
+    let start = || PreStartContainerRequest {
+        devices_ids: ids(&had_before),
+    };
+    node.set_pods(&[pod("team-a", "trainer-0", &had_before)]);
+    let refused = plugin.pre_start_container(start()).await;
+    let refused = refused.expect_err("its namespace is not listed any more");
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    node.set_pods(&[pod("team-b", "trainer-0", &had_before)]);
+    let started = plugin.pre_start_container(start()).await;
+    started.expect("it is made");
+    let made = node.devices().await;
+    let made: Vec<(&str, u64, u32)> = made
+        .iter()
+        .map(|device| (&*device.name, device.cap_bps, device.share))
+        .collect();
+    assert_eq!(made, [("vdev-00003", 800_000_000, 400)]);
+    let again = node.registrations.try_recv();
+    assert!(again.is_err(), "{again:?}");
+}
+
+#[tokio::test]
 async fn every_kubelet_that_starts_gets_a_registration() {
     let mut node = Node::start(31_824).await;
     node.set_pods(&[pod("team-a", "trainer-0", &["vdev-00003"])]);
     let mut plugin = node.registered().await;
-    let mut lists = watch(&mut plugin).await;
+    let mut lists = watch_list(&mut plugin).await;
     let list = soon(lists.message()).await;
     assert!(list.expect("it goes on").is_some());
     for _ in 0..20 {
@@ -327,14 +372,14 @@ async fn every_kubelet_that_starts_gets_a_registration() {
         let ended = soon(lists.message()).await;
         assert!(!matches!(ended, Ok(Some(_))), "{ended:?}");
         plugin = node.registered().await;
-        lists = watch(&mut plugin).await;
+        lists = watch_list(&mut plugin).await;
         let list = soon(lists.message()).await;
         assert!(list.expect("it goes on").is_some());
     }
     // A kubelet that watches the list no more knows no device of the plugin.
     drop(lists);
     let mut plugin = node.registered().await;
-    let mut lists = watch(&mut plugin).await;
+    let mut lists = watch_list(&mut plugin).await;
     let list = soon(lists.message()).await;
     assert!(list.expect("it goes on").is_some());
     // A pod that had its device before finds what its container starts with.

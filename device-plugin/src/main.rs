@@ -9,7 +9,7 @@ use clap::{Parser, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
-use weft_argument_file::{DEVICE_PLUGIN as FROM_FILE, FileError};
+use weft_argument_file::{DEVICE_PLUGIN_FLAGS as FROM_FILE, FileError};
 use weft_device_plugin::{ByClaims, Config, Flags, install, run};
 
 /// How often the flags are read again.

@@ -277,13 +277,13 @@ impl Agent {
         let failed = |(path, source)| AgentError::EngineFile { path, source };
         let socket = &of_node.socket;
         let total = match &of_node.programs {
-            Programs::OfOthers => None,
-            Programs::Started(programs) => {
+            Programs::External => None,
+            Programs::Configured(programs) => {
                 programs::write(socket, config, programs).map_err(failed)?;
                 Some(programs.per_node)
             }
-            Programs::Withdrawn => {
-                programs::withdraw(socket).map_err(failed)?;
+            Programs::Disabled => {
+                programs::disable(socket).map_err(failed)?;
                 Some(0)
             }
         };

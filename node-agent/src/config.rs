@@ -100,11 +100,11 @@ pub struct Devices {
 pub enum Programs {
     /// Somebody else says it.
     #[default]
-    OfOthers,
+    External,
     /// By the agent, so.
-    Started(DevicePrograms),
+    Configured(DevicePrograms),
     /// The fabric has no devices any more. Those that pods have go on.
-    Withdrawn,
+    Disabled,
 }
 
 /// How a node's `weft-engine` and `weft-device-plugin` are started, besides what the engine has of the data path and the

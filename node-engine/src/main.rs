@@ -111,7 +111,7 @@ fn share_of_link(link_bps: u64) -> u64 {
 }
 
 fn main() -> ExitCode {
-    let words = match weft_argument_file::wait_and_expand(weft_argument_file::ENGINE) {
+    let words = match weft_argument_file::wait_and_expand(weft_argument_file::ENGINE_FLAGS) {
         Ok(words) => words,
         Err(problem) => {
             let mut command = clap::Command::new("weft-engine");

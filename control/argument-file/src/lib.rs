@@ -2,7 +2,7 @@
 //! virtual devices and for the device plugin.
 //!
 //! The file has a flag on each line, as `--mtu=9000`. The command line names it as `@FILE`. A program takes the flags that are
-//! listed here from the file and no others: which program a container runtime starts, for one, is not the agent's to say.
+//! listed here from the file and no others. The agent cannot choose, for example, which program a container runtime starts.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -19,7 +19,7 @@ pub const WAITING: &str =
     "waiting for the node's agent, which writes it where the fabric has devices";
 
 /// What `weft-engine` takes from its file.
-pub const ENGINE: &[&str] = &[
+pub const ENGINE_FLAGS: &[&str] = &[
     "--address",
     "--first-port",
     "--ports",
@@ -32,7 +32,7 @@ pub const ENGINE: &[&str] = &[
     "--link-bps",
 ];
 /// What `weft-device-plugin` takes from its file.
-pub const DEVICE_PLUGIN: &[&str] = &[
+pub const DEVICE_PLUGIN_FLAGS: &[&str] = &[
     "--count",
     "--numa-node",
     "--cap-bps",
@@ -162,14 +162,18 @@ mod tests {
         let flags = ["--mtu=9000", "--policy=reps"].map(str::to_owned);
         write(&path, &flags).unwrap();
         let words = ["weft-engine", "--ports=4"].map(OsString::from);
-        let expanded = expand(words.into_iter().chain([named(&path)]), ENGINE).unwrap();
+        let expanded = expand(words.into_iter().chain([named(&path)]), ENGINE_FLAGS).unwrap();
         let wanted = ["weft-engine", "--ports=4", "--mtu=9000", "--policy=reps"];
         assert_eq!(expanded, wanted);
-        let problem = expand([named(directory.path())], ENGINE).unwrap_err();
+        let problem = expand([named(directory.path())], ENGINE_FLAGS).unwrap_err();
         assert!(problem.to_string().contains("irectory"), "{problem}");
         assert!(!problem.is_missing());
         fs::remove_file(&path).unwrap();
-        assert!(expand([named(&path)], ENGINE).unwrap_err().is_missing());
+        assert!(
+            expand([named(&path)], ENGINE_FLAGS)
+                .unwrap_err()
+                .is_missing()
+        );
     }
 
     #[test]
@@ -178,7 +182,7 @@ mod tests {
         let path = directory.path().join("device-plugin.args");
         let of_file = |text: &str| {
             fs::write(&path, text).unwrap();
-            expand([named(&path)], DEVICE_PLUGIN)
+            expand([named(&path)], DEVICE_PLUGIN_FLAGS)
         };
         let well = of_file("--count=8\n--cross-namespace\n").unwrap();
         assert_eq!(well, ["--count=8", "--cross-namespace"]);

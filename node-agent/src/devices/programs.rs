@@ -11,8 +11,8 @@ const BITS_PER_MEGABIT: u64 = 1_000_000;
 /// What a device has of which nothing else is said.
 const SHARE_DEFAULT: u32 = 100;
 /// Beside the socket of the engine: the flags of the engine, and of the device plugin.
-const ENGINE: &str = "engine.args";
-const DEVICE_PLUGIN: &str = "device-plugin.args";
+const ENGINE_FILE: &str = "engine.args";
+const DEVICE_PLUGIN_FILE: &str = "device-plugin.args";
 const COUNT: &str = "--count=";
 
 /// Writes the flags of the engine that serves at this socket and of the device plugin beside it. The device plugin takes other
@@ -26,8 +26,8 @@ pub(crate) fn write(
     programs: &DevicePrograms,
 ) -> Result<(), (PathBuf, io::Error)> {
     for (name, flags) in [
-        (ENGINE, engine(config, programs)),
-        (DEVICE_PLUGIN, device_plugin(programs)),
+        (ENGINE_FILE, engine(config, programs)),
+        (DEVICE_PLUGIN_FILE, device_plugin(programs)),
     ] {
         let path = socket.with_file_name(name);
         weft_argument_file::write(&path, &flags).map_err(|source| (path, source))?;
@@ -37,7 +37,7 @@ pub(crate) fn write(
 
 /// Whether an agent has written them here.
 pub(crate) fn are_there(socket: &Path) -> bool {
-    socket.with_file_name(DEVICE_PLUGIN).exists()
+    socket.with_file_name(DEVICE_PLUGIN_FILE).exists()
 }
 
 /// Has the device plugin offer no devices. Those that pods have go on, and are as they were when their containers start again; and the
@@ -45,8 +45,8 @@ pub(crate) fn are_there(socket: &Path) -> bool {
 ///
 /// # Errors
 /// The file that cannot be read or written, and why.
-pub(crate) fn withdraw(socket: &Path) -> Result<(), (PathBuf, io::Error)> {
-    let path = socket.with_file_name(DEVICE_PLUGIN);
+pub(crate) fn disable(socket: &Path) -> Result<(), (PathBuf, io::Error)> {
+    let path = socket.with_file_name(DEVICE_PLUGIN_FILE);
     let change = || {
         let text = fs::read_to_string(&path)?;
         let others = text.lines().filter(|flag| !flag.starts_with(COUNT));
@@ -107,10 +107,10 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::config;
 
-    #[test]
-    fn the_device_plugin_is_told_what_the_fabric_says_and_nothing_of_what_it_leaves_out() {
-        let little = DevicePrograms {
+    fn little() -> DevicePrograms {
+        DevicePrograms {
             first_port: 16_000,
             open: 8,
             link_mbps: 0,
@@ -121,8 +121,39 @@ mod tests {
             cross_namespace: false,
             namespaces: Vec::new(),
             share: 100,
+        }
+    }
+
+    fn names(flags: &[impl AsRef<str>]) -> BTreeSet<&str> {
+        let flags = flags.iter().map(AsRef::as_ref);
+        flags.map(|flag| flag.split('=').next().unwrap()).collect()
+    }
+
+    #[test]
+    fn the_engine_takes_every_flag_that_the_agent_writes_for_it() {
+        let config = config::parse(
+            "
+node: node0
+fabric: lab
+control: {listen: 127.0.0.1:7400}
+metrics: {listen: 127.0.0.1:7401}
+data: {address: 127.0.0.1, ports: {first: 7500}}
+operator: {ticketKey: 000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f}
+tls: {ca: ca.pem, certificate: node.pem, key: node.key}
+roots: []
+",
+        );
+        let programs = DevicePrograms {
+            link_mbps: 1000,
+            ..little()
         };
-        assert_eq!(device_plugin(&little), ["--count=8"]);
+        let flags = engine(&config.unwrap(), &programs);
+        assert_eq!(names(&flags), names(weft_argument_file::ENGINE_FLAGS));
+    }
+
+    #[test]
+    fn the_device_plugin_is_told_what_the_fabric_says_and_nothing_of_what_it_leaves_out() {
+        assert_eq!(device_plugin(&little()), ["--count=8"]);
         let all = DevicePrograms {
             numa_node: Some(0),
             cap_mbps: 400,
@@ -130,7 +161,7 @@ mod tests {
             cross_namespace: true,
             share: 200,
             namespaces: vec!["team-a".to_owned(), "team-b".to_owned()],
-            ..little
+            ..little()
         };
         let flags = [
             "--count=8",
@@ -142,13 +173,14 @@ mod tests {
             "--namespaces=team-a,team-b",
         ];
         assert_eq!(device_plugin(&all), flags);
-        let names = flags.map(|flag| flag.split('=').next().unwrap_or_default());
-        let known: BTreeSet<&str> = weft_argument_file::DEVICE_PLUGIN.iter().copied().collect();
-        assert_eq!(BTreeSet::from(names), known);
+        assert_eq!(
+            names(&flags),
+            names(weft_argument_file::DEVICE_PLUGIN_FLAGS)
+        );
     }
 
     #[test]
-    fn flags_that_are_withdrawn_offer_no_device_and_are_as_they_were_otherwise() {
+    fn disabled_flags_offer_no_device_and_keep_the_others() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("engine.sock");
         assert!(!are_there(&socket));
@@ -158,7 +190,7 @@ mod tests {
         // Of this agent, and of the next one.
         for _ in 0..2 {
             assert!(are_there(&socket));
-            withdraw(&socket).unwrap();
+            disable(&socket).unwrap();
             assert_eq!(
                 fs::read_to_string(&path).unwrap(),
                 "--count=0\n--share=200\n"

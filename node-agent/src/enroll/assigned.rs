@@ -88,8 +88,8 @@ fn devices(
     nic: &Nic,
 ) -> Result<Option<config::Devices>, ConfigError> {
     let programs = match given {
-        Some(given) => Programs::Started(device_programs(given, nic)?),
-        None if programs::are_there(&settings.engine_socket) => Programs::Withdrawn,
+        Some(given) => Programs::Configured(device_programs(given, nic)?),
+        None if programs::are_there(&settings.engine_socket) => Programs::Disabled,
         None => return Ok(None),
     };
     Ok(Some(config::Devices {
@@ -330,7 +330,7 @@ mod tests {
             namespaces: vec!["team-a".to_owned()],
             share: 200,
         };
-        assert_eq!(devices.programs, Programs::Started(wanted));
+        assert_eq!(devices.programs, Programs::Configured(wanted));
         assert_eq!(config.transport.chunk.0, 32 << 10);
         assert_eq!(config.transport.dscp, 46);
         assert_eq!(config.transport.encryption, Encryption::Required);

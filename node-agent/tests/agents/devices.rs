@@ -235,8 +235,8 @@ async fn pods_keep_and_are_counted_with_devices_that_their_fabric_has_no_more() 
         let word = format!("@{}", home.join(file).display());
         weft_argument_file::expand([word.into()], allowed).unwrap()
     };
-    let of_plugin = || flags("device-plugin.args", weft_argument_file::DEVICE_PLUGIN);
-    let of_engine = || flags("engine.args", weft_argument_file::ENGINE);
+    let of_plugin = || flags("device-plugin.args", weft_argument_file::DEVICE_PLUGIN_FLAGS);
+    let of_engine = || flags("engine.args", weft_argument_file::ENGINE_FLAGS);
     let have = |in_use| {
         let health = DeviceHealth {
             in_use,

@@ -820,12 +820,12 @@ fn the_policies_of_the_operators_account_follow_the_agents_of_the_chart() {
             serde_json::from_str(found["expression"].as_str().unwrap()).unwrap()
         };
         // The operator adds roots, and three flags.
-        let mounts = agent["volumeMounts"].as_array().unwrap().iter();
-        let mounts = mounts.map(|one| (one["name"].as_str().unwrap(), &one["mountPath"]));
-        assert_eq!(
-            variable("mounts"),
-            json!(mounts.collect::<BTreeMap<_, _>>())
-        );
+        let mounts = agent["volumeMounts"].as_array().unwrap();
+        let paths = mounts.iter();
+        let paths = paths.map(|one| (one["name"].as_str().unwrap(), &one["mountPath"]));
+        let paths: BTreeMap<_, _> = paths.collect();
+        assert_eq!(paths.len(), mounts.len(), "a volume is mounted twice");
+        assert_eq!(variable("mounts"), json!(paths));
         assert_eq!(variable("arguments"), agent["args"]);
         let values = variable("values");
         for variable in agent["env"].as_array().unwrap() {
@@ -883,6 +883,23 @@ fn roots_are_allowed_where_the_value_says_and_an_older_fabric_can_be_deleted() {
         let said = refusal(&format!("roots.allowedHostPaths={}", json!([path])));
         assert!(said.contains("roots.allowedHostPaths.0"), "{path}: {said}");
     }
+    // By which the programs of a node meet.
+    for path in [
+        "/run",
+        "/run/weft",
+        "/run/weft/devices",
+        "/var/run",
+        "/var/run/weft",
+    ] {
+        let said = refusal(&format!(
+            "roots.allowedHostPaths={}",
+            json!(["/data", path])
+        ));
+        let told = format!("roots.allowedHostPaths: {path}: ");
+        assert!(said.contains(&told), "{path}: {said}");
+    }
+    let values = [r#"roots.allowedHostPaths=["/run/weftling","/var/runs","/mnt/run/weft"]"#];
+    assert_eq!(allowed(&values).as_array().unwrap().len(), 3);
     let said = refusal("roots.allowedHostPaths=[]");
     assert!(said.contains("roots.allowedHostPaths"), "{said}");
 }

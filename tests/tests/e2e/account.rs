@@ -223,43 +223,50 @@ const REFUSED: &[Change] = &[
         VOLUME,
     ),
     (
-        "another directory as that of the roots",
-        |pod| argument(pod, "--roots-dir=/run"),
-        FLAG,
-    ),
-    (
-        "the socket of the engine in a root",
-        |pod| argument(pod, "--engine-socket=/weft/roots/models/engine.sock"),
-        FLAG,
-    ),
-    (
-        "a file as the whole configuration",
-        |pod| argument(pod, "--config=/weft/roots/models/agent.yaml"),
-        FLAG,
+        "a root in place of the agent's own state",
+        |pod| root_as(pod, "state"),
+        VOLUME,
     ),
     (
         "a part of a volume",
         |pod| {
-            mount(pod, "/weft/roots/more");
+            mount(pod, "root-models", "/weft/roots/more");
             let mounts = pod["containers"][0]["volumeMounts"].as_array_mut().unwrap();
             mounts.last_mut().unwrap()["subPath"] = json!("team-a");
         },
         MOUNT,
     ),
+];
+
+/// What, and an argument more.
+const REFUSED_ARGUMENTS: &[(&str, &str)] = &[
+    ("another directory as that of the roots", "--roots-dir=/run"),
+    (
+        "the socket of the engine in a root",
+        "--engine-socket=/weft/roots/models/engine.sock",
+    ),
+    (
+        "a file as the whole configuration",
+        "--config=/weft/roots/models/agent.yaml",
+    ),
+];
+
+/// What, and a volume at a path more.
+const REFUSED_MOUNTS: &[(&str, &str, &str)] = &[
     (
         "the agent's own state as a root",
-        |pod| mount_volume(pod, "state", "/weft/roots/state"),
-        MOUNT,
+        "state",
+        "/weft/roots/state",
     ),
     (
         "a tenant's file as the program",
-        |pod| mount(pod, "/weft-agent"),
-        MOUNT,
+        "root-models",
+        "/weft-agent",
     ),
     (
         "the same by a path that leads out",
-        |pod| mount(pod, "/weft/roots/../../weft-agent"),
-        MOUNT,
+        "root-models",
+        "/weft/roots/../../weft-agent",
     ),
 ];
 
@@ -267,17 +274,17 @@ const REFUSED: &[Change] = &[
 const REFUSED_WITH_DEVICES: &[Change] = &[
     (
         "the directory of the devices as a root",
-        |pod| mount_volume(pod, "devices", "/weft/roots/run"),
+        |pod| mount(pod, "devices", "/weft/roots/run"),
         MOUNT,
     ),
     (
+        "a root in place of the directory of the devices",
+        |pod| root_as(pod, "devices"),
+        VOLUME,
+    ),
+    (
         "another directory of the node by that name",
-        |pod| {
-            let volumes = pod["volumes"].as_array_mut().unwrap();
-            let mut volumes = volumes.iter_mut();
-            let devices = volumes.find(|one| one["name"] == "devices").unwrap();
-            devices["hostPath"]["path"] = json!("/run");
-        },
+        |pod| volume_named(pod, "devices")["hostPath"]["path"] = json!("/run"),
         VOLUME,
     ),
 ];
@@ -291,11 +298,18 @@ fn volume(pod: &mut Value, mut volume: Value) {
     push(&mut pod["volumes"], volume);
 }
 
-fn mount(pod: &mut Value, path: &str) {
-    mount_volume(pod, "root-models", path);
+fn volume_named<'a>(pod: &'a mut Value, name: &str) -> &'a mut Value {
+    let mut volumes = pod["volumes"].as_array_mut().unwrap().iter_mut();
+    volumes.find(|one| one["name"] == name).unwrap()
 }
 
-fn mount_volume(pod: &mut Value, volume: &str, path: &str) {
+/// A root's own directory of the node, by the name of a volume of the chart, which is mounted where that is.
+fn root_as(pod: &mut Value, name: &str) {
+    let directory = volume_named(pod, "root-models")["hostPath"].clone();
+    *volume_named(pod, name) = json!({"name": name, "hostPath": directory});
+}
+
+fn mount(pod: &mut Value, volume: &str, path: &str) {
     let mount = json!({"name": volume, "mountPath": path});
     push(&mut pod["containers"][0]["volumeMounts"], mount);
 }
@@ -314,7 +328,7 @@ pub(crate) fn daemonsets_run_the_charts_agents_only(cluster: &TestCluster) {
     ];
     let found = cluster.json(&named);
     let file = cluster.scratch.path().join("set.json");
-    let changed = |name: &str, change: fn(&mut Value)| {
+    let changed = |name: &str, change: &dyn Fn(&mut Value)| {
         let mut set = json!({
             "apiVersion": "apps/v1",
             "kind": "DaemonSet",
@@ -326,34 +340,43 @@ pub(crate) fn daemonsets_run_the_charts_agents_only(cluster: &TestCluster) {
         file.display().to_string()
     };
     let made =
-        |change: fn(&mut Value)| tried(cluster, &["create", "-f", &changed("tried", change)]);
-    let volumes = &found["spec"]["template"]["spec"]["volumes"];
-    let mut volumes = volumes.as_array().unwrap().iter();
-    let refused = match volumes.any(|volume| volume["name"] == "devices") {
-        true => [REFUSED, REFUSED_WITH_DEVICES].concat(),
-        false => REFUSED.to_vec(),
-    };
-    for (what, change, says) in &refused {
-        let said = made(*change).expect_err(what);
-        for part in ["'operator-daemonsets.weft.dev'", *says] {
+        |change: &dyn Fn(&mut Value)| tried(cluster, &["create", "-f", &changed("tried", change)]);
+    let mut count = 0;
+    let mut is_refused = |what: &str, change: &dyn Fn(&mut Value), says: &str| {
+        let said = made(change).expect_err(what);
+        for part in ["'operator-daemonsets.weft.dev'", says] {
             assert!(said.contains(part), "{what}: {said}");
         }
+        count += 1;
+    };
+    for (what, change, says) in REFUSED {
+        is_refused(what, change, says);
     }
-    made(|_| {}).unwrap();
-    made(|pod| volume(pod, json!({"hostPath": {"path": "/var/lib/weft/more"}}))).unwrap();
+    for (what, more) in REFUSED_ARGUMENTS {
+        is_refused(what, &|pod| argument(pod, more), FLAG);
+    }
+    for (what, volume, path) in REFUSED_MOUNTS {
+        is_refused(what, &|pod| mount(pod, volume, path), MOUNT);
+    }
+    let volumes = &found["spec"]["template"]["spec"]["volumes"];
+    let mut volumes = volumes.as_array().unwrap().iter();
+    if volumes.any(|volume| volume["name"] == "devices") {
+        for (what, change, says) in REFUSED_WITH_DEVICES {
+            is_refused(what, change, says);
+        }
+    }
+    made(&|_| {}).unwrap();
+    made(&|pod| volume(pod, json!({"hostPath": {"path": "/var/lib/weft/more"}}))).unwrap();
     // The same for one that is there.
-    let applied = |change: fn(&mut Value)| {
+    let applied = |change: &dyn Fn(&mut Value)| {
         let file = changed("weft-agent-default", change);
         let apply = ["apply", "--server-side", "--force-conflicts", "-f", &file];
         tried(cluster, &apply)
     };
-    let said = applied(|pod| pod["hostPID"] = json!(true)).unwrap_err();
+    let said = applied(&|pod| pod["hostPID"] = json!(true)).unwrap_err();
     assert!(said.contains("'operator-daemonsets.weft.dev'"), "{said}");
-    applied(|_| {}).unwrap();
-    println!(
-        "{} DaemonSets refused that the operator's account would make",
-        refused.len()
-    );
+    applied(&|_| {}).unwrap();
+    println!("{count} DaemonSets refused that the operator's account would make");
 }
 
 /// With `devices.mode` `dra`.

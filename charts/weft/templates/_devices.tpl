@@ -13,8 +13,8 @@ Not empty where pods have devices by ResourceClaims.
 {{- end }}
 
 {{/*
-Where the programs of virtual devices run: at every node of a fabric. They wait where the fabric has no devices; an engine that
-has served some goes on until its pod is replaced.
+Where the programs of virtual devices run: at every node of a fabric. They wait at a node whose fabric has had no devices. Where
+a fabric has none any more, both go on, also after their pods are replaced.
 */}}
 {{- define "weft.devices.scheduling" -}}
 affinity:

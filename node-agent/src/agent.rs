@@ -14,7 +14,7 @@ use weft_engine::{Egress, Encryption, Engine, EngineConfig, EngineError, PortRan
 use weft_identity::tls_listener::TlsRefusals;
 use weft_proto::engine::v1::RefusedAttempt;
 
-use crate::config::{self, Config, ConfigSource, LinkKind, Programs};
+use crate::config::{self, Config, LinkKind, Programs};
 use crate::control::attempt_registry::{AttemptRegistry, RegistryConfig, ReloadableConfig};
 use crate::control::authorization::Authorization;
 use crate::control::fence::Fence;
@@ -72,7 +72,7 @@ pub enum AgentError {
     /// The socket by which the node's `weft-engine` leaves its devices to the next one, that for the device plugin, or a file
     /// with flags.
     #[error(
-        "devices.socket: {path}: {source}: give a path in a directory that this process may write to; on a cluster set devices.enabled of the chart"
+        "devices.socket: {path}: {source}: give a path in a directory that this process may write to"
     )]
     EngineFile {
         /// Where it should be.
@@ -90,19 +90,6 @@ pub enum AgentError {
         /// The system's answer.
         source: std::io::Error,
     },
-}
-
-impl AgentError {
-    /// Whether the programs of devices have no place on this node, as where the chart has none.
-    fn lacks_place(&self) -> bool {
-        use std::io::ErrorKind::{NotFound, ReadOnlyFilesystem};
-        match self {
-            Self::EngineFile { source, .. } => {
-                [NotFound, ReadOnlyFilesystem].contains(&source.kind())
-            }
-            _ => false,
-        }
-    }
 }
 
 /// What an agent works in. It outlives tries to start that fail.
@@ -147,8 +134,6 @@ pub struct Agent {
     servers: Vec<tokio::task::JoinHandle<()>>,
     /// How the node's devices are, where its pods can have some.
     devices: Option<watch::Receiver<NodeDevices>>,
-    /// Why their programs are not served, though the fabric has devices.
-    device_problem: Option<AgentError>,
     /// What pods have tried with them and may not.
     refused_attempts: RefusedAttempts,
 }
@@ -229,7 +214,6 @@ impl Agent {
             stop,
             servers: Vec::new(),
             devices: None,
-            device_problem: None,
             refused_attempts: RefusedAttempts::default(),
         };
         agent.servers.push(fail_fast::spawn("control", async move {
@@ -238,16 +222,9 @@ impl Agent {
         agent.sweep();
         let mut registries = metrics::registries(registry, budget, &refusals);
         if let Some((of_node, devices)) = config.devices.as_ref().zip(devices) {
-            let served = agent.serve_devices(config, of_node, devices, &mut registries);
-            match served.await {
-                // Files move without. Anything else may pass, and the agent is started again.
-                Err(problem)
-                    if config.config_source == ConfigSource::Operator && problem.lacks_place() =>
-                {
-                    agent.device_problem = Some(problem);
-                }
-                served => served?,
-            }
+            agent
+                .serve_devices(config, of_node, devices, &mut registries)
+                .await?;
         }
         if let (Some(directory), Some(jobs)) = (&config.volumes, &agent.environment.jobs) {
             let failed = |source| AgentError::VolumeSocket {
@@ -347,11 +324,6 @@ impl Agent {
     /// How the node's virtual devices are, where its pods can have some.
     pub(crate) fn devices(&self) -> Option<watch::Receiver<NodeDevices>> {
         self.devices.clone()
-    }
-
-    /// Why its agent does not serve the programs of virtual devices, though the fabric has some.
-    pub(crate) fn device_problem(&self) -> Option<&AgentError> {
-        self.device_problem.as_ref()
     }
 
     /// What pods have tried with devices of the node of late, and may not.

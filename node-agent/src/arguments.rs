@@ -83,15 +83,10 @@ struct Enroll {
         default_value = "/weft/roots"
     )]
     roots_dir: PathBuf,
-    /// The socket of the node's weft-engine, where the fabric has virtual devices. Beside it the agent writes the flags of
+    /// The socket of the node's weft-engine; without it pods have no virtual devices. Beside it the agent writes the flags of
     /// weft-engine and of weft-device-plugin: engine.args and device-plugin.args.
-    #[arg(
-        long,
-        value_name = "PATH",
-        env = "WEFT_ENGINE_SOCKET",
-        default_value = "/run/weft/engine.sock"
-    )]
-    engine_socket: PathBuf,
+    #[arg(long, value_name = "PATH", env = "WEFT_ENGINE_SOCKET")]
+    engine_socket: Option<PathBuf>,
     /// A directory in which the node's weft-volume-driver finds the agent; without it pods mount no copies.
     #[arg(long, value_name = "DIR", env = "WEFT_VOLUMES")]
     volumes: Option<PathBuf>,

@@ -366,6 +366,10 @@ fn what_is_not_a_value_is_refused_by_its_name() {
             "agent.extraArgs: --fabric is given already",
         ),
         (
+            "agent.extraArgs=[\"--engine-socket=/ours\"]",
+            "agent.extraArgs: --engine-socket is given already",
+        ),
+        (
             "operator.extraEnv=[{\"name\":\"POD_IP\",\"value\":\"10.0.0.1\"}]",
             "operator.extraEnv: POD_IP is given already",
         ),
@@ -1221,7 +1225,9 @@ fn volumes_take_a_privileged_daemonset_and_a_driver_that_is_told_whose_pod_it_is
     // Both find each other in one directory of the node.
     let agent = with.agent();
     let agent = &agent["spec"]["template"]["spec"]["containers"][0];
-    assert!(strings(&agent["args"]).contains(&"--volumes=/run/weft/volumes"));
+    let arguments = strings(&agent["args"]).join(" ");
+    assert!(arguments.contains("--volumes=/run/weft/volumes"));
+    assert!(!arguments.contains("--engine-socket"), "{arguments}");
     let mounts = agent["volumeMounts"].as_array().unwrap();
     assert!(mounts.iter().any(|one| one["mountPath"] == "/run/weft"));
     let policy = with.find("ValidatingAdmissionPolicy", "operator-daemonsets.weft.dev");
@@ -1360,8 +1366,9 @@ fn devices_take_two_daemonsets_without_a_capability_and_none_where_they_are_not_
         }
         // Where the agent writes the flags of both.
         let agent = with.agent();
-        let mounts = &agent["spec"]["template"]["spec"]["containers"][0]["volumeMounts"];
-        let mounts = mounts.as_array().unwrap();
+        let agent = &agent["spec"]["template"]["spec"]["containers"][0];
+        let mounts = agent["volumeMounts"].as_array().unwrap();
         assert!(mounts.iter().any(|one| one["mountPath"] == "/run/weft"));
+        assert!(strings(&agent["args"]).contains(&"--engine-socket=/run/weft/engine.sock"));
     }
 }

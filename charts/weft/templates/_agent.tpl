@@ -61,6 +61,9 @@ spec:
             - --operator-ca=/etc/weft/ca/ca.crt
             - --token=/var/run/secrets/weft.dev/token
             - --state=/var/lib/weft/agent
+            {{- if .Values.devices.enabled }}
+            - --engine-socket=/run/weft/engine.sock
+            {{- end }}
             {{- if .Values.volumes.enabled }}
             - --volumes=/run/weft/volumes
             {{- end }}
@@ -77,7 +80,7 @@ spec:
             {{- end }}
             {{- /* Besides these: what the operator adds, and what the variables say. */}}
             {{- $given := list "--log" "--control-port" "--metrics-port" "--operator-ca" "--token" "--state"
-              "--operator" "--fabric" "--volumes" "--pod-configuration" "--node" "--address"
+              "--operator" "--fabric" "--engine-socket" "--volumes" "--pod-configuration" "--node" "--address"
               "--store-proxy" "--store-no-proxy" "--store-ca" "--workload-identity" }}
             {{- with include "weft.extraArgs" (dict "who" "agent" "args" .Values.agent.extraArgs "given" $given) }}
             {{- . | nindent 12 }}

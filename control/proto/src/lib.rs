@@ -183,6 +183,10 @@ mod tests {
 pub mod operator {
     /// The reason of the finding of an agent whose node has more copies than a report can list.
     pub const COPIES_FULL: &str = "CopiesFull";
+    /// … of an agent that moves files and does not serve the programs of devices, though its fabric has devices.
+    pub const DEVICES_NOT_SERVED: &str = "DevicesNotServed";
+    /// … of an agent that ends. The next one says what the node has.
+    pub const STOPPING: &str = "Stopping";
 
     /// Messages, client and server of `weft.operator.v1`.
     pub mod v1 {

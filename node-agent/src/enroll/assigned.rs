@@ -81,19 +81,22 @@ pub(crate) fn config(
     Ok(config)
 }
 
-/// None where the fabric has none, and has had none.
+/// None where the node has no programs of devices, or the fabric has no devices and has had none.
 fn devices(
     settings: &Settings,
     given: Option<&proto::Devices>,
     nic: &Nic,
 ) -> Result<Option<config::Devices>, ConfigError> {
+    let Some(socket) = &settings.engine_socket else {
+        return Ok(None);
+    };
     let programs = match given {
         Some(given) => Programs::Configured(device_programs(given, nic)?),
-        None if programs::are_there(&settings.engine_socket) => Programs::Disabled,
+        None if programs::are_there(socket) => Programs::Disabled,
         None => return Ok(None),
     };
     Ok(Some(config::Devices {
-        socket: settings.engine_socket.clone(),
+        socket: socket.clone(),
         peers: Vec::new(),
         programs,
     }))
@@ -231,7 +234,7 @@ mod tests {
             control_port: 7400,
             metrics_port: 7401,
             roots_dir: "/weft/roots".into(),
-            engine_socket: "/run/weft/engine.sock".into(),
+            engine_socket: Some("/run/weft/engine.sock".into()),
             volumes: Some("/run/weft/volumes".into()),
             pod_configuration: String::new(),
             objects: config::Objects::default(),

@@ -14,8 +14,8 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval};
 use weft_identity::cause::chain;
-use weft_proto::operator::COPIES_FULL;
 use weft_proto::operator::v1::{AgentConfig, Finding, NodeConfig, NodeReport};
+use weft_proto::operator::{COPIES_FULL, DEVICES_NOT_SERVED, STOPPING};
 use x509_parser::time::ASN1Time;
 
 use crate::agent::{Agent, AgentError, Environment};
@@ -38,8 +38,6 @@ use crate::volumes;
 
 /// A configuration that cannot be used.
 const CONFIG_REFUSED: &str = "ConfigRefused";
-/// The fabric has virtual devices, and their programs have no place here: the chart may have none.
-const DEVICES_NOT_SERVED: &str = "DevicesNotServed";
 /// A root whose directory is not there.
 const ROOT_MISSING: &str = "RootMissing";
 /// A root whose directory does not answer.
@@ -249,7 +247,7 @@ impl Member {
             || "the agent is being stopped".to_owned(),
             EnrollError::to_string,
         );
-        let stopping = finding("Stopping", why);
+        let stopping = finding(STOPPING, why);
         self.send_report(None, vec![stopping], CopyReport::default());
         agent.stop().await;
         ended
@@ -323,8 +321,12 @@ impl Member {
                     Err(finding) => findings.push(finding),
                 }
             }
-            let problem = agent.device_problem();
-            findings.extend(problem.map(|error| finding(DEVICES_NOT_SERVED, chain(error))));
+            if self.settings.engine_socket.is_none() && has_devices(&start.node_config) {
+                findings.push(finding(
+                    DEVICES_NOT_SERVED,
+                    "the fabric has spec.devices, and this agent has no --engine-socket: set devices.enabled of the chart, or remove spec.devices",
+                ));
+            }
             let misuse = registry.misuses.report(Instant::now().into_std());
             findings.extend(misuse.map(|message| finding(MISUSED, message)));
             self.copies
@@ -502,6 +504,11 @@ impl Member {
             is_different
         });
     }
+}
+
+fn has_devices(config: &NodeConfig) -> bool {
+    let engine = config.engine.as_ref();
+    engine.is_some_and(|engine| engine.devices.is_some())
 }
 
 /// Waits until devices become healthy or unhealthy; for ever where pods can have none.

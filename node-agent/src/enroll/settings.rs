@@ -33,8 +33,9 @@ pub struct Settings {
     pub metrics_port: u16,
     /// Where the roots are: root NAME is the directory NAME in it.
     pub roots_dir: PathBuf,
-    /// The socket of the node's `weft-engine`. Beside it the agent writes the flags of that and of the device plugin.
-    pub engine_socket: PathBuf,
+    /// The socket of the node's `weft-engine`. Beside it the agent writes the flags of that and of the device plugin. None
+    /// where pods have no devices.
+    pub engine_socket: Option<PathBuf>,
     /// A directory for the node's driver of volumes: the agent's socket, and a file for each volume that shows a copy. None
     /// where pods have no volumes.
     pub volumes: Option<PathBuf>,

@@ -24,7 +24,8 @@ async fn a_claim_is_asked_of_the_operator_with_the_nodes_certificate_also_of_the
     let serving = operator.serve().await;
     let member = operator.join(0).await;
     operator.ready(0).await;
-    let socket = member.settings.engine_socket.with_file_name(claims::SOCKET);
+    let engine = member.settings.engine_socket.as_ref().unwrap();
+    let socket = engine.with_file_name(claims::SOCKET);
     let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     let agent = claims::client(&socket);

@@ -194,14 +194,13 @@ fn eight_devices() -> Option<Devices> {
 
 /// As where the chart has no devices any more, and the fabric has.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_without_a_place_for_devices_says_so_and_moves_files() {
+async fn an_agent_without_an_engine_socket_says_so_and_moves_files() {
     let operator = Operator::new(Lab::new());
     operator.set_engine("1", |engine| engine.devices = eight_devices());
     let running = operator.serve().await;
     let mut members = Vec::new();
     for node in 0..2 {
-        let place = operator.lab().await.dir.path().join("none/engine.sock");
-        let member = operator.join_with(node, |settings| settings.engine_socket = place);
+        let member = operator.join_with(node, |settings| settings.engine_socket = None);
         members.push(member.await);
         let report = operator.ready(node).await;
         let findings = report.findings.iter().map(|it| (&*it.reason, &*it.message));
@@ -221,6 +220,12 @@ async fn a_node_without_a_place_for_devices_says_so_and_moves_files() {
     for member in members {
         member.stop().await;
     }
+    operator.set_engine("2", |engine| engine.devices = None);
+    let member = operator.join_with(0, |settings| settings.engine_socket = None);
+    let member = member.await;
+    let report = operator.ready(0).await;
+    assert_eq!((report.findings, report.devices), (Vec::new(), None));
+    member.stop().await;
     running.stop().await;
 }
 
@@ -235,7 +240,12 @@ async fn pods_keep_and_are_counted_with_devices_that_their_fabric_has_no_more() 
         let word = format!("@{}", home.join(file).display());
         weft_argument_file::expand([word.into()], allowed).unwrap()
     };
-    let of_plugin = || flags("device-plugin.args", weft_argument_file::DEVICE_PLUGIN_FLAGS);
+    let of_plugin = || {
+        flags(
+            "device-plugin.args",
+            weft_argument_file::DEVICE_PLUGIN_FLAGS,
+        )
+    };
     let of_engine = || flags("engine.args", weft_argument_file::ENGINE_FLAGS);
     let have = |in_use| {
         let health = DeviceHealth {

@@ -249,7 +249,7 @@ impl Operator {
             control_port: 7400,
             metrics_port: 7401,
             roots_dir,
-            engine_socket: file("engine.sock"),
+            engine_socket: Some(file("engine.sock")),
             volumes: Some(file(&format!("volumes{node}"))),
             pod_configuration: self.0.config.borrow().pod_configuration.clone(),
             objects: Default::default(),

@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use weft_crds::{FabricNodeStatus, NodeDevices};
-use weft_proto::operator::v1::NodeReport;
+use weft_proto::operator::{DEVICES_NOT_SERVED, v1::NodeReport};
 
 use crate::{
     controllers::{
@@ -16,9 +16,6 @@ use crate::{
 const DEVICES_HEALTHY: &str = "DevicesHealthy";
 /// Why it is True.
 const ALL_HEALTHY: &str = "AllHealthy";
-
-/// What an agent finds that moves files and cannot serve the programs of devices.
-const NOT_SERVED: &str = "DevicesNotServed";
 
 /// For the status. An agent that starts or stops does not say, nor does one that cannot serve the programs of devices, and pods
 /// have their devices all the same.
@@ -37,7 +34,7 @@ pub(super) fn counted(report: &NodeReport, before: Option<NodeDevices>) -> Optio
 
 fn is_prevented(report: &NodeReport) -> bool {
     let mut findings = report.findings.iter();
-    findings.any(|finding| finding.reason == NOT_SERVED)
+    findings.any(|finding| finding.reason == DEVICES_NOT_SERVED)
 }
 
 /// Says in the status whether pods can use the devices.

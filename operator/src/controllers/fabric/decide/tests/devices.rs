@@ -91,7 +91,7 @@ fn devices_of_a_node_whose_agent_says_nothing_are_unknown_and_stay_counted() {
     let state = stage.reports.get_mut("n2").unwrap();
     state.report.ready = true;
     state.report.findings = vec![weft_proto::operator::v1::Finding {
-        reason: "DevicesNotServed".to_owned(),
+        reason: weft_proto::operator::DEVICES_NOT_SERVED.to_owned(),
         ..Default::default()
     }];
     assert_eq!(settled(&mut stage).0, silent);

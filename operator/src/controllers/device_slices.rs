@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kube::{Resource as _, ResourceExt as _};
 use serde_json::{Map, Value, json};
 use weft_crds::{Devices, FabricNode, FabricNodeStatus};
+use weft_proto::operator::STOPPING;
 
 use super::{
     cache::{Key, uid},
@@ -93,16 +94,20 @@ fn decide(cache: &Cache, has_consumable_capacity: bool) -> Vec<Request> {
             requests.extend(existing.iter().filter_map(Slice::delete));
             continue;
         };
-        // An agent that starts or stops does not say what there is: the pool stays as it is.
-        if let Some(status) = reported(node) {
-            let pool = Pool {
-                node,
-                status,
-                devices,
-                is_shared: has_consumable_capacity,
-            };
-            let of_pool = pool.requests(&existing).into_iter();
-            requests.extend(of_pool.filter(|request| !taken.contains(&request.key)));
+        match reported(node) {
+            Some(status) => {
+                let pool = Pool {
+                    node,
+                    status,
+                    devices,
+                    is_shared: has_consumable_capacity,
+                };
+                let of_pool = pool.requests(&existing).into_iter();
+                requests.extend(of_pool.filter(|request| !taken.contains(&request.key)));
+            }
+            None if says_why(node) => requests.extend(existing.iter().filter_map(Slice::delete)),
+            // An agent that starts or stops does not say what there is: the pool stays as it is.
+            None => {}
         }
     }
     requests
@@ -128,6 +133,13 @@ fn devices<'a>(cache: &'a Cache, node: &FabricNode) -> Option<&'a Devices> {
 fn reported(node: &FabricNode) -> Option<&FabricNodeStatus> {
     let status = node.status.as_ref();
     status.filter(|status| !status.data_address.is_empty())
+}
+
+/// Whether the node's agent says why it does not work, as when the data interface is missing: pods that came would wait. One
+/// that is replaced says that it ends.
+fn says_why(node: &FabricNode) -> bool {
+    let mut findings = node.status.iter().flat_map(|status| &status.findings);
+    findings.any(|finding| finding.reason != STOPPING)
 }
 
 /// A slice as the API server has it.

@@ -197,6 +197,20 @@ fn a_node_or_a_fabric_without_devices_has_no_slices() {
     assert!(generations(&cache).is_empty());
 }
 
+/// What an agent says without a data interface.
+fn without_interface(node: &mut FabricNode, reasons: &[&str]) {
+    let status = node.status.as_mut().unwrap();
+    let finding = |reason: &&str| weft_crds::Finding {
+        reason: (*reason).to_owned(),
+        message: String::new(),
+    };
+    *status = FabricNodeStatus {
+        conditions: std::mem::take(&mut status.conditions),
+        findings: reasons.iter().map(finding).collect(),
+        ..FabricNodeStatus::default()
+    };
+}
+
 /// Each of its reports without a data interface would cost the scheduler the node's devices.
 #[test]
 fn a_pool_stays_while_the_nodes_agent_is_replaced() {
@@ -204,17 +218,36 @@ fn a_pool_stays_while_the_nodes_agent_is_replaced() {
     settle(&mut cache);
     let before = cache.fabric_nodes.named("n1").unwrap().clone();
     let mut stopping = before.clone();
-    let status = stopping.status.as_mut().unwrap();
-    *status = FabricNodeStatus {
-        conditions: std::mem::take(&mut status.conditions),
-        ..FabricNodeStatus::default()
-    };
-    for (version, mut node) in [("10", stopping), ("11", before)] {
+    without_interface(&mut stopping, &[STOPPING]);
+    let mut starting = before.clone();
+    without_interface(&mut starting, &[]);
+    for (version, mut node) in [("10", stopping), ("11", starting), ("12", before)] {
         node.metadata.resource_version = Some(version.to_owned());
         cache.fabric_nodes.update(node);
         assert!(decide(&cache, false).is_empty(), "{version}");
     }
     assert_eq!(generations(&cache), [1, 1, 1, 1]);
+}
+
+#[test]
+fn a_node_whose_data_interface_is_missing_has_no_pool_until_it_is_back() {
+    let mut cache = cache(200);
+    settle(&mut cache);
+    let mut before = cache.fabric_nodes.named("n1").unwrap().clone();
+    let mut missing = before.clone();
+    without_interface(&mut missing, &["InterfaceMissing"]);
+    missing.metadata.resource_version = Some("10".to_owned());
+    cache.fabric_nodes.update(missing);
+    settle(&mut cache);
+    let left: Vec<&str> = cache
+        .resource_slices
+        .iter()
+        .map(|(key, _)| &*key.name)
+        .collect();
+    assert_eq!(left, ["vdev-n2-0", "vdev-n2-1"]);
+    before.metadata.resource_version = Some("11".to_owned());
+    cache.fabric_nodes.update(before);
+    assert_eq!(settle(&mut cache).len(), 2);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Which of the kubelet's calls decides what a volume shows: the last one.
 //!
-//! The work of a call goes on when the kubelet does not wait for it any more: as long as a root's file system hangs. When that
-//! answers, the volume may have been unmounted, or another call may have mounted it. Nobody else changes a volume while the lock
-//! here is held.
+//! A call that has begun goes on when the kubelet does not wait for it any more: a root's file system hangs, or the kubelet was
+//! restarted. When the copy is open, the volume may have been unmounted, or another call may have mounted it. Nobody else changes a
+//! volume while the lock here is held. A bind or an unmount that hangs under the lock also holds up the unpublish.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,7 +30,8 @@ pub(crate) struct Calls {
     volumes: Mutex<BTreeMap<String, Arc<CallMutex<LastCall>>>>,
 }
 
-/// A call that is to mount a volume.
+/// A call that is to mount a volume. It must end in [`MountCall::fail`] or with the volume mounted: until then, earlier calls leave the
+/// volume to it.
 #[derive(Debug)]
 pub(crate) struct MountCall {
     last: Arc<CallMutex<LastCall>>,
@@ -56,7 +57,7 @@ impl Calls {
         Arc::clone(volumes.entry(volume.to_owned()).or_default())
     }
 
-    /// A call that is to mount the volume begins.
+    /// A call that is to mount the volume begins. One that is dropped while it waits has not begun.
     pub(crate) async fn mount(&self, volume: &str) -> MountCall {
         let last = self.of(volume);
         let mut locked = last.lock().await;

@@ -23,7 +23,7 @@ const NO_LINKS: ResolveFlags = ResolveFlags::BENEATH
 
 /// A copy that is open, by a descriptor that reads nothing.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub(crate) struct OpenCopy {
     pub(crate) file: File,
     pub(crate) is_directory: bool,
 }
@@ -81,7 +81,7 @@ pub(crate) fn open(
     allowed: &[PathBuf],
     namespace: &str,
     copy: &UseCopyResponse,
-) -> Result<Opened, Status> {
+) -> Result<OpenCopy, Status> {
     let failed = |cause: io::Error| {
         let text = format!(
             "{:?} in {}: {cause}: the node's agent has it there; the pod's volume is tried again",
@@ -123,7 +123,7 @@ pub(crate) fn open(
         let other = "is another file than the agent's, which may not see yet what is mounted there";
         return Err(failed(io::Error::other(other)));
     }
-    Ok(Opened {
+    Ok(OpenCopy {
         file: File::from(opened),
         is_directory: FileType::from_raw_mode(stat.st_mode) == FileType::Directory,
     })

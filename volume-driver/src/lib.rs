@@ -4,8 +4,15 @@
 //! says the node's agent (`weft.volumes.v1`), for the pod's namespace, which the kubelet names. The driver keeps nothing: that a
 //! volume is mounted, the kernel knows. Decision 0043 has the design.
 
+#[cfg(test)]
+#[path = "../tests/driver/alone.rs"]
+mod alone;
 mod calls;
 mod copy;
+#[cfg(test)]
+#[path = "../../node-agent/tests/agents/eventually.rs"]
+mod eventually;
+mod fail_fast;
 mod identity;
 pub mod kubelet;
 mod mounts;

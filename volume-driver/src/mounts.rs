@@ -12,13 +12,13 @@ use rustix::mount::{
     open_tree, unmount,
 };
 
-use crate::copy::Opened;
+use crate::copy::OpenCopy;
 
 /// Mounts a copy read-only at `target`, which is made.
 ///
 /// A mount is seen by others as it was made: what is changed of it later, each of them would have to change. So it is made
 /// read-only where nobody sees it, and then its copy is put at the target.
-pub(crate) fn mount(copy: &Opened, staging: &Path, target: &Path) -> io::Result<()> {
+pub(crate) fn mount(copy: &OpenCopy, staging: &Path, target: &Path) -> io::Result<()> {
     let make = |path: &Path| match copy.is_directory {
         true => fs::create_dir_all(path),
         false => File::create(path).map(drop),

@@ -15,7 +15,7 @@ use weft_proto::volumes::v1::{InUse, UseCopyRequest};
 use weft_proto::volumes::{IN_USE, SOCKET, is_id};
 
 use crate::calls::{CallState, Calls, MountCall};
-use crate::copy::Opened;
+use crate::fail_fast::{blocking, run_to_end};
 use crate::kubelet::csi as proto;
 use crate::kubelet::csi::node_server::Node;
 use crate::kubelet::csi::volume_capability::AccessType;
@@ -26,11 +26,11 @@ use crate::{Config, copy, mounts};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The volumes of this node's pods.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct NodeService {
     config: Arc<Config>,
     agent: VolumesClient<Channel>,
-    calls: Calls,
+    calls: Arc<Calls>,
 }
 
 impl NodeService {
@@ -40,7 +40,7 @@ impl NodeService {
         Self {
             config: Arc::new(config),
             agent: VolumesClient::new(channel),
-            calls: Calls::default(),
+            calls: Arc::default(),
         }
     }
 
@@ -62,28 +62,35 @@ impl NodeService {
         }
         let (namespace, wanted) = copy::of_attributes(&volume_context, &target.pod_uid)?;
         let call = self.calls.mount(&volume).await;
-        // A kubelet that was restarted asks again; the pod runs, and needs neither agent nor operator.
-        if self.is_mounted(&volume, &target).await {
-            return Ok(());
-        }
-        let request = UseCopyRequest {
-            volume: volume.clone(),
-            namespace: namespace.clone(),
-            copy: Some(wanted),
-        };
-        let found = match self.agent.clone().use_copy(request).await {
-            Ok(answer) => answer.into_inner(),
-            Err(status) => {
-                call.fail().await;
-                return Err(of_agent(status));
+        let service = self.clone();
+        run_to_end(async move {
+            // A kubelet that was restarted asks again; the pod runs, and needs neither agent nor operator.
+            if service.is_mounted(&volume, &target).await {
+                return Ok(());
             }
-        };
-        let (path, root) = (found.path.clone(), found.root_directory.clone());
-        let (config, of_pod) = (Arc::clone(&self.config), namespace.clone());
-        let open = move || copy::open(&config.host, &config.allowed, &of_pod, &found);
-        self.mount(call, &volume, target, open).await?;
-        tracing::info!(volume, namespace, root, path, "mounted");
-        Ok(())
+            let request = UseCopyRequest {
+                volume: volume.clone(),
+                namespace: namespace.clone(),
+                copy: Some(wanted),
+            };
+            let found = match service.agent.clone().use_copy(request).await {
+                Ok(answer) => answer.into_inner(),
+                Err(status) => {
+                    call.fail().await;
+                    return Err(of_agent(status));
+                }
+            };
+            let (path, root) = (found.path.clone(), found.root_directory.clone());
+            let (config, of_pod) = (Arc::clone(&service.config), namespace.clone());
+            let open = move || {
+                let copy = copy::open(&config.host, &config.allowed, &of_pod, &found)?;
+                Ok(move |staging: &Path, target: &Path| mounts::mount(&copy, staging, target))
+            };
+            service.mount(call, &volume, target, open).await?;
+            tracing::info!(volume, namespace, root, path, "mounted");
+            Ok(())
+        })
+        .await
     }
 
     /// Whether the volume shows what the agent has written down that it shows.
@@ -97,13 +104,14 @@ impl NodeService {
         blocking(look).await.ok().flatten().unwrap_or(false)
     }
 
-    /// Mounts what is opened, unless another call has decided otherwise by then.
-    async fn mount(
+    /// Opens a copy, which gives what mounts it by way of a staging directory at the target. It is mounted unless another call has
+    /// decided otherwise by then.
+    async fn mount<M: FnOnce(&Path, &Path) -> io::Result<()>>(
         &self,
         call: MountCall,
         volume: &str,
         target: Target,
-        open: impl FnOnce() -> Result<Opened, Status> + Send + 'static,
+        open: impl FnOnce() -> Result<M, Status> + Send + 'static,
     ) -> Result<(), Status> {
         let (staging, in_use) = (self.config.staging.join(volume), self.in_use(volume));
         blocking(move || {
@@ -123,12 +131,10 @@ impl NodeService {
                     return Err(Status::unavailable(text));
                 }
             }
-            let mounted = copy.and_then(|copy| {
-                let mount = || {
-                    mounts::remove(&target.path)?;
-                    mounts::mount(&copy, &staging, &target.path)
-                };
-                mount().map_err(|error| failed("mounted", &target.path, &error))
+            let mounted = copy.and_then(|mount| {
+                let mounted = mounts::remove(&target.path);
+                let mounted = mounted.and_then(|()| mount(&staging, &target.path));
+                mounted.map_err(|error| failed("mounted", &target.path, &error))
             });
             // The kubelet may never unmount what it has not mounted.
             if mounted.is_err() {
@@ -182,14 +188,6 @@ fn check_id(volume: &str) -> Result<(), Status> {
             "volume_id: is no id of the kubelet's",
         )),
     }
-}
-
-/// Runs what may block on a thread for that.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Status> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| Status::unavailable(error.to_string()))
 }
 
 /// The kubelet calls again, and unmounts the volume of a pod that is deleted: after `Internal` it would do neither.
@@ -285,32 +283,21 @@ fn unsupported() -> Status {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::future::ready;
+    use std::pin::pin;
     use std::sync::mpsc;
 
-    use nix::mount::{MsFlags, mount};
-    use nix::sched::{CloneFlags, unshare};
     use tempfile::TempDir;
+    use tokio::net::UnixListener;
+    use tokio::sync::oneshot;
     use tokio::task::JoinHandle;
 
     use super::*;
+    use crate::alone::alone;
+    use crate::copy::OpenCopy;
+    use crate::eventually::eventually;
 
     const VOLUME: &str = "csi-0123";
-
-    /// Runs a test on a thread whose mounts nobody else sees.
-    fn alone<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
-        let thread = std::thread::spawn(move || {
-            unshare(CloneFlags::CLONE_NEWNS).unwrap();
-            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-            mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build();
-            runtime.unwrap().block_on(test());
-        });
-        if let Err(panic) = thread.join() {
-            std::panic::resume_unwind(panic);
-        }
-    }
 
     type Answered = Result<(), Status>;
 
@@ -354,15 +341,34 @@ mod tests {
             let (service, target) = (Arc::clone(&self.service), self.target());
             let copy = self.home.path().join("copy");
             let open = move || {
-                held.recv().unwrap()?;
+                // A test that fails says nothing.
+                held.recv().unwrap_or_else(|_| Err(unsupported()))?;
                 let file = File::open(copy).unwrap();
-                Ok(Opened {
+                let copy = OpenCopy {
                     file,
                     is_directory: true,
-                })
+                };
+                Ok(move |staging: &Path, target: &Path| mounts::mount(&copy, staging, target))
             };
             let work = async move { service.mount(call, VOLUME, target, open).await };
             (answer, tokio::spawn(work))
+        }
+
+        /// The kubelet's call for a pod that wants the copy of a job.
+        fn request(&self) -> proto::NodePublishVolumeRequest {
+            let context = [
+                ("job", "minilm"),
+                ("csi.storage.k8s.io/ephemeral", "true"),
+                ("csi.storage.k8s.io/pod.uid", "uid-1"),
+                ("csi.storage.k8s.io/pod.namespace", "team-a"),
+            ];
+            let context = context.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            proto::NodePublishVolumeRequest {
+                volume_id: VOLUME.to_owned(),
+                target_path: self.target().path.display().to_string(),
+                volume_context: context.into(),
+                ..proto::NodePublishVolumeRequest::default()
+            }
         }
 
         async fn unpublish(&self) {
@@ -431,6 +437,63 @@ mod tests {
                 node.unpublish().await;
                 assert_eq!(node.shows(), [false, false]);
             }
+        });
+    }
+
+    #[test]
+    fn a_call_that_the_kubelet_gives_up_ends_all_the_same() {
+        alone(|| async {
+            let node = TestNode::new();
+            let first = Arc::new(node.service.calls.mount(VOLUME).await);
+            let agent = UnixListener::bind(node.home.path().join("volumes").join(SOCKET)).unwrap();
+            let (service, request) = (Arc::clone(&node.service), node.request());
+            let second = tokio::spawn(async move { service.publish(request).await });
+            let (connection, _) = agent.accept().await.unwrap();
+            second.abort();
+            assert!(second.await.unwrap_err().is_cancelled());
+            // The agent goes, too.
+            drop((agent, connection));
+            eventually("the second call has failed", || async {
+                let first = Arc::clone(&first);
+                let state = blocking(move || first.lock().1).await.unwrap();
+                (state == CallState::Unmounted).then_some(())
+            })
+            .await;
+            let (root, late) = node.work(Arc::into_inner(first).unwrap());
+            root.send(Ok(())).unwrap();
+            late.await.unwrap().unwrap_err();
+            assert_eq!(node.shows(), [false, false]);
+        });
+    }
+
+    #[test]
+    fn a_call_waits_while_the_one_before_it_changes_the_volume() {
+        alone(|| async {
+            let node = TestNode::new();
+            let call = node.service.calls.mount(VOLUME).await;
+            let (begins, has_begun) = oneshot::channel();
+            let (go_on, held) = mpsc::channel();
+            let mount = move |_: &Path, _: &Path| {
+                begins
+                    .send(())
+                    .map_err(|()| io::Error::other("nobody waits"))?;
+                held.recv().map_err(io::Error::other)
+            };
+            let (service, target) = (Arc::clone(&node.service), node.target());
+            let first = tokio::spawn(async move {
+                let open = || Ok(mount);
+                service.mount(call, VOLUME, target, open).await
+            });
+            has_begun.await.unwrap();
+            let mut second = pin!(node.service.calls.unmount(VOLUME));
+            tokio::select! {
+                biased;
+                _ = &mut second => panic!("two calls change one volume"),
+                () = ready(()) => {}
+            }
+            go_on.send(()).unwrap();
+            first.await.unwrap().unwrap();
+            drop(second.await);
         });
     }
 }

@@ -1,5 +1,8 @@
 //! The driver between a kubelet and an agent that a test plays. Each test has a mount namespace of its own.
 
+#[path = "driver/alone.rs"]
+mod alone;
+
 use std::collections::HashMap;
 use std::fs;
 use std::io;
@@ -9,7 +12,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
 use tempfile::TempDir;
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
@@ -28,6 +30,8 @@ use weft_volume_driver::kubelet::registration::registration_client::Registration
 use weft_volume_driver::kubelet::registration::{InfoRequest, RegistrationStatus};
 use weft_volume_driver::{Config, DriverError, run};
 
+use crate::alone::alone;
+
 /// Nothing here takes a tenth of this on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 const VOLUME: &str = "csi-0123";
@@ -36,22 +40,6 @@ async fn soon<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, what)
         .await
         .expect("it takes a moment")
-}
-
-/// Runs a test on a thread whose mounts nobody else sees.
-fn alone<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'static) {
-    let thread = std::thread::spawn(move || {
-        unshare(CloneFlags::CLONE_NEWNS).expect("tests run as root");
-        let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-        mount(None::<&str>, "/", None::<&str>, private, None::<&str>).expect("they are its own");
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
-        runtime.expect("a runtime").block_on(test());
-    });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 /// An agent that knows the copy of job `minilm` once it is complete.

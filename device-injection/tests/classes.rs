@@ -90,8 +90,16 @@ fn what_another_has_laid_there_stays() {
             Some(&*layers),
         )
         .unwrap();
-        add(0);
-        assert!(names(CLASSES).contains("others"));
-        assert!(gid(0).ends_with(":0000"));
+        let before = mounts_there();
+        // The second call takes the overlay of the first one off, and no other.
+        for number in 0..2 {
+            add(number);
+            assert_eq!(mounts_there(), before + 2, "after weft{number}");
+            assert!(names(CLASSES).contains("others"), "after weft{number}");
+        }
+        for number in 0..2 {
+            let end = format!(":{number:04x}");
+            assert!(gid(number).ends_with(&end), "{}", gid(number));
+        }
     });
 }

@@ -438,6 +438,33 @@ impl Devices {
         })
     }
 
+    /// Until the node's FabricNode says that so many of its devices and volumes are in use.
+    fn until_in_use(&self, node: &str, of_devices: u64, of_volumes: u64) {
+        let what = format!("{node} has {of_devices} devices and {of_volumes} volumes in use");
+        self.cluster.wait_until(&what, || {
+            let status = &self.cluster.json(&["get", "fabricnode", node])["status"];
+            let volumes = status["volumesInUse"].as_u64().unwrap_or_default();
+            let counts = &status["devices"];
+            let has_them = counts["total"] == PER_NODE
+                && counts["inUse"] == of_devices
+                && counts["unhealthy"] == 0
+                && volumes == of_volumes;
+            has_them.then_some(())
+        });
+    }
+
+    /// Programs of a pod find all its devices in `/sys/class`, also the last one.
+    fn assert_in_sysfs(&self, pod: &str, count: u64) {
+        let shown = self.run((TEAM, pod), &["ls", "/sys/class/infiniband"]);
+        assert_eq!(shown.matches("weft").count() as u64, count, "{shown}");
+        let gid = format!(
+            "/sys/class/infiniband/weft{}/ports/1/gids/0",
+            count.saturating_sub(1)
+        );
+        let shown = self.run((TEAM, pod), &["cat", &gid]);
+        assert!(shown.starts_with("fd77:"), "{shown}");
+    }
+
     fn wait_for(&self, namespace: &str, name: &str) {
         let pod = format!("pod/{name}");
         let ready = ["wait", "--for=condition=Ready", &pod, "--timeout=60s"];

@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use weft_cluster::Order;
 
-use super::faults::{has_in_sysfs, replace};
+use super::faults::replace;
 use super::{Devices, PER_NODE, TEAM};
 use crate::account;
 use crate::test_cluster::{TestCluster, report};
@@ -150,7 +150,7 @@ fn a_pod_has_devices_both_ways(devices: &Devices) {
     for name in ["weft0", "weft1", "weft2"] {
         assert!(shown.contains(name), "{shown}");
     }
-    has_in_sysfs(devices, "both-ways", 3);
+    devices.assert_in_sysfs("both-ways", 3);
     exchange(devices, "claim-a", "both-ways");
     devices.delete(TEAM, "both-ways");
 }

@@ -10,7 +10,6 @@ use serde_json::Value;
 use weft_cluster::Order;
 
 use super::exchange::Exchange;
-use super::releases::until_in_use;
 use super::{CLIENT, Devices, PER_NODE, SERVER, TEAM, pod};
 use crate::harness::processes;
 use crate::test_cluster::{SYSTEM, report};
@@ -50,18 +49,6 @@ pub(super) fn replace(devices: &Devices, label: &str, node: &str) {
     let pod = format!("pod/{next}");
     let ready = ["wait", "--for=condition=Ready", &pod, "--timeout=60s"];
     cluster.kubectl(&[&ready[..], &["--namespace", SYSTEM]].concat());
-}
-
-/// Whether programs of a pod find all its devices in `/sys/class`, also the last one.
-pub(super) fn has_in_sysfs(devices: &Devices, pod: &str, count: u64) {
-    let shown = devices.run((TEAM, pod), &["ls", "/sys/class/infiniband"]);
-    assert_eq!(shown.matches("weft").count() as u64, count, "{shown}");
-    let gid = format!(
-        "/sys/class/infiniband/weft{}/ports/1/gids/0",
-        count.saturating_sub(1)
-    );
-    let shown = devices.run((TEAM, pod), &["cat", &gid]);
-    assert!(shown.starts_with("fd77:"), "{shown}");
 }
 
 /// Where the kubelet can call the plugin of a node.
@@ -198,7 +185,7 @@ pub(super) fn of_two_pods_one_has_the_last_device_and_the_other_waits_for_it(dev
         PER_NODE - 1,
         "{shown}"
     );
-    has_in_sysfs(devices, "most", PER_NODE - 1);
+    devices.assert_in_sysfs("most", PER_NODE - 1);
     for name in [waits, "most"] {
         devices.delete(TEAM, name);
     }
@@ -226,7 +213,7 @@ pub(super) fn helm_uninstall_is_refused_while_pods_have_devices(devices: &Device
     let cluster = &devices.cluster;
     let [a, b] = devices.two_pods();
     for (node, in_use) in [("node0", 1), ("node1", 1), ("node2", 0)] {
-        until_in_use(devices, node, in_use, 0);
+        devices.until_in_use(node, in_use, 0);
     }
     let uninstall = ["uninstall", "weft", "--namespace", SYSTEM];
     let mut helm = cluster.inner.command("helm");

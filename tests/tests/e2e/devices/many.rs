@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::exchange::Exchange;
-use super::faults::{has_in_sysfs, replace};
+use super::faults::replace;
 use super::{Devices, PER_NODE, SERVER, TEAM, pod};
 use crate::test_cluster::report;
 
@@ -36,7 +36,7 @@ pub(super) fn programs_with_100_devices_go_on_when_their_engine_and_agents_are_r
     let server = pod(TEAM, SERVER, "node1", 1);
     let exchange = Exchange::begin(devices, server, clients.collect(), DEVICES);
     report("pods with 100 devices made to all of them connected", begun);
-    has_in_sysfs(devices, "of-20-0", OF_EACH);
+    devices.assert_in_sysfs("of-20-0", OF_EACH);
     for node in ["node0", "node1"] {
         replace(devices, "weft.dev/fabric", node);
     }

@@ -79,6 +79,23 @@ pub(super) fn a_refused_connection_is_told_to_both_pods(devices: &Devices) {
     devices.delete(stranger.0, stranger.1);
 }
 
+/// Ends the program of a pod's container. Returns when the kubelet has started the container again.
+fn restart_container(devices: &Devices, (namespace, name): (&str, &str)) {
+    let cluster = &devices.cluster;
+    let ready = || {
+        let pod = cluster.json(&["get", "pod", name, "--namespace", namespace]);
+        let status = &pod["status"]["containerStatuses"][0];
+        let id = status["containerID"].as_str()?.to_owned();
+        (status["ready"] == true).then_some(id)
+    };
+    let before = cluster.wait_until("the container runs", ready);
+    // This program ends with the container, and may say nothing.
+    let _ = devices.try_run((namespace, name), &["kill", "1"]);
+    cluster.wait_until("the container is started again", || {
+        ready().filter(|now| *now != before)
+    });
+}
+
 pub(super) fn pods_keep_their_devices_when_their_fabric_has_none_any_more(devices: &Devices) {
     let cluster = &devices.cluster;
     let [a, b] = devices.two_pods();
@@ -102,8 +119,15 @@ pub(super) fn pods_keep_their_devices_when_their_fabric_has_none_any_more(device
             &json!({"total": 0, "inUse": 1, "byClaims": 0, "unhealthy": 0}),
         );
     }
-    let said = devices.pair(a, b, &["ibv_rc_pingpong", "-c", "-g", "0"]);
-    said.unwrap_or_else(|said| cluster.fail(&said));
+    let pingpong = || {
+        let said = devices.pair(a, b, &["ibv_rc_pingpong", "-c", "-g", "0"]);
+        said.unwrap_or_else(|said| cluster.fail(&said))
+    };
+    pingpong();
+    for pod in [a, b] {
+        restart_container(devices, pod);
+    }
+    pingpong();
     for name in ["a", "b"] {
         devices.delete(TEAM, name);
     }

@@ -210,12 +210,12 @@ fn libfabric(devices: &Devices, a: (&str, &str), b: (&str, &str)) {
 /// Six ranks, two in each pod.
 fn mpi(devices: &Devices, starts: (&str, &str), waits: [(&str, &str); 2]) {
     let begun = Instant::now();
-    let mut ended = exchange(devices, starts, waits);
+    let mut ended = run_ranks(devices, starts, waits);
     for _ in 1..MPI_ATTEMPTS {
         match &ended {
             Err(said) if said.contains(LATE_ACKNOWLEDGEMENT) => {
                 println!("UCX has ended a rank at a late acknowledgement; all are started again");
-                ended = exchange(devices, starts, waits);
+                ended = run_ranks(devices, starts, waits);
             }
             _ => break,
         }
@@ -226,7 +226,7 @@ fn mpi(devices: &Devices, starts: (&str, &str), waits: [(&str, &str); 2]) {
 }
 
 /// What the ranks say, or what they say that fail.
-fn exchange(
+fn run_ranks(
     devices: &Devices,
     starts: (&str, &str),
     waits: [(&str, &str); 2],

@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde_json::Value;
 
 use super::exchange::Exchange;
-use super::{CLIENT, Devices, PER_NODE, SERVER, TEAM, claims, pod};
+use super::{CLIENT, Devices, SERVER, TEAM, claims, pod};
 use crate::test_cluster::{SYSTEM, report, repository};
 use crate::volumes;
 
@@ -76,21 +76,6 @@ fn ready_pods(devices: &Devices) -> Option<BTreeSet<String>> {
     pods.map(uid).collect()
 }
 
-/// What the node's FabricNode says of them.
-pub(super) fn until_in_use(devices: &Devices, node: &str, of_devices: u64, of_volumes: u64) {
-    let what = format!("{node} has {of_devices} devices and {of_volumes} volumes in use");
-    devices.cluster.wait_until(&what, || {
-        let status = &devices.cluster.json(&["get", "fabricnode", node])["status"];
-        let volumes = status["volumesInUse"].as_u64().unwrap_or_default();
-        let counts = &status["devices"];
-        let has_them = counts["total"] == PER_NODE
-            && counts["inUse"] == of_devices
-            && counts["unhealthy"] == 0
-            && volumes == of_volumes;
-        has_them.then_some(())
-    });
-}
-
 /// Which pods the team has, and how often their containers were started again.
 fn restarts(devices: &Devices) -> String {
     let path = "-o=jsonpath={range .items[*]}{.metadata.name} {.metadata.uid} \
@@ -111,9 +96,9 @@ pub(super) fn pods_with_devices_and_volumes_go_on_when_the_chart_is_upgraded_and
     let (server, client) = (pod(TEAM, SERVER, "node0", 1), claims::pod(CLIENT, "node1"));
     let exchange = Exchange::begin(devices, server, vec![client], 1);
     let as_before = || {
-        until_in_use(devices, "node0", 2, 0);
-        until_in_use(devices, "node1", 2, 1);
-        until_in_use(devices, "node2", 0, 0);
+        devices.until_in_use("node0", 2, 0);
+        devices.until_in_use("node1", 2, 1);
+        devices.until_in_use("node2", 0, 0);
     };
     as_before();
     let pods = restarts(devices);
@@ -143,7 +128,7 @@ pub(super) fn pods_with_devices_and_volumes_go_on_when_the_chart_is_upgraded_and
     let said = devices.pair(a, b, &["ibv_rc_pingpong", "-c", "-g", "0"]);
     said.unwrap_or_else(|said| cluster.fail(&said));
     devices.delete(TEAM, READER);
-    until_in_use(devices, "node1", 1, 0);
+    devices.until_in_use("node1", 1, 0);
 }
 
 /// Nothing is changed, and the hook says what is in use.
@@ -173,9 +158,9 @@ pub(super) fn an_upgrade_that_takes_away_what_pods_have_is_refused_and_made_when
         devices.wait_for(TEAM, BY_CLAIM);
     };
     start_with_claim();
-    until_in_use(devices, "node0", 1, 0);
-    until_in_use(devices, "node1", 1, 1);
-    until_in_use(devices, "node2", 1, 0);
+    devices.until_in_use("node0", 1, 0);
+    devices.until_in_use("node1", 1, 1);
+    devices.until_in_use("node2", 1, 0);
     let revision = deployed(devices);
     let pods = ready_pods(devices);
     let begun = Instant::now();
@@ -216,7 +201,7 @@ pub(super) fn an_upgrade_that_takes_away_what_pods_have_is_refused_and_made_when
         devices.delete(TEAM, name);
     }
     for node in ["node0", "node1", "node2"] {
-        until_in_use(devices, node, 0, 0);
+        devices.until_in_use(node, 0, 0);
     }
     cluster.helm(&upgrade(&chart, &all));
     cluster.wait_until("agents are ready without devices", || {

@@ -15,6 +15,7 @@ mod data;
 pub mod field;
 mod key_phase;
 mod request;
+mod revoke;
 mod seal;
 
 pub use ack::{Ack, AckReader, Echo, Partial};
@@ -28,6 +29,7 @@ pub use data::{DataHeader, Flags, Opcode};
 pub use field::Field;
 pub use key_phase::KeyPhase;
 pub use request::{Atomic, Request};
+pub use revoke::{Revoke, Revoked};
 pub use seal::{Cipher, Integrity, OpenedData, PacketKey, Seal, Secret, payload_crc};
 
 /// The wire version: the low four bits of every datagram's first byte.
@@ -100,9 +102,9 @@ kinds! {
     Request = 4,
     /// The receiver knows no such connection.
     Reset = 5,
-    /// Reserved: a key no longer opens its region.
+    /// Takes a message back: the receiver is to place no more of it.
     Revoke = 6,
-    /// Reserved: nothing is placed any more by a revoked key.
+    /// Nothing more of a revoked message is placed.
     Revoked = 7,
     /// A write that the receiver does not place, and why.
     Refusal = 8,

@@ -1,7 +1,10 @@
 //! `docs/wire.md` shows the bytes that the code writes.
 
 use weft_core::units::{ChunkNumber, ConnectionId, Key, PathId};
-use weft_core::wire::{DataHeader, Flags, HEADER_BYTES, KeyPhase, Kind, field};
+use weft_core::wire::{
+    CONTROL_PACKET_NUMBERS, DataHeader, Flags, HEADER_BYTES, KeyPhase, Kind, PREFIX_BYTES, Revoke,
+    Revoked, Seal, Secret, TRAILER_BYTES, field,
+};
 
 const DOCUMENT: &str = include_str!("../../../docs/wire.md");
 
@@ -59,14 +62,41 @@ fn the_documents_data_header_is_what_the_code_emits() {
     };
     let mut bytes = [0u8; HEADER_BYTES];
     header.emit(KeyPhase::FIRST, &mut bytes);
-    let shown = DOCUMENT
-        .split("```data")
-        .nth(1)
-        .and_then(|rest| rest.split("```").next());
-    let shown: Vec<u8> = shown
-        .expect("an example of the data header")
-        .split_whitespace()
-        .map(|byte| u8::from_str_radix(byte, 16).expect("hexadecimal"))
-        .collect();
-    assert_eq!(shown, bytes);
+    assert_eq!(example("data"), bytes);
+}
+
+#[test]
+fn the_documents_revocation_and_its_answer_are_what_the_code_emits() {
+    let (path, connection, number) = (PathId(0), ConnectionId(1), CONTROL_PACKET_NUMBERS);
+    let (first, end) = (ChunkNumber(0xffff_fffe), ChunkNumber(3));
+    let seal = Seal::new(&Secret([1; 32]));
+    let revoke = Revoke {
+        first,
+        end,
+        number: 0x105,
+        oldest: 0x101,
+    };
+    let revoked = Revoked {
+        first,
+        end,
+        number: 0x105,
+        whole: false,
+    };
+    let mut bytes = [0; 64];
+    let length = revoke.emit(&mut bytes, &seal, path, connection, number);
+    let body = PREFIX_BYTES..length - TRAILER_BYTES;
+    assert_eq!(example("revoke"), bytes[body]);
+    let length = revoked.emit(&mut bytes, &seal, path, connection, number);
+    let body = PREFIX_BYTES..length - TRAILER_BYTES;
+    assert_eq!(example("revoked"), bytes[body]);
+}
+
+/// The bytes of the block of this name.
+fn example(name: &str) -> Vec<u8> {
+    let begins = format!("```{name}\n");
+    let block = DOCUMENT.split(&begins).nth(1);
+    let block = block.and_then(|rest| rest.split("```").next());
+    let bytes = block.expect("an example").split_whitespace();
+    let byte = |text| u8::from_str_radix(text, 16).expect("hexadecimal");
+    bytes.map(byte).collect()
 }

@@ -47,7 +47,7 @@ fn has_no_index(packet: &[u8], phase: KeyPhase) -> bool {
 }
 
 /// A field of a body, in the packet.
-const fn in_body(field: &Field) -> Field {
+pub(super) const fn in_body(field: &Field) -> Field {
     PREFIX_BYTES + field.start..PREFIX_BYTES + field.end
 }
 

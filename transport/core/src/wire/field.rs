@@ -91,6 +91,21 @@ fields! {
     credit = "Credit" {
         BYTES = 0..8, "bytes";
     }
+    /// The body of a revocation.
+    revoke = "Revoke" {
+        FIRST = 0..4, "first chunk";
+        END = 4..8, "end";
+        NUMBER = 8..16, "revocation";
+        OLDEST = 16..24, "oldest";
+    }
+    /// The body of the answer to a revocation.
+    revoked = "Revoked" {
+        FIRST = 0..4, "first chunk";
+        END = 4..8, "end";
+        NUMBER = 8..16, "revocation";
+        WHOLE = 16..20, "whole";
+        ZERO = 20..24, "0";
+    }
     /// The body of a request to send.
     request_to_send = "RequestToSend" {
         DEMAND = 0..8, "demand";

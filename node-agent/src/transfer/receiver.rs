@@ -112,6 +112,7 @@ impl Receiver {
             }
             // This end posts writes only, and no receives.
             | Event::Completed { .. }
+            | Event::Cancelled { .. }
             | Event::Received { .. }
             | Event::RequestFailed { .. }
             | Event::Closed { .. } => Ok(()),

@@ -187,6 +187,7 @@ impl Sender {
             // This end posts writes only, and it has no regions: the engine places nothing for it.
             Event::Delivered { .. }
             | Event::Completed { .. }
+            | Event::Cancelled { .. }
             | Event::Received { .. }
             | Event::RequestFailed { .. }
             | Event::Closed { .. } => {}

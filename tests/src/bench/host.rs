@@ -296,6 +296,7 @@ fn happened(event: &Event) -> Result<Option<Happened>, BenchError> {
         Event::Signal { immediate, .. } => Ok(Some(Happened::Signal { immediate })),
         Event::Failed { failure, .. } => Err(BenchError::Failed(failure)),
         Event::Completed { .. }
+        | Event::Cancelled { .. }
         | Event::Received { .. }
         | Event::RequestFailed { .. }
         | Event::Closed { .. } => Ok(None),

@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 mod ack;
 mod ack_request;
+mod cancel;
 mod chunk;
 mod config;
 mod credit;
@@ -39,6 +40,7 @@ mod timer;
 mod transmit;
 mod work;
 
+pub use cancel::CancelError;
 pub use chunk::{Chunk, ChunkSource};
 pub use config::{ConnectionConfig, Settings, SettingsError};
 pub use event::{Event, Failure};
@@ -285,7 +287,7 @@ impl Connection {
         }
     }
 
-    /// Writes the next acknowledgement, refusal, credit, request to send or probe into `out`
+    /// Writes the next acknowledgement, refusal, revocation or its answer, credit, request to send or probe into `out`
     /// ([`wire::CONTROL_BYTES_MAX`] bytes).
     pub fn poll_control(
         &mut self,
@@ -329,6 +331,19 @@ impl Connection {
         }
         if let Some(packet) = receive.poll_refusal(false, out, seal, remote, number) {
             return Some(packet);
+        }
+        if let Some(packet) = receive.poll_revoked(out, seal, remote, number) {
+            return Some(packet);
+        }
+        let timers = &mut self.timers;
+        if self.transmit.is_revoking()
+            && let Some((path, revoke)) = self.transmit.poll_revocation(now, paths, number, timers)
+        {
+            return Some(ControlPacket {
+                path,
+                owner: PathOwner::Local,
+                bytes: revoke.emit(out, seal, path, remote, number),
+            });
         }
         if !self.transmit.is_busy() {
             return None;
@@ -502,16 +517,20 @@ impl Connection {
                     &mut self.stats,
                 )?;
             }
-            Kind::Ack | Kind::Probe | Kind::Refusal | Kind::Credit | Kind::RequestToSend => {
+            Kind::Ack
+            | Kind::Probe
+            | Kind::Refusal
+            | Kind::Revoke
+            | Kind::Revoked
+            | Kind::Credit
+            | Kind::RequestToSend => {
                 let control = wire::Control::open(seal, packet)?;
                 // It may end the connection, after which nothing is reported.
                 let (events, stats) = (&mut self.events, &mut self.stats);
                 self.receive.mark_run(now, arrival, events, stats);
                 self.handle_control(now, paths, arrival, &control)?;
             }
-            Kind::Reset | Kind::Revoke | Kind::Revoked | Kind::Trimmed => {
-                return Err(DropReason::Kind);
-            }
+            Kind::Reset | Kind::Trimmed => return Err(DropReason::Kind),
         }
         self.keys.took(now, phase);
         Ok(())
@@ -637,6 +656,14 @@ impl Connection {
             Kind::Refusal => {
                 let refusal = wire::Refusal::parse(control.body)?;
                 self.handle_refusal(now, refusal)
+            }
+            Kind::Revoke => {
+                let revoke = wire::Revoke::parse(control.body)?;
+                self.receive.handle_revoke(arrival.path, revoke)
+            }
+            Kind::Revoked => {
+                let revoked = wire::Revoked::parse(control.body)?;
+                self.handle_revoked(revoked)
             }
             Kind::Credit if self.grants.is_some() => {
                 let credit = wire::Credit::parse(control.body)?;

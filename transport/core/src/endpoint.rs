@@ -20,8 +20,8 @@ mod timing_wheel;
 mod turn;
 
 use crate::connection::{
-    Connection, ConnectionConfig, Event, Failure, PostError, ReceiveBuffer, RestoreError,
-    SharedReceives, Stats, WorkRequest,
+    CancelError, Connection, ConnectionConfig, Event, Failure, PostError, ReceiveBuffer,
+    RestoreError, SharedReceives, Stats, WorkRequest,
 };
 use crate::drops::{DropReason, Drops};
 use crate::memory::{Access, KeyHasher, Memory, Ticket};
@@ -315,6 +315,19 @@ impl<P: Eq> Endpoint<P> {
         let (slot, open) = self.open_connection(id)?;
         open.connection.post(request)?;
         self.posted = true;
+        self.schedule.join(slot);
+        self.touch(slot);
+        Ok(())
+    }
+
+    /// Takes a write or a read back, as [`Connection::cancel`].
+    ///
+    /// # Errors
+    /// [`CancelError`]: also when there is no such open connection.
+    pub fn cancel(&mut self, id: ConnectionId, token: u64) -> Result<(), CancelError> {
+        let open = self.open_connection(id);
+        let (slot, open) = open.map_err(|_| CancelError::Closed)?;
+        open.connection.cancel(token)?;
         self.schedule.join(slot);
         self.touch(slot);
         Ok(())

@@ -29,6 +29,7 @@ pub use data::{DataHeader, Flags, Opcode};
 pub use field::Field;
 pub use key_phase::KeyPhase;
 pub use request::{Atomic, Request};
+pub(crate) use revoke::REVOCATIONS_MAX;
 pub use revoke::{Revoke, Revoked};
 pub use seal::{Cipher, Integrity, OpenedData, PacketKey, Seal, Secret, payload_crc};
 

@@ -29,6 +29,17 @@ pub enum Event {
         /// What was sent; the engine holds no other reference to it.
         pieces: Vec<Piece>,
     },
+    /// A cancel is confirmed: from here on no byte of this write or read lands, and its immediate does not
+    /// count. Bytes of it that landed before stay where they are; its place at the other end, or here of a read, may be used
+    /// at once.
+    Cancelled {
+        /// The connection.
+        connection: ConnectionId,
+        /// The `context` of the write, or the token of the work request.
+        context: u64,
+        /// What was to be sent; the engine holds no other reference to it.
+        pieces: Vec<Piece>,
+    },
     /// A send of the peer is in its receive whole, or a write of which it has told by [`weft_core::connection::ReportWrite`]
     /// is in its region.
     Received {
@@ -90,6 +101,7 @@ impl Event {
         match *self {
             Event::Written { connection, .. }
             | Event::Completed { connection, .. }
+            | Event::Cancelled { connection, .. }
             | Event::Received { connection, .. }
             | Event::Delivered { connection, .. }
             | Event::Signal { connection, .. }

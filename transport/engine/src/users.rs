@@ -257,6 +257,18 @@ impl Users {
                     },
                 }
             }
+            connection::Event::Cancelled { token } => {
+                let Some(posted) = self.posted.take(token) else {
+                    return;
+                };
+                user.posts -= 1;
+                user.parts.complete(user.part, posted.bytes, posted.request);
+                Event::Cancelled {
+                    connection,
+                    context: posted.context,
+                    pieces: posted.pieces.into_vec(),
+                }
+            }
             connection::Event::Received {
                 token,
                 bytes,

@@ -1,6 +1,7 @@
 //! Checkers: each watches a run for one promise of the core, by itself.
 
 mod bytes;
+mod cancelled;
 mod completion;
 mod convergence;
 mod drops;
@@ -74,6 +75,7 @@ impl Checkers {
     pub fn new(scenario: &Scenario) -> Checkers {
         Checkers {
             all: vec![
+                Box::new(cancelled::ConfirmedCancel::default()),
                 Box::new(bytes::EveryByteOnce::default()),
                 Box::new(completion::CompleteWhenPlaced::default()),
                 Box::new(immediates::ImmediateAfterPayload::new(scenario)),

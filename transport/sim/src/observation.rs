@@ -1,6 +1,6 @@
 //! What checkers see of a run: one enum, told in order of virtual time.
 
-use weft_core::connection::{Chunk, Connection};
+use weft_core::connection::{CancelError, Chunk, Connection};
 use weft_core::drops::DropReason;
 use weft_core::memory::Ticket;
 use weft_core::path::BASE_PACKET_BYTES;
@@ -159,6 +159,13 @@ pub enum Observation<'a> {
     Added { token: u64, before: u64 },
     /// The core reports a message as complete at `writer`.
     Completed { writer: End, token: u64 },
+    /// The core was asked to cancel a message of `writer`, and has answered. It may have completed before.
+    CancelAsked {
+        message: &'a Message,
+        result: Result<(), CancelError>,
+    },
+    /// The core reports a message as cancelled at `writer`: from now on its place may be used again.
+    Cancelled { writer: End, token: u64 },
     /// The core names the message by which a connection that `writer` writes on fails, with all after it.
     RequestFailed { writer: End, token: u64 },
     /// The core gives up a connection.

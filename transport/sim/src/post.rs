@@ -73,6 +73,7 @@ impl Simulation {
             self.ends[reader.0].target.expect(slot, message);
             self.checkers
                 .observe(self.now, &Observation::Posted { message: &message });
+            self.draw_cancel(message);
             if operation == Operation::Send {
                 let behind = start + workload.message_bytes - message.offset;
                 self.ends[reader.0].receives.push_back(ReceiveBuffer {

@@ -101,6 +101,12 @@ const COPY_MAX: Nanos = Nanos::from_millis(2);
 /// From this seed on scenarios have sends, reads, atomics, pages and copies. Those before are what they were when they failed.
 pub const OPERATIONS_FROM: u64 = 1 << 40;
 
+/// From this seed on scenarios have work requests that are cancelled.
+pub const CANCELS_FROM: u64 = 1 << 41;
+
+/// The longest from a message's post to its cancel, but for a drawn few that are posted and cancelled at once.
+const CANCEL_WITHIN_MAX: Nanos = Nanos::from_millis(20);
+
 /// What one end writes to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workload {
@@ -120,6 +126,8 @@ pub struct Workload {
     pub both_ways: bool,
     /// How many of a million messages are no plain writes.
     pub operations: u32,
+    /// How many of a million messages are cancelled, and how long after their post at most.
+    pub cancels: (u32, Nanos),
 }
 
 /// What a lane drops.
@@ -279,6 +287,12 @@ impl Scenario {
             workload.operations = operations.pick(&[0, 300_000, 1_000_000]);
             let longest = Nanos::new(operations.magnitude(100, COPY_MAX.get()));
             copies = (operations.pick(&[0, 0, 20_000, 500_000]), longest);
+        }
+        if seed >= CANCELS_FROM {
+            let mut cancels = Draw::new(seed, 12);
+            let share = cancels.pick(&[0, 50_000, 300_000, 1_000_000]);
+            let within = cancels.magnitude(1, CANCEL_WITHIN_MAX.get());
+            workload.cancels = (share, Nanos::new(within));
         }
         let heals_at = draw_heals_at(&mut draw, &workload, &fabric);
         let weather = draw_weather(&mut draw, &fabric);
@@ -460,6 +474,7 @@ fn draw_workload(draw: &mut Draw, settings: &Settings, pairs: u64) -> Workload {
         empty: draw.pick(&[0, 0, 10_000, 200_000]),
         both_ways,
         operations: 0,
+        cancels: (0, Nanos::ZERO),
     }
 }
 

@@ -1,10 +1,11 @@
 //! A run: virtual time, and everything that happens in it in order.
 
+mod cancel;
 mod stray;
 
 use std::cmp::Reverse;
 use std::collections::binary_heap::PeekMut;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 use std::fmt;
 
 use weft_core::connection::Stats;
@@ -19,7 +20,7 @@ use crate::end::{EndState, Status};
 use crate::host::Host;
 use crate::machine::{Machine, Process};
 use crate::network::{Network, Packet, Tally};
-use crate::observation::{End, Excuse, Observation};
+use crate::observation::{End, Excuse, Message, Observation};
 use crate::scenario::{Dropped, Mishap, Scenario};
 use crate::target::{REGIONS, Regions, Target};
 
@@ -59,6 +60,8 @@ enum Happening {
         pair: usize,
     },
     CopyEnds(usize),
+    /// Cancels it.
+    Cancel(Message),
     Heal,
 }
 
@@ -128,6 +131,11 @@ impl Agenda {
         self.plan(at, Happening::CopyEnds(host));
     }
 
+    /// A message will be cancelled.
+    pub(crate) fn cancel(&mut self, at: u64, message: Message) {
+        self.plan(at, Happening::Cancel(message));
+    }
+
     /// The two hosts of a pair will agree on a new connection.
     pub(crate) fn reconnect(&mut self, at: u64, pair: usize) {
         self.plan(at, Happening::Reconnect { pair });
@@ -143,6 +151,10 @@ pub struct Totals {
     pub operations: u64,
     /// Messages completed.
     pub completed: u64,
+    /// Messages cancelled.
+    pub cancelled: u64,
+    /// Those that were to be cancelled and had arrived before.
+    pub cancelled_late: u64,
     /// Writes posted that had to be refused.
     pub strays: u64,
     /// Payload bytes of completed messages.
@@ -173,6 +185,8 @@ impl Totals {
         self.posted += other.posted;
         self.operations += other.operations;
         self.completed += other.completed;
+        self.cancelled += other.cancelled;
+        self.cancelled_late += other.cancelled_late;
         self.strays += other.strays;
         self.bytes += other.bytes;
         self.chunks_sent += other.chunks_sent;
@@ -189,10 +203,12 @@ impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} messages of {} posted were completed, {} MB posted, {} were no plain writes, {} had to be refused\n{} chunks, {} resent, {} spurious\n\
+            "{} messages of {} posted were completed, {} cancelled, {} had arrived when they were, {} MB posted, {} were no plain writes, {} had to be refused\n{} chunks, {} resent, {} spurious\n\
              {} connections restored, {} failed with an excuse\ndropped:",
             self.completed,
             self.posted,
+            self.cancelled,
+            self.cancelled_late,
             self.bytes / 1_000_000,
             self.operations,
             self.strays,
@@ -243,6 +259,9 @@ pub struct Simulation {
     pub(crate) checkers: Checkers,
     pub(crate) work: Draw,
     pub(crate) operations: Draw,
+    pub(crate) cancels: Draw,
+    /// Messages that are to be cancelled.
+    pub(crate) cancelling: BTreeSet<u64>,
     setup: Draw,
     pub(crate) totals: Totals,
     /// When the last message was complete.
@@ -278,6 +297,8 @@ impl Simulation {
             checkers: Checkers::new(&scenario),
             work: Draw::new(seed, 3),
             operations: Draw::new(seed, 10),
+            cancels: Draw::new(seed, 13),
+            cancelling: BTreeSet::new(),
             setup,
             totals: Totals::default(),
             worked: 0,
@@ -419,6 +440,7 @@ impl Simulation {
                 }
             }
             Happening::CopyEnds(host) => self.end_copies(host, self.now),
+            Happening::Cancel(message) => self.cancel(&message),
             Happening::Heal => {
                 self.network.heal();
                 self.healed = true;

@@ -7,7 +7,7 @@ use weft_core::drops::{DropReason, Drops};
 use weft_core::endpoint::Endpoint;
 use weft_core::memory::{Access, DomainId, Memory, Place, Placed, Ticket};
 use weft_core::units::{ConnectionId, Key, PathId, Time};
-use weft_core::wire::{Atomic, DataHeader, Flags, Kind, peek};
+use weft_core::wire::{Atomic, DataHeader, Flags, Kind, Opcode, peek};
 
 use crate::check::Checkers;
 use crate::draw::Draw;
@@ -203,6 +203,18 @@ impl Simulation {
                 self.checkers
                     .observe(self.now, &Observation::Completed { writer: end, token });
                 self.totals.completed += 1;
+                self.totals.cancelled_late += u64::from(self.cancelling.remove(&token));
+                self.worked = self.now;
+                self.ends[end.0].open = self.ends[end.0].open.saturating_sub(1);
+                for end in [end, end.peer()] {
+                    self.ends[end.0].target.release(token);
+                }
+            }
+            Event::Cancelled { token } => {
+                self.checkers
+                    .observe(self.now, &Observation::Cancelled { writer: end, token });
+                self.totals.cancelled += 1;
+                self.cancelling.remove(&token);
                 self.worked = self.now;
                 self.ends[end.0].open = self.ends[end.0].open.saturating_sub(1);
                 for end in [end, end.peer()] {
@@ -554,15 +566,20 @@ impl Environment for Surroundings<'_> {
             .map(|tampered| arrived(datagrams.next().unwrap_or(&[]), tampered))
             .collect();
         let in_order = self.scenario.in_order;
+        let cancels = self.scenario.workload.cancels.0 > 0;
         for arrived in packets
             .iter()
-            .filter(|arrived| in_order && !arrived.tampered)
+            .filter(|arrived| (in_order || cancels) && !arrived.tampered)
         {
             let end = arrived.end.map(|end| self.ends[end.0].id);
             let connection = end.and_then(|id| endpoint.connection(id));
-            // What ends a message is here before it is placed.
+            // What ends a message is here before it is placed, and what comes of a cancelled read is here and not placed.
+            let is_here = |header: &DataHeader| {
+                in_order && header.flags.contains(Flags::LAST)
+                    || cancels && header.opcode == Opcode::Response
+            };
             if let (Some(connection), Ok(header)) = (connection, DataHeader::parse(arrived.bytes))
-                && header.flags.contains(Flags::LAST)
+                && is_here(&header)
                 && connection.has(&header)
             {
                 self.placed.push(Ticket::of(&header));

@@ -66,6 +66,7 @@ fn scenario(loss: u32, paths: u16, window_chunks: u16, congestion: CongestionKin
             empty: 0,
             both_ways: false,
             operations: 0,
+            cancels: (0, Nanos::ZERO),
         },
         copies: (0, Nanos::ZERO),
         mishaps: Vec::new(),

@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 /// Why a connection ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, thiserror::Error, Serialize, Deserialize)]
 pub enum Failure {
-    /// Nothing was acknowledged for the stall timeout, on any path.
-    #[error("the peer acknowledged nothing for the stall timeout, on any path")]
+    /// For the stall timeout, on any path, nothing was acknowledged, or a cancel was not confirmed.
+    #[error(
+        "the peer acknowledged nothing, or did not confirm a cancel, for the stall timeout, on any path"
+    )]
     Stalled,
     /// The peer does not know the connection.
     #[error(
@@ -88,6 +90,12 @@ pub enum Event {
     /// Every byte of a write or send was placed at the peer, and its immediate counted. Or the response to a read or an
     /// atomic is here. On an in-order connection all that was posted before is complete, too.
     Completed {
+        /// The work request's.
+        token: u64,
+    },
+    /// A write or a read was cancelled: from here on no byte of it lands, and its immediate does not count. Bytes of it
+    /// that landed before stay.
+    Cancelled {
         /// The work request's.
         token: u64,
     },

@@ -4,11 +4,13 @@ mod control_window;
 mod feedback;
 mod order;
 mod placement;
+mod revoked;
 
 use self::control_window::ControlWindow;
 use self::feedback::PathMap;
 use self::order::InOrder;
 pub(super) use self::placement::Pending;
+use self::revoked::ClosedMessages;
 use super::pending_ack::PendingAck;
 use super::receives::{PostedReceives, Requests, SharedReceives};
 use super::transmit::Response;
@@ -80,6 +82,8 @@ pub(super) struct ReceiveHalf {
     in_order: InOrder,
     /// What the peer may do to regions.
     access: Access,
+    /// What the peer has taken back.
+    closed: ClosedMessages,
 }
 
 /// Whether a packet ends a message whose end is reported.
@@ -193,6 +197,7 @@ impl ReceiveHalf {
             lacks_place: false,
             in_order: InOrder::default(),
             access: Access::ALL,
+            closed: ClosedMessages::default(),
         }
     }
 
@@ -219,6 +224,17 @@ impl ReceiveHalf {
     /// The requests of this end.
     pub(super) fn requests(&mut self) -> &mut Requests {
         &mut self.requests
+    }
+
+    /// Reports the reads that were cancelled and of which nothing lands any more.
+    pub(super) fn report_cancelled(&mut self, events: &mut VecDeque<Event>) {
+        let pending = &self.pending;
+        let lands = |number| {
+            let mut headers = pending.iter().map(|pending| &pending.header);
+            headers.any(|it| it.opcode == Opcode::Response && it.key == Key(number))
+        };
+        let cancelled = self.requests.take_cancelled(lands);
+        events.extend(cancelled.map(|token| Event::Cancelled { token }));
     }
 
     /// Responses that the peer has not acknowledged.
@@ -273,6 +289,7 @@ impl ReceiveHalf {
         self.board.heap_bytes()
             + self.receives.heap_bytes()
             + self.in_order.heap_bytes()
+            + self.closed.heap_bytes()
             + self.responses.capacity() * size_of::<Response>()
             + self.pending.capacity() * size_of::<Pending>()
             + self.echoes.capacity() * size_of::<(Echo, Time)>()

@@ -121,6 +121,8 @@ struct PendingRequest {
     key: Key,
     offset: u64,
     bytes: u64,
+    /// A read, and no atomic.
+    is_read: bool,
 }
 
 /// The requests of this end whose responses are not here, by number.
@@ -128,11 +130,21 @@ struct PendingRequest {
 pub(super) struct Requests {
     next: u32,
     waiting: BTreeMap<u64, PendingRequest>,
+    /// Number and token of those that were cancelled, and not reported yet.
+    cancelled: Vec<(u64, u64)>,
 }
 
 impl Requests {
     /// A request for `bytes` bytes that go to `offset` of the region of `key`. Returns its number.
-    pub(super) fn add(&mut self, token: u64, key: Key, offset: u64, bytes: u64) -> u32 {
+    /// `is_read`: it is no atomic.
+    pub(super) fn add(
+        &mut self,
+        token: u64,
+        key: Key,
+        offset: u64,
+        bytes: u64,
+        is_read: bool,
+    ) -> u32 {
         let number = self.next;
         self.next = number.wrapping_add(1);
         let waiting = PendingRequest {
@@ -140,6 +152,7 @@ impl Requests {
             key,
             offset,
             bytes,
+            is_read,
         };
         self.waiting.insert(number.into(), waiting);
         number
@@ -178,6 +191,30 @@ impl Requests {
     pub(super) fn complete(&mut self, number: u64) -> Option<u64> {
         Some(self.waiting.remove(&number)?.token)
     }
+
+    /// The number of a request that waits for its response, and whether it is a read.
+    pub(super) fn find(&self, token: u64) -> Option<(u64, bool)> {
+        let (&number, request) = self.waiting.iter().find(|(_, it)| it.token == token)?;
+        Some((number, request.is_read))
+    }
+
+    /// Nobody waits for the response any more.
+    pub(super) fn cancel(&mut self, number: u64) {
+        let request = self.waiting.remove(&number);
+        self.cancelled
+            .extend(request.map(|request| (number, request.token)));
+    }
+
+    /// The tokens of those that were cancelled since and of which nothing `lands` any more.
+    pub(super) fn take_cancelled(
+        &mut self,
+        lands: impl Fn(u64) -> bool,
+    ) -> impl Iterator<Item = u64> {
+        let cancelled = self
+            .cancelled
+            .extract_if(.., move |(number, _)| !lands(*number));
+        cancelled.map(|(_, token)| token)
+    }
 }
 
 #[cfg(test)]
@@ -187,7 +224,7 @@ mod tests {
     #[test]
     fn a_response_is_as_long_as_was_asked_and_comes_once() {
         let mut requests = Requests::default();
-        let number = requests.add(5, Key(9), 1_000, 100).into();
+        let number = requests.add(5, Key(9), 1_000, 100, true).into();
         assert_eq!(requests.place_of(number, 40, 60, true), Ok((Key(9), 1_040)));
         assert_eq!(
             requests.place_of(number, 40, 20, false),
@@ -213,6 +250,19 @@ mod tests {
             requests.place_of(number, 40, 60, true),
             Err(DropReason::Duplicate)
         );
+    }
+
+    #[test]
+    fn a_cancelled_read_is_reported_when_nothing_lands_and_its_response_is_nobodys() {
+        let mut requests = Requests::default();
+        let number = requests.add(5, Key(9), 1_000, 100, true).into();
+        assert_eq!(requests.find(5), Some((number, true)));
+        requests.cancel(number);
+        assert_eq!(requests.find(5), None, "its name is free");
+        assert_eq!(requests.take_cancelled(|_| true).count(), 0);
+        assert_eq!(requests.take_cancelled(|_| false).collect::<Vec<_>>(), [5]);
+        assert_eq!(requests.take_cancelled(|_| false).count(), 0);
+        assert_eq!((requests.len(), requests.complete(number)), (0, None));
     }
 
     fn buffer(token: u64) -> ReceiveBuffer {

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Changes whenever the layout does.
-const SAVED_VERSION: u16 = 17;
+const SAVED_VERSION: u16 = 18;
 
 #[derive(Serialize)]
 struct SavedRef<'a> {
@@ -140,6 +140,9 @@ impl Connection {
             transmit.rebase(now, saved.config.stall_timeout, &mut timers);
             timers.set(Timer::Idle, now + IDLE_AFTER);
             timers.set(Timer::KeepAlive, now);
+            if transmit.is_revoking() {
+                timers.set(Timer::Revocation, now);
+            }
         }
         let (mut policy, mut congestion) = (saved.policy, saved.congestion);
         policy.rebase(now);

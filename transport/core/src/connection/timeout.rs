@@ -62,8 +62,11 @@ impl Connection {
                 self.congestion.on_credit_timeout();
                 timers.set(Timer::Credit, now + self.congestion.credit_wait());
             }
-            // The caller asks for a chunk after each call.
-            Timer::Pacing => {}
+            Timer::Revocation if self.transmit.lacks_answer(now, self.config.stall_timeout) => {
+                self.fail(Failure::Stalled);
+            }
+            // The caller asks for a chunk, and for a control packet, after each call.
+            Timer::Pacing | Timer::Revocation => {}
             Timer::Acknowledgement => self.flush_ack(),
             Timer::KeepAlive if !self.transmit.awaits_response() => {}
             Timer::KeepAlive => {

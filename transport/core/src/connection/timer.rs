@@ -21,6 +21,8 @@ pub(super) enum Timer {
     Pacing,
     /// When to send the acknowledgement that is owed.
     Acknowledgement,
+    /// When to send a revocation again that the receiver has not answered.
+    Revocation,
     /// When to ask a peer that owes a response whether it is there.
     KeepAlive,
     /// When to give back the memory that a connection without traffic does not need.
@@ -29,7 +31,7 @@ pub(super) enum Timer {
 
 impl Timer {
     /// Every timer, in the order in which those that are due are served.
-    pub(super) const ALL: [Timer; 10] = [
+    pub(super) const ALL: [Timer; 11] = [
         Timer::Stall,
         Timer::Loss,
         Timer::Retransmission,
@@ -38,6 +40,7 @@ impl Timer {
         Timer::Credit,
         Timer::Pacing,
         Timer::Acknowledgement,
+        Timer::Revocation,
         Timer::KeepAlive,
         Timer::Idle,
     ];

@@ -4,12 +4,14 @@ mod completions;
 mod losses;
 mod posted;
 mod readiness;
+mod revocations;
 
 use self::completions::Completions;
 use self::losses::{Serving, TailProbe, answered_too_soon, highest_bit, missing};
 use self::posted::Posted;
 pub(super) use self::posted::Response;
 use self::readiness::Readiness;
+use self::revocations::Revocations;
 use super::ack_request::{Outgoing, SinceAckRequest, WindowUse};
 use super::in_flight::InFlight;
 use super::keys::Keys;
@@ -100,8 +102,10 @@ pub(super) struct SendHalf {
     awaited: usize,
     /// The number of the next send.
     sends: u64,
-    /// Chunks declared lost, in that order; entries acknowledged meanwhile are skipped.
+    /// Chunks declared lost, in that order; entries acknowledged or taken back meanwhile are skipped.
     lost: VecDeque<ChunkNumber>,
+    /// Messages taken back that the receiver has not confirmed.
+    revocations: Revocations,
     readiness: Readiness,
     in_flight: InFlight,
     /// The path chosen for the next chunk, which was not let through yet.
@@ -142,6 +146,7 @@ impl SendHalf {
             awaited: 0,
             sends: 0,
             lost: VecDeque::new(),
+            revocations: Revocations::default(),
             readiness: Readiness::Ready,
             in_flight: InFlight::new(config.settings.paths),
             chosen: None,
@@ -570,7 +575,7 @@ impl SendHalf {
         if chunk.ahead_of(self.board.next()) >= 0 {
             return Err(DropReason::AckOfUnsent);
         }
-        Ok(self.board.holds(chunk) && self.board.get(chunk).state != SentState::Acked)
+        Ok(self.board.holds(chunk) && self.board.get(chunk).is_under_way())
     }
 
     /// Takes in an acknowledgement that [`SendHalf::check_ack`] has let through.
@@ -733,6 +738,7 @@ impl SendHalf {
         self.board.heap_bytes()
             + self.whole.capacity() * size_of::<(ChunkNumber, u32)>()
             + self.completions.heap_bytes()
+            + self.revocations.heap_bytes()
             + self.posted.capacity() * size_of::<Option<Posted>>()
             + (self.free.capacity() + self.queue.capacity() + self.responses.capacity())
                 * size_of::<u32>()

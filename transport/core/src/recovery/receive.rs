@@ -341,6 +341,46 @@ impl ReceiveBoard {
         Marked::Whole
     }
 
+    /// The peer takes the chunks from `first` up to `end` back, which belong to one message: whatever comes of them from
+    /// now on is a duplicate, and the message is never handed out. Answers whether all of them were whole before: then
+    /// nothing changes. No other message waits for these chunks, so none is complete by this; if a peer has claimed a
+    /// chunk for two messages, both are lost.
+    ///
+    /// # Errors
+    /// [`DropReason::BeyondWindow`].
+    pub fn close(&mut self, first: ChunkNumber, end: ChunkNumber) -> Result<bool, DropReason> {
+        let ahead = end.ahead_of(self.cumulative);
+        if ahead > i32::from(self.window) {
+            return Err(DropReason::BeyondWindow);
+        }
+        if ahead <= 0 {
+            return Ok(true);
+        }
+        let first = match first.ahead_of(self.cumulative) {
+            0.. => first,
+            _ => self.cumulative,
+        };
+        let last = end.minus(1);
+        self.reach(last);
+        if self.first_missing(first, last).is_none() {
+            return Ok(true);
+        }
+        let mut chunk = first;
+        while chunk != end {
+            let at = self.slot(chunk);
+            self.hand_out(at, &mut |_| ());
+            // Every packet is there, into however many it is cut.
+            (self.slots[at].map, self.slots[at].blocks) = (u64::MAX, None);
+            self.whole[at / 64] |= 1 << (at % 64);
+            chunk = chunk.plus(1);
+        }
+        if end.ahead_of(self.end) > 0 {
+            self.end = end;
+        }
+        self.advance(&mut |_| ());
+        Ok(false)
+    }
+
     /// The chunk is cut as this packet says, which was checked before.
     #[inline]
     fn cut(&mut self, packet: Packet) {
@@ -782,6 +822,50 @@ mod tests {
             Err(DropReason::Duplicate),
             "it is whole"
         );
+    }
+
+    #[test]
+    fn a_closed_message_is_never_handed_out_and_what_comes_of_it_is_a_duplicate() {
+        // Whole before, closed, beside it; the ring grows for what never came, and the numbers wrap.
+        for from in [0, u32::MAX - 2] {
+            let number = |n: u32| ChunkNumber(from).plus(n).0;
+            let mut board = ReceiveBoard::new(128, ChunkNumber(from), false);
+            arrive(&mut board, packet(number(1), 0, 1));
+            arrive(&mut board, packet(number(2), 1, 3));
+            assert_eq!(
+                arrive_end(&mut board, packet(number(3), 0, 1), number(1), 7),
+                NOTHING
+            );
+            assert_eq!(
+                arrive_end(&mut board, packet(number(100), 0, 1), number(99), 8),
+                NOTHING
+            );
+            let close = |board: &mut ReceiveBoard, first, end| {
+                let [first, end] = [first, end].map(|n| ChunkNumber(number(n)));
+                board.close(first, end)
+            };
+            assert_eq!(close(&mut board, 1, 4), Ok(false));
+            assert_eq!(close(&mut board, 1, 4), Ok(true));
+            assert_eq!(close(&mut board, 4, 90), Ok(false));
+            assert_eq!(close(&mut board, 4, 129), Err(DropReason::BeyondWindow));
+            for (chunk, packets) in [(1, 1), (2, 3), (2, 4), (2, 64), (3, 1), (40, 5), (89, 64)] {
+                for index in 0..packets {
+                    let late = packet(number(chunk), index, packets);
+                    assert_eq!(board.check(late), Err(DropReason::Duplicate), "{late:?}");
+                    assert!(board.has(late));
+                }
+            }
+            assert_eq!(board.check(packet(number(90), 0, 1)), Ok(()));
+            // The acknowledgement goes on over them.
+            assert_eq!(arrive(&mut board, packet(number(0), 0, 1)), NOTHING);
+            assert_eq!(board.cumulative(), ChunkNumber(number(90)));
+            assert_eq!(arrive(&mut board, packet(number(99), 0, 1)), [8]);
+            for chunk in 90..99 {
+                arrive(&mut board, packet(number(chunk), 0, 1));
+            }
+            assert_eq!(close(&mut board, 95, 101), Ok(true), "all of it is here");
+            assert_eq!(board.cumulative(), ChunkNumber(number(101)));
+        }
     }
 
     #[test]

@@ -16,6 +16,8 @@ pub enum SentState {
     Lost,
     /// Arrived whole; an earlier one has not.
     Acked,
+    /// Never sent again: its message was cancelled, and the receiver has not confirmed it.
+    Revoked,
 }
 
 /// One chunk, from its first transmission until everything before it is acknowledged.
@@ -55,6 +57,13 @@ pub struct Sent {
     /// Bytes of all chunks in flight when it was sent first, with its own (`tx_in_flight` in
     /// draft-ietf-ccwg-bbr).
     pub tx_in_flight: u32,
+}
+
+impl Sent {
+    /// Whether it is neither acknowledged nor taken back.
+    pub fn is_under_way(&self) -> bool {
+        matches!(self.state, SentState::InFlight | SentState::Lost)
+    }
 }
 
 /// A slot's neighbours in the order of transmission.
@@ -251,13 +260,45 @@ impl SendBoard {
         let slot = self.slot(chunk);
         let before = self.slots[slot].state;
         match before {
-            SentState::Free | SentState::Acked => return None,
+            SentState::Free | SentState::Acked | SentState::Revoked => return None,
             SentState::InFlight => self.unlink(slot),
             SentState::Lost => {}
         }
         self.slots[slot].state = SentState::Acked;
         self.acked[slot / 64] |= 1 << (slot % 64);
         Some(before)
+    }
+
+    /// Takes a chunk back that is under way: it is not sent again, and no acknowledgement counts for it. Its bytes stay in
+    /// flight. Answers whether it was under way.
+    pub fn revoke(&mut self, chunk: ChunkNumber) -> bool {
+        let slot = self.slot(chunk);
+        match self.slots[slot].state {
+            SentState::Free | SentState::Acked | SentState::Revoked => return false,
+            SentState::InFlight => self.unlink(slot),
+            SentState::Lost => {}
+        }
+        self.slots[slot].state = SentState::Revoked;
+        true
+    }
+
+    /// The receiver has confirmed that a chunk was taken back. Answers which one it was, if it was.
+    pub fn release(&mut self, chunk: ChunkNumber) -> Option<Sent> {
+        let slot = self.slot(chunk);
+        let sent = self.slots[slot];
+        if sent.state != SentState::Revoked {
+            return None;
+        }
+        self.slots[slot].state = SentState::Acked;
+        self.acked[slot / 64] |= 1 << (slot % 64);
+        Some(sent)
+    }
+
+    /// The chunks that are under way, from the oldest number on.
+    pub fn under_way(&self) -> impl Iterator<Item = (ChunkNumber, &Sent)> {
+        let numbers = (0..self.outstanding()).map(|at| self.first.plus(at as u32));
+        let sent = numbers.map(|chunk| (chunk, self.get(chunk)));
+        sent.filter(|(_, sent)| sent.is_under_way())
     }
 
     /// Forgets the acknowledged chunks at the front.
@@ -417,6 +458,37 @@ mod tests {
         }
         board.advance();
         assert_eq!((board.first(), board.outstanding()), (number(5), 0));
+    }
+
+    #[test]
+    fn a_revoked_chunk_holds_its_number_until_it_is_released_and_no_acknowledgement_counts_for_it()
+    {
+        let mut board = SendBoard::new(64, FIRST);
+        for at in 0..5 {
+            board.push(sent(at));
+        }
+        board.lose(number(1), 3);
+        board.ack(number(2));
+        let revoked = [0, 1, 2, 3].map(|at| board.revoke(number(at)));
+        assert_eq!(revoked, [true, true, false, true]);
+        assert!(!board.revoke(number(0)), "once");
+        assert_eq!(in_flight(&board), [4]);
+        let under_way: Vec<ChunkNumber> = board.under_way().map(|(chunk, _)| chunk).collect();
+        assert_eq!(under_way, [number(4)]);
+        for at in 0..4 {
+            assert_eq!(board.ack(number(at)), None);
+        }
+        board.advance();
+        assert_eq!(board.first(), number(0));
+        for at in 5..64 {
+            // The ring grows with it.
+            board.push(sent(at));
+        }
+        assert!(!board.has_room());
+        let released = [0, 1, 2, 3, 4].map(|at| board.release(number(at)).is_some());
+        assert_eq!(released, [true, true, false, true, false]);
+        board.advance();
+        assert_eq!(board.first(), number(4));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! to it. A fault is one visible line; a drop that a test did not announce fails it.
 
 mod acks;
+mod cancel;
 mod drops;
 mod encryption;
 mod immediates;

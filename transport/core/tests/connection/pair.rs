@@ -217,6 +217,11 @@ impl FaultyWire {
     }
 }
 
+/// The body of a control packet that is not encrypted.
+fn body_of(packet: &Packet) -> &[u8] {
+    &packet.bytes[wire::PREFIX_BYTES..packet.bytes.len() - wire::TRAILER_BYTES]
+}
+
 /// One line of a trace: when (us), from whom, what, on which path.
 fn line(now: Time, packet: &Packet) -> String {
     let at = now.as_nanos() / 1_000;
@@ -264,6 +269,16 @@ fn line(now: Time, packet: &Packet) -> String {
             let body = &packet.bytes[wire::PREFIX_BYTES..][..8];
             let refusal = wire::Refusal::parse(body).expect("an end sends sound refusals");
             format!("refuse {} {:?}", refusal.chunk.0, refusal.refused)
+        }
+        Kind::Revoke => {
+            let revoke = wire::Revoke::parse(body_of(packet)).expect("an end sends sound ones");
+            let (number, first, end) = (revoke.number, revoke.first.0, revoke.end.0);
+            format!("revoke {number} from {first} to {end}")
+        }
+        Kind::Revoked => {
+            let revoked = wire::Revoked::parse(body_of(packet)).expect("an end sends sound ones");
+            let whole = if revoked.whole { " whole" } else { "" };
+            format!("revoked {}{whole}", revoked.number)
         }
         other => panic!("no end sends a packet of kind {other:?}"),
     };

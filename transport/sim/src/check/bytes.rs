@@ -187,6 +187,9 @@ impl Checker for EveryByteOnce {
                     ));
                 }
             }
+            Observation::Cancelled { token, .. } => {
+                self.messages.remove(&token);
+            }
             Observation::Added { token, before } => {
                 let state = self.messages.get_mut(&token);
                 if state.is_none_or(|state| state.before.replace(before).is_some()) {

@@ -53,6 +53,9 @@ impl Checker for CompleteWhenPlaced {
                 }
                 Some(_) => {}
             },
+            Observation::Cancelled { token, .. } => {
+                self.open.remove(&token);
+            }
             Observation::Failed { end, .. } | Observation::Lost { end } => {
                 self.over.insert(end);
             }

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use weft_core::drops::DropReason;
 use weft_core::memory::Ticket;
 use weft_core::wire::{
-    DataHeader, Flags, HEADER_BYTES, Integrity, Kind, Opcode, TRAILER_BYTES, peek,
+    DataHeader, Flags, HEADER_BYTES, Integrity, Kind, Opcode, PREFIX_BYTES, Revoke, TRAILER_BYTES,
+    peek,
 };
 use weft_crypto::KEY_PHASE_PACKETS;
 
@@ -15,6 +16,9 @@ use crate::scenario::Scenario;
 
 /// A control packet that as many newer ones have overtaken may be dropped though it comes for the first time.
 const CONTROL_WINDOW: u64 = 960;
+
+/// No window of a run has more chunks.
+const CHUNKS_MAX: i32 = 1 << 16;
 
 /// An untouched packet is dropped only as a duplicate of one that was delivered, because its connection is
 /// closed or unknown, or because its receiver must or may refuse it.
@@ -39,6 +43,8 @@ pub(super) struct ExpectedDropsOnly {
     controls: BTreeSet<(End, u64)>,
     /// The newest of them.
     newest: BTreeMap<End, u64>,
+    /// The peer has the answers to all revocations before this one.
+    answered: BTreeMap<End, u64>,
 }
 
 impl ExpectedDropsOnly {
@@ -82,14 +88,37 @@ impl ExpectedDropsOnly {
                 }
                 before
             }
-            Ok(_) => {
+            Ok(kind) => {
                 let number = packet_number(bytes);
                 let newest = self.newest.entry(end).or_default();
                 *newest = number.max(*newest);
-                *newest - number >= CONTROL_WINDOW || !self.controls.insert((end, number))
+                let before =
+                    *newest - number >= CONTROL_WINDOW || !self.controls.insert((end, number));
+                before || kind == Kind::Revoke && self.close(end, bytes)
             }
             Err(_) => false,
         }
+    }
+
+    /// A message is taken back: every packet of it that comes from here on was delivered before, as it were. Returns whether
+    /// the sender has the answer: then another copy was delivered before, long ago.
+    fn close(&mut self, end: End, bytes: &[u8]) -> bool {
+        // It is not encrypted any more, unless its key is over.
+        let body = bytes.get(PREFIX_BYTES..bytes.len() - TRAILER_BYTES);
+        let Some(Ok(revoke)) = body.map(Revoke::parse) else {
+            return false;
+        };
+        let oldest = self.answered.entry(end).or_default();
+        let count = revoke.end.ahead_of(revoke.first);
+        if count > CHUNKS_MAX || revoke.number < *oldest {
+            return revoke.number < *oldest;
+        }
+        *oldest = revoke.oldest.max(*oldest);
+        for at in 0..count as u32 {
+            let chunk = revoke.first.plus(at).0;
+            self.chunks.insert((end, chunk), (64, u64::MAX));
+        }
+        false
     }
 
     fn check(&mut self, received: &Received<'_>) -> Result<(), String> {

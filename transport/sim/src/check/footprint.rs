@@ -21,6 +21,9 @@ const BYTES_OF_COPIES: usize = 256 * 128;
 const BYTES_BESIDE_PACKET: usize = 128;
 const BYTES_WAITING_MAX: usize = 1 << 20;
 
+/// Revocations that are not answered, answers that may be asked for again, and responses to reads that were cancelled.
+const BYTES_OF_CANCELS: usize = 128 * 128 + 256 * BYTES_PER_MESSAGE;
+
 /// What a connection occupies grows with its window and its open messages only, and never with how
 /// long it lives or what the network does.
 pub(super) struct BoundedMemory {
@@ -40,10 +43,15 @@ impl BoundedMemory {
         } else {
             0
         };
+        let cancels = match scenario.workload.cancels {
+            (0, _) => 0,
+            _ => BYTES_OF_CANCELS,
+        };
         let packet = usize::from(scenario.settings.packet_payload) + BYTES_BESIDE_PACKET;
         let waiting = (held_back * packet).min(BYTES_WAITING_MAX);
         BoundedMemory {
             bytes_max: copies
+                + cancels
                 + waiting
                 + BYTES_FIXED
                 + slots * BYTES_PER_SLOT

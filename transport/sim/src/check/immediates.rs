@@ -131,6 +131,9 @@ impl Checker for ImmediateAfterPayload {
                     }
                 }
             }
+            Observation::Cancelled { token, .. } => {
+                self.open.remove(&(token as u32));
+            }
             Observation::Turned { end, .. } => {
                 let due = self.due.remove(&end).unwrap_or_default();
                 let missing = |value: &u32| self.open.get(value).is_some_and(|at| !at.signalled);

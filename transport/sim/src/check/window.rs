@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use weft_core::connection::Connection;
 use weft_core::units::{ChunkNumber, Nanos};
-use weft_core::wire::{AckReader, Kind, PREFIX_BYTES, TRAILER_BYTES, peek};
+use weft_core::wire::{AckReader, Kind, PREFIX_BYTES, Revoked, TRAILER_BYTES, peek};
 
 use super::Checker;
 use crate::observation::{Arrived, End, Observation};
@@ -46,6 +46,20 @@ impl Sender {
             self.acked
                 .extend(acked.map(|bit| count(base.wrapping_add(at + bit))));
         }
+        self.advance();
+    }
+
+    /// The peer has confirmed that it has closed these chunks.
+    fn release(&mut self, revoked: &Revoked, first_chunk: ChunkNumber) {
+        let count = |chunk: ChunkNumber| chunk.0.wrapping_sub(first_chunk.0);
+        let (first, end) = (count(revoked.first), count(revoked.end));
+        if first < end && end <= self.next {
+            self.acked.extend(first.max(self.first)..end);
+            self.advance();
+        }
+    }
+
+    fn advance(&mut self) {
         while self.acked.remove(&self.first) {
             self.first += 1;
         }
@@ -135,12 +149,20 @@ impl Checker for WindowConserved {
                 } in &received.packets
                 {
                     let kind = peek(bytes).map(|peek| peek.kind);
-                    if let (Some(end), false, Ok(Kind::Ack)) = (end, tampered, kind) {
-                        let body = &bytes[PREFIX_BYTES..bytes.len() - TRAILER_BYTES];
-                        if let Ok(ack) = AckReader::parse(body) {
-                            let sender = self.senders.entry(end).or_default();
-                            sender.acknowledge(&ack, self.first_chunk);
-                        }
+                    let (Some(end), false, Ok(kind)) = (end, tampered, kind) else {
+                        continue;
+                    };
+                    let body = bytes.get(PREFIX_BYTES..bytes.len() - TRAILER_BYTES);
+                    let sender = self.senders.entry(end).or_default();
+                    if kind == Kind::Ack
+                        && let Some(Ok(ack)) = body.map(AckReader::parse)
+                    {
+                        sender.acknowledge(&ack, self.first_chunk);
+                    }
+                    if kind == Kind::Revoked
+                        && let Some(Ok(revoked)) = body.map(Revoked::parse)
+                    {
+                        sender.release(&revoked, self.first_chunk);
                     }
                 }
             }

@@ -43,11 +43,21 @@ impl ReceiveHalf {
         domain: DomainId,
         memory: &mut impl Memory,
     ) -> Result<Placed, DropReason> {
-        let (key, offset) = self.find_place(header, payload.len() as u64)?;
+        let (key, offset) = match self.find_place(header, payload.len() as u64) {
+            Ok(place) => place,
+            Err(DropReason::Duplicate) if self.is_unwanted(header) => return Ok(Placed::Now),
+            Err(reason) => return Err(reason),
+        };
         match payload {
             [] => Ok(Placed::Now),
             _ => memory.place(Ticket::of(header), domain, key, offset, payload),
         }
+    }
+
+    /// Whether a packet that has no place any more is of a response: to a read that was cancelled. It is acknowledged and
+    /// placed nowhere.
+    fn is_unwanted(&self, header: &DataHeader) -> bool {
+        header.opcode == Opcode::Response && !self.board.is_in_order()
     }
 
     /// The key and the offset of the place that a packet's payload goes to.
@@ -185,7 +195,12 @@ impl ReceiveHalf {
             // It has no place, or not yet: a link hands it over as a packet.
             return Err(DropReason::Kind);
         }
-        let place = self.find_place(header, bytes.into()).and_then(|found| {
+        let found = self.find_place(header, bytes.into());
+        if found == Err(DropReason::Duplicate) && self.is_unwanted(header) {
+            self.take_unwanted(now, arrival, header, bytes, events, stats);
+            return Ok(Offer::Discard);
+        }
+        let place = found.and_then(|found| {
             let (key, offset) = found;
             let place = Place {
                 domain,
@@ -211,6 +226,29 @@ impl ReceiveHalf {
         }
         let ticket = Ticket::of(header);
         place.map(|place| Offer::Place { ticket, place })
+    }
+
+    /// A payload that a link offers and that is placed nowhere counts as arrived.
+    #[cold]
+    fn take_unwanted(
+        &mut self,
+        now: Time,
+        arrival: Arrival,
+        header: &DataHeader,
+        bytes: u32,
+        events: &mut VecDeque<Event>,
+        stats: &mut Stats,
+    ) {
+        let wire_bytes = wire_bytes(bytes as usize);
+        self.newest_packet = self.newest_packet.max(header.packet_number);
+        self.note_arrived(now, arrival, wire_bytes, header, events, stats);
+        if ends_message(header) {
+            self.note_end(header, bytes.into());
+        }
+        let placed = PlacedRun::of(header, bytes.into(), wire_bytes);
+        if self.mark_placed(&placed, events, stats) == Marked::Whole {
+            self.pending_ack.run_ended();
+        }
     }
 
     /// Refuses a packet whose payload is being copied: a second copy of it could land after the first was
@@ -259,6 +297,11 @@ impl ReceiveHalf {
             self.echo(now, Arrival { path, ce }, wire_bytes(ended.bytes), header);
         }
         self.pending_ack.arrived(now, ended.path);
+        self.report_cancelled(events);
+        if self.closed.contain(header.chunk) {
+            // Its message was taken back while it was being written: the peer is told now.
+            return Ok(());
+        }
         // Packets that have come since may contradict it.
         let result = result.and_then(|()| self.board.check(place_of(header)));
         match result {

@@ -183,13 +183,14 @@ impl SendHalf {
                 posted.with_immediate(Some(report.immediate))
             }
             WorkRequest::Read(read) => {
-                let number = requests.add(read.token, read.to_key, read.to_offset, read.bytes);
+                let number =
+                    requests.add(read.token, read.to_key, read.to_offset, read.bytes, true);
                 let request = Request::Read { bytes: read.bytes };
                 request_message(number, request, read.key, read.offset)
             }
             WorkRequest::Atomic(change) => {
                 let (key, offset) = (change.to_key, change.to_offset);
-                let number = requests.add(change.token, key, offset, Atomic::BYTES);
+                let number = requests.add(change.token, key, offset, Atomic::BYTES, false);
                 let request = Request::Atomic(change.atomic);
                 request_message(number, request, change.key, change.offset)
             }

@@ -1,0 +1,229 @@
+//! Messages that are taken back: what was not cut is dropped, what was cut is revoked at the receiver until it confirms.
+
+use super::losses::TailProbe;
+use super::{Posted, SendHalf};
+use crate::connection::Event;
+use crate::connection::chunk::ChunkSource;
+use crate::connection::timer::{Timer, TimerTable};
+use crate::drops::DropReason;
+use crate::path::PathSet;
+use crate::recovery::Sent;
+use crate::units::{ChunkNumber, Nanos, PathId, Time};
+use crate::wire::{Opcode, REVOCATIONS_MAX, Revoke, Revoked};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+/// A revocation is sent again after the timeout of its path, but no sooner than this: the receiver may wait for a copy.
+const ANSWER_MIN: Nanos = Nanos::from_millis(1);
+/// Each time in a row it waits twice as long, up to this, or to the timeout of its path.
+const ANSWER_MAX: Nanos = Nanos::from_millis(64);
+/// Doublings at most: beyond, the wait is [`ANSWER_MAX`] in any case.
+const DOUBLINGS_MAX: u32 = 16;
+
+/// A message that the receiver is to place no more of.
+#[derive(Debug, Serialize, Deserialize)]
+struct Revocation {
+    /// Its place among the posted ones.
+    message: u32,
+    /// As in [`Revoke::first`].
+    first: ChunkNumber,
+    /// As in [`Revoke::end`].
+    end: ChunkNumber,
+    /// When it is sent, or sent again. After a restore: at once.
+    #[serde(skip)]
+    due: Time,
+    /// When it was first sent.
+    #[serde(skip)]
+    since: Time,
+    /// How often it was sent.
+    #[serde(skip)]
+    sent: u32,
+}
+
+impl Revocation {
+    /// The chunks that it names. Until it is answered the board holds them all, for it does not advance beyond the first.
+    fn chunks(&self) -> impl Iterator<Item = ChunkNumber> + use<> {
+        let first = self.first;
+        (0..self.end.ahead_of(first)).map(move |at| first.plus(at as u32))
+    }
+}
+
+/// The revocations that the receiver has not answered, by number.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Revocations {
+    next: u64,
+    unanswered: BTreeMap<u64, Revocation>,
+}
+
+impl Revocations {
+    pub(super) fn is_empty(&self) -> bool {
+        self.unanswered.is_empty()
+    }
+
+    /// Heap memory, bytes: about, for the nodes of the tree.
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.unanswered.len() * size_of::<(u64, Revocation)>()
+    }
+
+    fn are_of(&self, message: u32) -> bool {
+        let mut all = self.unanswered.values();
+        all.any(|revocation| revocation.message == message)
+    }
+}
+
+impl SendHalf {
+    /// The place of what was posted with this token and is not complete, and what it is. Of a read or an atomic the
+    /// request has no token here.
+    pub(in crate::connection) fn find_posted(&self, token: u64) -> Option<(u32, Opcode)> {
+        let is_meant = |posted: &Posted| posted.source == ChunkSource::Posted { token };
+        self.find(is_meant)
+    }
+
+    /// The place of a request by its number, unless it was cut: then the peer may know it.
+    pub(in crate::connection) fn find_unsent_request(&self, number: u64) -> Option<u32> {
+        let is_meant = |posted: &Posted| {
+            posted.opcode == Opcode::Request && u64::from(posted.immediate) == number
+        };
+        let (at, _) = self.find(is_meant)?;
+        let posted = self.posted.get(at as usize)?.as_ref()?;
+        (posted.chunks == 0).then_some(at)
+    }
+
+    fn find(&self, is_meant: impl Fn(&Posted) -> bool) -> Option<(u32, Opcode)> {
+        let mut posted = (0..).zip(&self.posted);
+        posted.find_map(|(at, posted)| {
+            let posted = posted.as_ref().filter(|posted| is_meant(posted))?;
+            Some((at, posted.opcode))
+        })
+    }
+
+    /// Drops a request of which nothing was cut.
+    pub(in crate::connection) fn drop_unsent(&mut self, at: u32) {
+        self.queue.retain(|&queued| queued != at);
+        self.complete(at);
+    }
+
+    /// Takes a write back. Answers how it has ended if that is known now; otherwise the receiver is asked.
+    pub(in crate::connection) fn take_back(&mut self, at: u32) -> Option<Event> {
+        if self.revocations.are_of(at) {
+            return None;
+        }
+        self.queue.retain(|&queued| queued != at);
+        let of_it = |(_, sent): &(ChunkNumber, &Sent)| sent.write == at;
+        let found = self.board.under_way().find(of_it);
+        let Some((first, index)) = found.map(|(chunk, sent)| (chunk, sent.index)) else {
+            // What was cut is at the receiver, whole: what comes of it again is a duplicate.
+            let token = self.complete(at)?;
+            return Some(Event::Cancelled { token });
+        };
+        // Nothing is cut between two chunks of a message.
+        let chunks = self.posted.get(at as usize)?.as_ref()?.chunks;
+        let revocation = Revocation {
+            message: at,
+            first,
+            end: first.minus(index).plus(chunks),
+            due: Time::ZERO,
+            since: Time::ZERO,
+            sent: 0,
+        };
+        for chunk in revocation.chunks() {
+            if self.board.revoke(chunk) {
+                // If it was to ask whether the receiver is ready, another one does.
+                self.note_ready(chunk);
+            }
+        }
+        if let TailProbe::Sent { chunk, .. } = self.tail_probe
+            && revocation.chunks().any(|revoked| revoked == chunk)
+        {
+            self.tail_probe = TailProbe::None;
+        }
+        let Revocations { next, unanswered } = &mut self.revocations;
+        unanswered.insert(*next, revocation);
+        *next += 1;
+        None
+    }
+
+    /// The next revocation to send, and the path for it. Sets the timer for those that are to be sent again.
+    #[cold]
+    pub(in crate::connection) fn poll_revocation(
+        &mut self,
+        now: Time,
+        paths: &PathSet,
+        packet_number: u64,
+        timers: &mut TimerTable,
+    ) -> Option<(PathId, Revoke)> {
+        let (&oldest, _) = self.revocations.unanswered.first_key_value()?;
+        // The receiver remembers no more answers.
+        let in_turn = oldest..oldest.saturating_add(REVOCATIONS_MAX);
+        let in_turn = self.revocations.unanswered.range_mut(in_turn);
+        let (&number, revocation) = in_turn.min_by_key(|(_, revocation)| revocation.due)?;
+        if revocation.due > now {
+            timers.set(Timer::Revocation, revocation.due);
+            return None;
+        }
+        // Each on another path: one that carries nothing does not hold the next up.
+        let path = paths.for_control(packet_number);
+        let timeout = paths.rto(path, Nanos::ZERO);
+        let wait = timeout.max(ANSWER_MIN).times(1 << revocation.sent);
+        if revocation.sent == 0 {
+            revocation.since = now;
+        }
+        revocation.due = now + wait.min(timeout.max(ANSWER_MAX));
+        revocation.sent = (revocation.sent + 1).min(DOUBLINGS_MAX);
+        let revoke = Revoke {
+            first: revocation.first,
+            end: revocation.end,
+            number,
+            oldest,
+        };
+        Some((path, revoke))
+    }
+
+    /// Whether the receiver has not answered a revocation for this long.
+    pub(in crate::connection) fn lacks_answer(&self, now: Time, timeout: Nanos) -> bool {
+        let mut all = self.revocations.unanswered.values();
+        all.any(|revocation| revocation.sent > 0 && now - revocation.since >= timeout)
+    }
+
+    /// The receiver has answered a revocation: answers how the message has ended. `None` where that was known.
+    ///
+    /// # Errors
+    /// [`DropReason::Malformed`] when it names other chunks.
+    pub(in crate::connection) fn handle_revoked(
+        &mut self,
+        revoked: Revoked,
+        timers: &mut TimerTable,
+    ) -> Result<Option<Event>, DropReason> {
+        let Entry::Occupied(asked) = self.revocations.unanswered.entry(revoked.number) else {
+            return Ok(None);
+        };
+        if (asked.get().first, asked.get().end) != (revoked.first, revoked.end) {
+            return Err(DropReason::Malformed);
+        }
+        let revocation = asked.remove();
+        if self.revocations.is_empty() {
+            timers.stop(Timer::Revocation);
+        }
+        for chunk in revocation.chunks() {
+            if let Some(sent) = self.board.release(chunk) {
+                self.in_flight.remove(sent.path, sent.in_flight);
+            }
+        }
+        self.board.advance();
+        let posted = self.posted.get(revocation.message as usize);
+        let is_all = posted
+            .and_then(Option::as_ref)
+            .is_some_and(|posted| posted.done);
+        let token = self.complete(revocation.message);
+        Ok(token.map(|token| match revoked.whole && is_all {
+            true => Event::Completed { token },
+            false => Event::Cancelled { token },
+        }))
+    }
+
+    /// Whether the receiver has yet to confirm that a message was taken back.
+    pub(in crate::connection) fn is_revoking(&self) -> bool {
+        !self.revocations.is_empty()
+    }
+}

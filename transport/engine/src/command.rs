@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
-use weft_core::connection::{ReceiveBuffer, SharedReceives, WorkRequest};
+use weft_core::connection::{CancelError, ReceiveBuffer, SharedReceives, WorkRequest};
 use weft_core::endpoint::Local;
 use weft_core::memory::Access;
 use weft_core::units::ConnectionId;
@@ -26,6 +26,12 @@ pub(crate) enum Command {
     },
     /// Do some work.
     Post { id: ConnectionId, post: Outgoing },
+    /// Take back what was posted with this context.
+    Cancel {
+        id: ConnectionId,
+        context: u64,
+        answer: Sender<Result<(), CancelError>>,
+    },
     /// Take a buffer for a send of the peer.
     Receive {
         id: ConnectionId,

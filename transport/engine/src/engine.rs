@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded, unbounded};
-use weft_core::connection::{PostError, ReceiveBuffer, Settings, WorkRequest, Write};
+use weft_core::connection::{CancelError, PostError, ReceiveBuffer, Settings, WorkRequest, Write};
 use weft_core::endpoint::Local;
 use weft_core::units::{ConnectionId, Key};
 use weft_core::wire::Secret;
@@ -482,6 +482,50 @@ impl Engine {
         };
         self.send_post(id, post);
         Ok(())
+    }
+
+    /// Takes back a write or a read that was posted on this connection with `context`, which no other one has that is under
+    /// way there. Exactly one event follows: [`Event::Cancelled`], when no byte of it lands any more; or [`Event::Written`] or
+    /// [`Event::Completed`], when all of it had arrived before; or the connection's end. The peer answers when the copies of it
+    /// that are under way have ended; without an answer for [`EngineConfig::stall_timeout`] the connection fails. The key, and
+    /// what else is under way, stay as they are. Once more changes nothing.
+    ///
+    /// Waits for the workers' answers, some microseconds.
+    ///
+    /// # Errors
+    /// [`EngineError::Cancel`]: the work request goes on, or has ended, and its event is there or on its way.
+    pub fn cancel(&self, connection: ConnectionId, context: u64) -> Result<(), EngineError> {
+        let ids: Vec<ConnectionId> = self.connected(connection, |parts| parts.ids().collect())?;
+        let answers: Vec<Result<(), CancelError>> = match self.inline() {
+            Some(mut worker) => ids
+                .iter()
+                .map(|&id| worker.cancel_now(id, context))
+                .collect(),
+            None => {
+                let (answer, answers) = bounded(ids.len());
+                for id in ids {
+                    let answer = answer.clone();
+                    let command = Command::Cancel {
+                        id,
+                        context,
+                        answer,
+                    };
+                    self.command(worker_of_connection(id), command);
+                }
+                drop(answer);
+                answers.iter().collect()
+            }
+        };
+        // The part that has it knows; the others say that they have not.
+        let knows = |answer: &&Result<(), CancelError>| **answer != Err(CancelError::NotUnderWay);
+        match answers
+            .iter()
+            .find(|answer| answer.is_ok())
+            .or(answers.iter().find(knows))
+        {
+            Some(&answer) => Ok(answer?),
+            None => Err(CancelError::NotUnderWay.into()),
+        }
     }
 
     /// Has a small message sent by the calling thread when nobody else runs the worker, or waits to, and no command

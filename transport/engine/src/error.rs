@@ -1,6 +1,6 @@
 //! What the engine refuses at once; each error names the field and the remedy.
 
-use weft_core::connection::{PostError, RestoreError};
+use weft_core::connection::{CancelError, PostError, RestoreError};
 use weft_core::units::ConnectionId;
 use weft_link::{LinkAddress, LinkError};
 
@@ -114,6 +114,9 @@ pub enum EngineError {
     /// The work request cannot be done.
     #[error(transparent)]
     Post(#[from] PostError),
+    /// The work request is not cancelled: it goes on, or has ended.
+    #[error(transparent)]
+    Cancel(#[from] CancelError),
     /// A call that only the caller of [`crate::Engine::poll`] may make, on an engine that runs its own threads.
     #[error(
         "this engine runs its own threads: start it with Progress::Inline to poll, save or restore it"
@@ -150,6 +153,7 @@ impl EngineError {
             Self::PiecesTooLong => "PiecesTooLong",
             Self::PiecesDiffer { .. } => "PiecesDiffer",
             Self::Post(error) => error.reason(),
+            Self::Cancel(error) => error.reason(),
             Self::NotInline => "NotInline",
             Self::NoRandomness => "NoRandomness",
             Self::System { .. } => "SystemCallFailed",

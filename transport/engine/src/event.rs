@@ -29,7 +29,7 @@ pub enum Event {
         /// What was sent; the engine holds no other reference to it.
         pieces: Vec<Piece>,
     },
-    /// A cancel is confirmed: from here on no byte of this write or read lands, and its immediate does not
+    /// The answer to [`crate::Engine::cancel`]: from here on no byte of this write or read lands, and its immediate does not
     /// count. Bytes of it that landed before stay where they are; its place at the other end, or here of a read, may be used
     /// at once.
     Cancelled {

@@ -52,8 +52,8 @@ pub use snapshot::{ConnectionSnapshot, PeerSnapshot, Snapshot};
 // What the engine's own types are made of, so that its user needs no other transport crate.
 pub use weft_core::congestion::CongestionKind;
 pub use weft_core::connection::{
-    AtomicChange, Failure, Pages, PostError, REQUESTS_MAX, Read, ReceiveBuffer, ReportWrite,
-    SendMessage, Settings, Stats, WorkRequest, Write, WritePages,
+    AtomicChange, CancelError, Failure, Pages, PostError, REQUESTS_MAX, Read, ReceiveBuffer,
+    ReportWrite, SendMessage, Settings, Stats, WorkRequest, Write, WritePages,
 };
 pub use weft_core::drops::{DropReason, Drops};
 pub use weft_core::memory::{Access, DomainId};

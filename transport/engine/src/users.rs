@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 
-use weft_core::connection;
+use weft_core::connection::{self, CancelError};
 use weft_core::endpoint::Endpoint;
 use weft_core::memory::KeyHasher;
 use weft_core::units::ConnectionId;
@@ -142,6 +142,25 @@ impl Users {
             Some(place) => *place = Some(posted),
             None => places.push(Some(posted)),
         }
+    }
+
+    /// Takes back what was posted on a connection with this context.
+    pub(crate) fn cancel(
+        &mut self,
+        id: ConnectionId,
+        context: u64,
+        endpoint: &mut Endpoint<PeerNic>,
+    ) -> Result<(), CancelError> {
+        if self.by_id.get(&id).is_none_or(|user| user.ended) {
+            return Err(CancelError::Closed);
+        }
+        let is_meant = |posted: &Posted| posted.connection == id && posted.context == context;
+        let mut places = (0..).zip(&self.posted.places);
+        let token = places.find_map(|(token, posted)| {
+            let posted = posted.as_ref().filter(|posted| is_meant(posted));
+            posted.map(|_| token)
+        });
+        endpoint.cancel(id, token.ok_or(CancelError::NotUnderWay)?)
     }
 
     /// Takes the work requests that are not complete, for the next engine.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
-use weft_core::connection::{ChunkSource, Event, Failure, PathOwner, RestoreError};
+use weft_core::connection::{CancelError, ChunkSource, Event, Failure, PathOwner, RestoreError};
 use weft_core::drops::{DropReason, Drops};
 use weft_core::endpoint::{
     Endpoint, EndpointConfig, PendingReset, Remote, SavedConnection as SavedState, Transmit,
@@ -374,6 +374,14 @@ impl Worker {
                     }
                 }
                 Command::Post { id, post } => self.users.post(id, post, &mut self.endpoint),
+                Command::Cancel {
+                    id,
+                    context,
+                    answer,
+                } => {
+                    // Who asked may have gone.
+                    let _ = answer.send(self.cancel(id, context));
+                }
                 Command::Receive { id, buffer } => {
                     // A connection that failed meanwhile has told its user.
                     let _ = self.endpoint.post_receive(id, buffer);
@@ -416,6 +424,17 @@ impl Worker {
             }
         }
         served
+    }
+
+    /// Takes back what was posted before on a connection with this context.
+    fn cancel(&mut self, id: ConnectionId, context: u64) -> Result<(), CancelError> {
+        self.users.cancel(id, context, &mut self.endpoint)
+    }
+
+    /// The same for the caller of an inline worker: what was asked of it before comes first.
+    pub(crate) fn cancel_now(&mut self, id: ConnectionId, context: u64) -> Result<(), CancelError> {
+        while self.serve_commands() {}
+        self.cancel(id, context)
     }
 
     fn connect(&mut self, id: ConnectionId, remote: RemoteEnd) {

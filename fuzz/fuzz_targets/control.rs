@@ -1,4 +1,5 @@
-//! A series of control packets (acknowledgements, probes, refusals, resets), sealed by the peer or not.
+//! A series of control packets (acknowledgements, probes, refusals, revocations, resets), sealed by the peer or not; and the
+//! writer may cancel.
 //!
 //! No panic; each number counts once; a reset counts only with the token, which no input knows.
 #![no_main]
@@ -16,10 +17,16 @@ fuzz_target!(|bytes: &[u8]| {
     while let [what, number, length, tail @ ..] = rest {
         let (body, tail) = tail.split_at(usize::from(*length).min(tail.len()));
         rest = tail;
-        let kind = match what % 5 {
+        let kind = match what % 8 {
             0 => Kind::Ack,
             1 => Kind::Probe,
             2 => Kind::Data,
+            5 => Kind::Revoke,
+            6 => Kind::Revoked,
+            7 => {
+                duo.cancel();
+                continue;
+            }
             // A final one ends the connection, as it should, and with it the series.
             4 if !is_final(body) => Kind::Refusal,
             _ => {

@@ -1,12 +1,14 @@
 //! Data packets of any content from a peer that holds the secret, sealed or encrypted.
 //!
 //! No panic; what is taken is placed where its header says and nowhere else; what is dropped, replayed or
-//! changed on the way places nothing.
+//! changed on the way places nothing; nor does what was revoked.
 #![no_main]
+
+use std::ops::Range;
 
 use libfuzzer_sys::fuzz_target;
 use weft_core::units::{ChunkNumber, Key, PathId};
-use weft_core::wire::{Atomic, DataHeader, Flags, Integrity, Opcode, Request};
+use weft_core::wire::{Atomic, DataHeader, Flags, Integrity, Opcode, Request, Revoke};
 use weft_fuzz::{B, Duo, KEY};
 
 const FLAGS: [Flags; 4] = [
@@ -26,6 +28,7 @@ fuzz_target!(|bytes: &[u8]| {
         Integrity::Aead
     };
     let mut duo = Duo::with(20_000, integrity);
+    let (mut revocations, mut revoked) = (0, Vec::new());
     while let [
         packet,
         packets,
@@ -41,6 +44,23 @@ fuzz_target!(|bytes: &[u8]| {
     ] = rest
     {
         rest = tail;
+        if packet >> 6 == 3 {
+            // Around the start of the numbers, as below.
+            let first = ChunkNumber(i32::from(*chunk as i8) as u32);
+            let revoke = Revoke {
+                first,
+                end: first.plus(1 + u32::from(index % 8)),
+                number: revocations,
+                oldest: revocations.saturating_sub(u64::from(packets % 4)),
+            };
+            let before = duo.placed();
+            if duo.revokes(1_000 + revocations, &revoke).is_ok() {
+                revoked.push(revoke.first..revoke.end);
+            }
+            assert_eq!(duo.placed(), before);
+            revocations += 1;
+            continue;
+        }
         let set = FLAGS.iter().enumerate().filter(|(bit, _)| flags >> bit & 1 == 1);
         let opcode = match key >> 6 {
             0 | 1 => Opcode::Write,
@@ -84,6 +104,10 @@ fuzz_target!(|bytes: &[u8]| {
 
         let mut expected = before;
         if duo.writes(&sealed).is_ok() {
+            let is_in = |range: &Range<ChunkNumber>| {
+                header.chunk.ahead_of(range.start) >= 0 && header.chunk.ahead_of(range.end) < 0
+            };
+            assert!(!revoked.iter().any(is_in), "{:?} was revoked, and taken", header.chunk);
             let at = header.offset as usize;
             match (opcode, request) {
                 (Opcode::Write, _) => {
@@ -94,6 +118,8 @@ fuzz_target!(|bytes: &[u8]| {
                     *word = atomic.apply(u64::from_le_bytes(*word)).to_le_bytes();
                 }
                 (_, Some(Request::Read { .. })) => {}
+                // One that nobody waits for goes nowhere.
+                (Opcode::Response, None) => {}
                 (opcode, None) => panic!("{opcode:?} was taken, and nobody waits for it"),
             }
         }

@@ -4,14 +4,14 @@
 
 use siphasher::sip::SipHasher13;
 use weft_core::congestion::CongestionKind;
-use weft_core::connection::{Event, Settings, Write};
+use weft_core::connection::{CancelError, Event, Settings, Write};
 use weft_core::drops::{DropReason, Drops};
 use weft_core::memory::DomainId;
 use weft_core::path::PolicyKind;
 use weft_core::units::{ConnectionId, Key, Nanos, PathId, Time};
 use weft_core::wire::{
-    CONTROL_PACKET_NUMBERS, DataHeader, Integrity, KeyPhase, Kind, OVERHEAD_BYTES, Reset, Seal,
-    VERSION,
+    CONTROL_PACKET_NUMBERS, DataHeader, Integrity, KeyPhase, Kind, OVERHEAD_BYTES, Reset, Revoke,
+    Seal, VERSION,
 };
 use weft_crypto::AES_128_GCM;
 use weft_device::control::Limits;
@@ -65,6 +65,8 @@ pub struct Duo {
     pair: Pair<Delay>,
     bytes: usize,
     completed: bool,
+    /// The write is to be cancelled.
+    cancelling: bool,
 }
 
 impl Duo {
@@ -97,7 +99,19 @@ impl Duo {
             pair,
             bytes,
             completed: false,
+            cancelling: false,
         }
+    }
+
+    /// Host 0 cancels its write, if that has not ended.
+    pub fn cancel(&mut self) {
+        let cancelled = self.pair.ends[0].host.endpoint.cancel(id(0, 0), TOKEN);
+        assert_eq!(cancelled, match self.completed {
+            true => Err(CancelError::NotUnderWay),
+            false => Ok(()),
+        });
+        self.cancelling = true;
+        self.exchange(1);
     }
 
     /// Lets both ends send for some rounds of 100 us.
@@ -114,6 +128,10 @@ impl Duo {
             match event {
                 Event::Completed { token } => {
                     assert!(token == TOKEN && !self.completed, "{token} completed twice");
+                    self.completed = true;
+                }
+                Event::Cancelled { token } => {
+                    assert!(token == TOKEN && self.cancelling && !self.completed);
                     self.completed = true;
                 }
                 other => panic!("the writer was made to report {other:?}"),
@@ -178,6 +196,16 @@ impl Duo {
         let mut packet = vec![0; payload.len() + OVERHEAD_BYTES];
         seal.seal_data(header, payload, &mut packet);
         packet
+    }
+
+    /// A revocation from host 0, sealed as only host 0 can, arrives at host 1. Answers why it was dropped.
+    pub fn revokes(&mut self, number: u64, revoke: &Revoke) -> Result<(), DropReason> {
+        let integrity = self.pair.ends[0].host.endpoint.config().settings.integrity;
+        let seal = Seal::with(integrity, &secret(0, 0), KeyPhase::FIRST, &AES_128_GCM);
+        let mut packet = [0; Revoke::BYTES];
+        let number = CONTROL_PACKET_NUMBERS + number;
+        revoke.emit(&mut packet, &seal, PathId(0), B, number);
+        self.writes(&packet)
     }
 
     fn drops(&self, host: usize) -> Drops {

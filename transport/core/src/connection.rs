@@ -15,7 +15,7 @@ use crate::path::{PathPolicy, PathSet, Policy};
 use crate::received::Offer;
 use crate::recovery::ReceiveBoard;
 use crate::units::{ChunkNumber, ConnectionId, Nanos, PathId, Rng, Time};
-use crate::wire::{self, Cipher, DataHeader, Integrity, Kind};
+use crate::wire::{self, Cipher, DataHeader, Envelope, Integrity, Kind};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -571,16 +571,16 @@ impl Connection {
         true
     }
 
-    /// A link that writes payload into place asks where a packet's goes. What is offered a place is under way until
-    /// [`Connection::placed`].
+    /// A link that writes payload into place asks where a packet's goes, once it has its header and trailer. What is
+    /// offered a place is under way until [`Connection::placed`].
     pub fn offer(
         &mut self,
         now: Time,
-        header: &DataHeader,
+        envelope: &Envelope,
         bytes: u32,
         memory: &mut impl Memory,
     ) -> Offer {
-        match self.take_offer(now, header, bytes, memory) {
+        match self.take_offer(now, envelope, bytes, memory) {
             Ok(offer) => offer,
             Err(reason) => {
                 self.count_drop(reason);
@@ -592,17 +592,23 @@ impl Connection {
     fn take_offer(
         &mut self,
         now: Time,
-        header: &DataHeader,
+        envelope: &Envelope,
         bytes: u32,
         memory: &mut impl Memory,
     ) -> Result<Offer, DropReason> {
         if self.failed.is_some() {
             return Err(DropReason::Closed);
         }
-        if self.config.settings.integrity != Integrity::Trusted {
-            // A header alone cannot be authenticated.
-            return Err(DropReason::Seal);
+        if self.config.settings.integrity == Integrity::Aead {
+            // Nothing of it is authentic before all of it is there.
+            return Ok(Offer::Whole);
         }
+        let header = &DataHeader::read(&envelope.header)?;
+        if header.connection != self.config.local {
+            return Err(DropReason::UnknownConnection);
+        }
+        let phase = wire::Prefix::of(&envelope.header)?.phase();
+        let crc = self.keys.open_with(now, phase)?.open_envelope(envelope)?;
         if u16::from(header.path.0) >= self.config.settings.paths {
             return Err(DropReason::Malformed);
         }
@@ -613,9 +619,9 @@ impl Connection {
         let (events, stats) = (&mut self.events, &mut self.stats);
         let domain = self.config.domain;
         let placed = stats.packets_placed;
-        let offer = self
-            .receive
-            .handle_offer(now, arrival, header, bytes, domain, memory, events, stats);
+        let offer = self.receive.handle_offer(
+            now, arrival, header, bytes, crc, domain, memory, events, stats,
+        );
         self.end_receiving(now, placed);
         offer
     }

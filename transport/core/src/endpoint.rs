@@ -26,7 +26,7 @@ use crate::connection::{
 use crate::drops::{DropReason, Drops};
 use crate::memory::{Access, KeyHasher, Memory, Ticket};
 use crate::path::{PathSet, PathSetConfig};
-use crate::units::{ConnectionId, Rng, Time};
+use crate::units::{ConnectionId, PathId, Rng, Time};
 pub use config::{EndpointConfig, Local, Remote};
 use core::hash::BuildHasherDefault;
 use pacer::Pacer;
@@ -283,6 +283,7 @@ impl<P: Eq> Endpoint<P> {
             paths: self.config.settings.paths,
             rto_min: self.config.rto_min,
             validated: self.config.peers_validated,
+            reliable: self.config.reliable,
         };
         let (peer, restarted) = self.peers.join(name, generation, &config);
         if restarted {
@@ -299,6 +300,43 @@ impl<P: Eq> Endpoint<P> {
             {
                 change(open);
                 self.touch(slot);
+            }
+        }
+    }
+
+    /// The link takes no chunk on a path to the NICs that `is_peer` names from now on, or takes them again.
+    pub fn set_path_blocked(
+        &mut self,
+        is_peer: impl Fn(&P) -> bool,
+        path: PathId,
+        is_blocked: bool,
+    ) {
+        for place in self.peers.places_of(is_peer) {
+            if let Some(peer) = self.peers.get_mut(place) {
+                peer.paths.set_blocked(path, is_blocked);
+            }
+            if !is_blocked {
+                self.for_each_of_peer(place, |_| ());
+            }
+        }
+    }
+
+    /// A reliable link says that what was under way on a path to the NICs that `is_peer` names is lost: it is sent again, on
+    /// other paths where there are any.
+    pub fn break_path(&mut self, now: Time, is_peer: impl Fn(&P) -> bool, path: PathId) {
+        for place in self.peers.places_of(is_peer) {
+            if let Some(peer) = self.peers.get_mut(place) {
+                peer.paths.on_broken(now, path);
+            }
+            for slot in 0..self.slots.len() as u32 {
+                if let Slot::Open(open) = &mut self.slots[slot as usize]
+                    && open.peer == place
+                    && let Some(peer) = self.peers.get_mut(place)
+                {
+                    let paths = &mut peer.paths;
+                    open.connection.handle_broken_path(now, path, paths);
+                    self.touch(slot);
+                }
             }
         }
     }
@@ -659,7 +697,7 @@ impl<P: Eq> Endpoint<P> {
         now: Time,
         saved: SavedConnection<P>,
     ) -> Result<ConnectionId, RestoreError> {
-        let connection = Connection::restore(&saved.state, self.config.cipher, now)?;
+        let mut connection = Connection::restore(&saved.state, self.config.cipher, now)?;
         // Connections to a peer share its paths.
         let [saved_paths, here] =
             [connection.config().settings, self.config.settings].map(|settings| settings.paths);
@@ -678,8 +716,14 @@ impl<P: Eq> Endpoint<P> {
             }
         }
         let slot = self.insert(id, Slot::Failed { request: None });
-        let peer = self.join_peer(saved.peer, saved.generation);
-        self.open(slot, peer, connection);
+        let place = self.join_peer(saved.peer, saved.generation);
+        if self.config.reliable
+            && let Some(peer) = self.peers.get_mut(place)
+        {
+            // What carried its chunks has ended with the endpoint before.
+            connection.lose_all(now, &mut peer.paths);
+        }
+        self.open(slot, place, connection);
         // It may have been saved in the midst of anything.
         self.schedule.join(slot);
         if let (Some(pacer), Slot::Open(open)) = (&mut self.pacer, &self.slots[slot as usize]) {

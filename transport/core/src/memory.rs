@@ -36,6 +36,12 @@ pub trait Memory {
     /// As [`Memory::place`].
     fn check(&mut self, place: &Place, access: Access) -> Result<(), DropReason>;
 
+    /// Whether a link can write to `place`, which was checked, without a copy.
+    fn is_direct(&mut self, place: &Place) -> bool {
+        let _ = place;
+        true
+    }
+
     /// Changes 8 bytes of a region, little endian, while nothing else changes them. Returns what was there.
     ///
     /// # Errors

@@ -32,7 +32,7 @@ pub enum Received<'a> {
     },
 }
 
-/// The answer to the header of a payload that a link could write into place.
+/// The answer to the header and the trailer of a payload that a link could write into place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Offer {
     /// Write it there. The placement is under way until [`Received::Placed`] gives the ticket back. The place is looked
@@ -44,7 +44,12 @@ pub enum Offer {
         ticket: Ticket,
         /// Where.
         place: Place,
+        /// The CRC32C that the payload must have once it is there; if it has another one, the placement has ended with
+        /// [`DropReason::Checksum`]. `None` where the link keeps it whole.
+        crc: Option<u32>,
     },
+    /// Read the payload into a buffer, and hand the packet over whole: only so it can be checked, or it has no place yet.
+    Whole,
     /// Read the payload and forget it.
     Discard,
 }

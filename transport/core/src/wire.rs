@@ -31,7 +31,7 @@ pub use key_phase::KeyPhase;
 pub use request::{Atomic, Request};
 pub(crate) use revoke::REVOCATIONS_MAX;
 pub use revoke::{Revoke, Revoked};
-pub use seal::{Cipher, Integrity, OpenedData, PacketKey, Seal, Secret, payload_crc};
+pub use seal::{Cipher, Envelope, Integrity, OpenedData, PacketKey, Seal, Secret, payload_crc};
 
 /// The wire version: the low four bits of every datagram's first byte.
 pub const VERSION: u8 = 1;

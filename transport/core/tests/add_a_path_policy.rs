@@ -25,6 +25,7 @@ fn the_documented_policy_prefers_the_faster_paths() {
     let config = PathSetConfig {
         paths: 8,
         rto_min: Nanos::from_millis(5),
+        reliable: false,
         validated: true,
     };
     let mut set = PathSet::new(&config);

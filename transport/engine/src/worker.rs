@@ -15,7 +15,7 @@ use weft_core::endpoint::{
 use weft_core::memory::{Access, Memory, Place};
 use weft_core::received::{Offer, Received};
 use weft_core::units::{ChunkNumber, ConnectionId, Nanos, Source, Time};
-use weft_core::wire::{CONTROL_BYTES_MAX, DataHeader, Reset};
+use weft_core::wire::{CONTROL_BYTES_MAX, Envelope, Reset};
 use weft_link::{
     Destination, Handler, Link, LinkAddress, Poller, Refusal, Sent, SocketBuffers, UdpConfig,
     UdpLink,
@@ -134,6 +134,7 @@ impl Worker {
                 stall_timeout: config.stall_timeout,
                 first_chunk: ChunkNumber(0),
                 peers_validated: false,
+                reliable: false,
                 rate_cap_bps: config.egress.cap_bps.map(|bps| bps / u64::from(workers)),
                 link_header_bytes: link.address().header_bytes().into(),
                 cipher: &weft_crypto::AES_128_GCM,
@@ -738,9 +739,9 @@ struct Incoming<'a> {
 }
 
 impl Handler for Incoming<'_> {
-    fn offer(&mut self, from: Source, header: &DataHeader, bytes: u32) -> Offer {
+    fn offer(&mut self, from: Source, envelope: &Envelope, bytes: u32) -> Offer {
         let memory = &mut self.memory;
-        self.endpoint.offer(self.now, from, header, bytes, memory)
+        self.endpoint.offer(self.now, from, envelope, bytes, memory)
     }
 
     fn handle(&mut self, received: Received<'_>) {

@@ -7,7 +7,7 @@ use mio::Registry;
 use mio::event::Event;
 use weft_core::received::{Offer, Received};
 use weft_core::units::{PathId, Source, Time};
-use weft_core::wire::DataHeader;
+use weft_core::wire::Envelope;
 
 use crate::address::LinkAddress;
 use crate::error::{LinkError, Refusal};
@@ -144,8 +144,9 @@ pub enum Sent {
 
 /// Takes in what a link receives: an endpoint, with the time.
 pub trait Handler {
-    /// Where to write the payload, of `bytes` bytes, of a packet with this header; only links that place ask.
-    fn offer(&mut self, from: Source, header: &DataHeader, bytes: u32) -> Offer;
+    /// Where to write the payload, of `bytes` bytes, that stands between this header and trailer; only links that place
+    /// ask. The link hands over [`Received::Placed`] with the ticket before anything else.
+    fn offer(&mut self, from: Source, envelope: &Envelope, bytes: u32) -> Offer;
 
     /// Takes in what has arrived.
     fn handle(&mut self, received: Received<'_>);

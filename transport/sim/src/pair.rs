@@ -168,6 +168,7 @@ impl PairConfig {
                 stall_timeout: Nanos::from_secs(5),
                 first_chunk: ChunkNumber(0),
                 peers_validated: true,
+                reliable: false,
                 rate_cap_bps: None,
                 link_header_bytes: 28,
                 cipher: &AES_128_GCM,

@@ -364,6 +364,7 @@ impl Scenario {
             stall_timeout: self.stall_timeout,
             first_chunk: self.first_chunk,
             peers_validated: self.peers_validated,
+            reliable: false,
             rate_cap_bps: self.rate_cap_bps,
             link_header_bytes: LINK_HEADER_BYTES,
             cipher: self.cipher,

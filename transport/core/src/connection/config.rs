@@ -10,9 +10,11 @@ use crate::wire::{CHUNK_PACKETS_MAX, Cipher, Integrity, OVERHEAD_BYTES, Secret, 
 use core::fmt::Display;
 use serde::{Deserialize, Serialize};
 
-/// One UDP datagram's payload at most: what a GSO send, which the kernel cuts, may hold
-/// (65,535 − 20 B IPv4 − 8 B UDP).
-const GSO_BYTES_MAX: u32 = 65_507;
+/// One UDP datagram's payload at most (65,535 − 20 B IPv4 − 8 B UDP).
+const PACKET_BYTES_MAX: u32 = 65_507;
+
+/// A chunk's payload is 64 KiB at most. A link may allow less.
+const CHUNK_BYTES_MAX: u32 = 65_536 + (CHUNK_PACKETS_MAX * OVERHEAD_BYTES) as u32;
 
 /// What both ends must agree on; [`Settings::difference`] names what they do not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -21,7 +23,7 @@ pub struct Settings {
     pub paths: u16,
     /// Payload bytes of a full packet.
     pub packet_payload: u16,
-    /// Bytes of a full chunk on the wire, at most 65,507.
+    /// Bytes of a full chunk on the wire, at most 69,632.
     pub chunk_bytes: u32,
     /// Chunks outstanding at most, 1..=960.
     pub window_chunks: u16,
@@ -41,7 +43,7 @@ pub enum SettingsError {
     #[error("packet_payload is {0} bytes: it must be 1 to 65443")]
     PacketPayload(u16),
     /// Chunk size.
-    #[error("chunk_bytes is {0}: a chunk must hold one packet and at most 65507 bytes")]
+    #[error("chunk_bytes is {0}: a chunk must hold one packet and at most 69632 bytes")]
     ChunkBytes(u32),
     /// Window.
     #[error("window_chunks is {0}: it must be 1 to {WINDOW_MAX}")]
@@ -62,10 +64,10 @@ impl Settings {
         if self.paths == 0 || self.paths > PATHS_MAX {
             return Err(SettingsError::Paths(self.paths));
         }
-        if self.packet_payload == 0 || self.packet_bytes() > GSO_BYTES_MAX {
+        if self.packet_payload == 0 || self.packet_bytes() > PACKET_BYTES_MAX {
             return Err(SettingsError::PacketPayload(self.packet_payload));
         }
-        if self.chunk_bytes < self.packet_bytes() || self.chunk_bytes > GSO_BYTES_MAX {
+        if self.chunk_bytes < self.packet_bytes() || self.chunk_bytes > CHUNK_BYTES_MAX {
             return Err(SettingsError::ChunkBytes(self.chunk_bytes));
         }
         if self.window_chunks == 0 || self.window_chunks > WINDOW_MAX {
@@ -259,7 +261,7 @@ mod tests {
             ),
             (
                 Settings {
-                    chunk_bytes: 65_508,
+                    chunk_bytes: 69_633,
                     ..SETTINGS
                 },
                 "chunk_bytes",

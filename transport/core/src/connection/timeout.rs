@@ -4,7 +4,7 @@ use super::timer::Timer;
 use super::{Connection, Failure, IDLE_AFTER, KEEP_ALIVE};
 use crate::congestion::CongestionControl;
 use crate::path::PathSet;
-use crate::units::Time;
+use crate::units::{PathId, Time};
 
 impl Connection {
     /// Serves the timers that are due.
@@ -75,6 +75,28 @@ impl Connection {
             }
             Timer::Idle => self.handle_idle(now),
         }
+    }
+
+    /// What was under way is lost, on all paths of a reliable link: it is sent again.
+    pub(crate) fn lose_all(&mut self, now: Time, paths: &mut PathSet) {
+        for path in 0..self.config.settings.paths {
+            self.handle_broken_path(now, PathId(path as u8), paths);
+        }
+    }
+
+    /// The link says that what was under way on `path` is lost: it is sent again.
+    pub fn handle_broken_path(&mut self, now: Time, path: PathId, paths: &mut PathSet) {
+        if self.failed.is_some() {
+            return;
+        }
+        let (timers, stats, policy) = (&mut self.timers, &mut self.stats, &mut self.policy);
+        let lost = self
+            .transmit
+            .lose_path(now, path, paths, policy, timers, stats);
+        if lost > 0 {
+            self.congestion.on_loss(now, lost);
+        }
+        self.transmit.update_stall(now, paths, &mut self.timers);
     }
 
     fn handle_idle(&mut self, now: Time) {

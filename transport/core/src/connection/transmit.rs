@@ -301,7 +301,8 @@ impl SendHalf {
         {
             return Some(departure);
         }
-        let validated = paths.is_validated();
+        // A peer may be told of the connection later than this end: a reliable link brings nothing back for it.
+        let validated = paths.is_validated() && !self.is_unheard(paths);
         if !validated && self.in_flight.total() > 0 {
             return None;
         }
@@ -692,7 +693,7 @@ impl SendHalf {
             Some(_) => self.backoff > 0,
             None => !matches!(self.readiness, Readiness::Ready),
         };
-        let lacks = || timers.get(Timer::Credit).is_some() || paths.is_down();
+        let lacks = || timers.get(Timer::Credit).is_some() || paths.is_down() || paths.is_blocked();
         let waits = waits || self.board.oldest().is_some() || self.has_messages() && lacks();
         let waits = waits || self.awaits_response();
         match timers.get(Timer::Stall) {

@@ -26,6 +26,9 @@ pub struct EndpointConfig {
     /// Whether the link has made sure that its peers are where they are said to be, as a TCP handshake does. If not,
     /// one packet of each connection is under way until the peer has answered (RFC 9000, section 8).
     pub peers_validated: bool,
+    /// Whether the link delivers what it takes, in order on each path, or says that a path has broken
+    /// ([`Endpoint::break_path`](super::Endpoint::break_path)). Then only that and the timeout tell of losses.
+    pub reliable: bool,
     /// The most that is sent, bits per second with all headers. No limit when absent.
     pub rate_cap_bps: Option<u64>,
     /// What the link adds to each packet, for the rate cap: bytes of the IP and UDP headers, say.

@@ -74,6 +74,13 @@ impl<P> Peers<P> {
         self.places[place as usize].as_mut()
     }
 
+    /// The places of those that `is_peer` names: one for each owner.
+    pub(super) fn places_of(&self, is_peer: impl Fn(&P) -> bool) -> Vec<u32> {
+        let places = self.places.iter().enumerate();
+        let named = places.filter(|(_, peer)| peer.as_ref().is_some_and(|it| is_peer(&it.name)));
+        named.map(|(place, _)| place as u32).collect()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &Peer<P>> {
         self.places.iter().flatten()
     }

@@ -7,7 +7,7 @@ use crate::drops::DropReason;
 use crate::memory::Memory;
 use crate::received::{Offer, Received};
 use crate::units::{ConnectionId, PathId, Source, Time};
-use crate::wire::{CONTROL_BYTES_MAX, DataHeader, Kind, Prefix, Reset};
+use crate::wire::{CONTROL_BYTES_MAX, DataHeader, Envelope, Kind, Prefix, Reset};
 
 /// Timers wait until everything that has arrived was taken in, but never for more turns than this.
 const TURNS_WITHOUT_TIMERS_MAX: u32 = 16;
@@ -90,20 +90,27 @@ impl<P: Eq> Endpoint<P> {
         }
     }
 
-    /// Says where a link that places is to write a payload of `bytes` bytes with this header. Such a link hands
-    /// everything else over as packets: what has no payload, requests, and control packets.
+    /// Says where a link that places is to write a payload of `bytes` bytes between this header and trailer. Such a link
+    /// hands everything else over as packets: what has no payload, requests, and control packets.
     pub fn offer(
         &mut self,
         now: Time,
         from: Source,
-        header: &DataHeader,
+        envelope: &Envelope,
         bytes: u32,
         memory: &mut impl Memory,
     ) -> Offer {
+        let header = match DataHeader::read(&envelope.header) {
+            Ok(header) => header,
+            Err(reason) => {
+                self.drops.count(reason);
+                return Offer::Discard;
+            }
+        };
         let slot = self.find(header.connection);
         match slot.map(|slot| (slot, &mut self.slots[slot as usize])) {
             Some((slot, Slot::Open(open))) => {
-                let offer = open.connection.offer(now, header, bytes, memory);
+                let offer = open.connection.offer(now, envelope, bytes, memory);
                 touch(&mut self.touched, &mut self.eventful, slot, open);
                 offer
             }

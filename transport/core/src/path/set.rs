@@ -1,5 +1,6 @@
 //! Path state and liveness.
 
+mod blocked;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -63,6 +64,8 @@ pub struct PathSetConfig {
     pub rto_min: Nanos,
     /// Whether the link has made sure that the NIC is where it is said to be, as a TCP handshake does.
     pub validated: bool,
+    /// Whether the link delivers what it takes, in order on each path, or says that a path has broken.
+    pub reliable: bool,
 }
 
 /// One path's state: all that there is of a path but its counters.
@@ -146,6 +149,10 @@ pub struct PathSet {
     /// smaller ones only is of no use, so nothing smaller answers for it, and a probe is as large (RFC 8899,
     /// section 4.3: a black hole is found by packets of the size in use).
     largest: u16,
+    /// As [`PathSetConfig::reliable`].
+    reliable: bool,
+    /// The paths on which the link takes no chunk now, in order.
+    blocked: Vec<PathId>,
     /// Something sent there has come back: the NIC is where it is said to be (RFC 9000, section 8). Until then one
     /// packet of each connection is under way, so that a spoofed address attracts little traffic.
     validated: bool,
@@ -185,6 +192,8 @@ impl PathSet {
             paths: vec![path; count.into()],
             counters: vec![Counters::default(); count.into()],
             largest: 0,
+            reliable: config.reliable,
+            blocked: Vec::new(),
             validated: config.validated,
             probe_from: Time::ZERO,
             probe_spacing: PROBE_SPACING,
@@ -267,6 +276,9 @@ impl PathSet {
     /// Whether data may be sent on `path`.
     #[inline]
     pub fn is_candidate(&self, path: PathId) -> bool {
+        if !self.takes_chunks(path) {
+            return false;
+        }
         match self.paths.get(usize::from(path.0)).map(|path| path.state) {
             Some(PathState::Live) => true,
             Some(PathState::Narrow) => self.live.is_empty(),
@@ -287,7 +299,7 @@ impl PathSet {
         }
     }
 
-    /// The path of the next chunk. `None` when every path is suspended: then only probes are sent.
+    /// The path of the next chunk. `None` when every path is suspended, so that only probes are sent, or blocked.
     #[inline]
     pub fn choose(
         &self,
@@ -297,10 +309,33 @@ impl PathSet {
         rng: &mut Rng,
     ) -> Option<PathId> {
         let view = self.view(now, in_flight);
+        if !self.blocked.is_empty() {
+            return self.choose_where(|_| true, policy, view, rng);
+        }
         if view.live.is_empty() {
             return None;
         }
         Some(policy.choose(&view, rng))
+    }
+
+    /// The same among the paths that `allows` and the link take.
+    fn choose_where(
+        &self,
+        allows: impl Fn(PathId) -> bool,
+        policy: &mut impl PathPolicy,
+        view: PathView<'_>,
+        rng: &mut Rng,
+    ) -> Option<PathId> {
+        let mut paths = [PathId(0); PATHS_MAX as usize];
+        let mut count = 0;
+        for &path in self.candidates() {
+            if self.takes_chunks(path) && allows(path) {
+                paths[count] = path;
+                count += 1;
+            }
+        }
+        let live = &paths[..count];
+        (count > 0).then(|| policy.choose(&PathView { live, ..view }, rng))
     }
 
     /// The path for a chunk that was sent on `lost` at `sent_at` and is declared lost: another one, and
@@ -315,26 +350,18 @@ impl PathSet {
         in_flight: &[u32],
         rng: &mut Rng,
     ) -> Option<PathId> {
-        let mut paths = [PathId(0); PATHS_MAX as usize];
         for answered_after in [Some(sent_at), None] {
             let resend = Resend {
                 lost,
                 answered_after,
             };
-            let mut count = 0;
-            for &path in self.candidates() {
-                if resend.allows(self, path) {
-                    paths[count] = path;
-                    count += 1;
-                }
-            }
-            if count > 0 {
-                let view = PathView {
-                    live: &paths[..count],
-                    resend: Some(resend),
-                    ..self.view(now, in_flight)
-                };
-                return Some(policy.choose(&view, rng));
+            let view = PathView {
+                resend: Some(resend),
+                ..self.view(now, in_flight)
+            };
+            let allows = |path| resend.allows(self, path);
+            if let Some(path) = self.choose_where(allows, policy, view, rng) {
+                return Some(path);
             }
         }
         self.choose(policy, now, in_flight, rng)

@@ -156,6 +156,15 @@ pub struct Seal {
     phase: KeyPhase,
 }
 
+/// What stands around the payload of a data packet: a link that writes payload into place has read it before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Envelope {
+    /// The header, as it stands there.
+    pub header: [u8; HEADER_BYTES],
+    /// The trailer.
+    pub trailer: [u8; TRAILER_BYTES],
+}
+
 /// A data packet that is authentic. In [`Integrity::Sealed`] the payload may still be damaged.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenedData<'a> {
@@ -229,24 +238,33 @@ impl Seal {
             .expect("a packet is longer than a header");
         let (middle, trailer) = rest.split_at_mut(payload.len());
         header.emit(self.phase, front);
-        // The checksum first: it brings the payload into the cache that the copy reads from.
+        let is_long = payload.len() >= LONG_BYTES;
+        if is_long {
+            middle.copy_from_slice(payload);
+        }
+        // Of a shorter payload the checksum first: it brings it into the cache that the copy reads from.
+        let checksummed = if is_long { &*middle } else { payload };
         let (hash, crc) = match &self.protection {
             Protection::Hash(key) => {
-                let crc = payload_crc(payload);
+                let crc = payload_crc(checksummed);
                 (key.data_hash(front, crc), crc)
             }
             Protection::GroupHash(key) => {
-                let crc = payload_crc(payload);
+                let crc = payload_crc(checksummed);
                 (key.group_hash(front, crc), crc)
             }
             Protection::Aead(key) => {
-                middle.copy_from_slice(payload);
+                if !is_long {
+                    middle.copy_from_slice(payload);
+                }
                 trailer.copy_from_slice(&key.seal(header.packet_number, front, middle));
                 return length;
             }
             Protection::Trusted => (0, 0),
         };
-        middle.copy_from_slice(payload);
+        if !is_long {
+            middle.copy_from_slice(payload);
+        }
         put_u64(trailer, field::trailer::HASH, hash);
         put_u32(trailer, field::trailer::CRC, crc);
         put_u32(trailer, field::trailer::ZERO, 0);
@@ -297,6 +315,28 @@ impl Seal {
         })
     }
 
+    /// Checks what stands around a payload that has not been read. Returns the CRC32C by which damage to the payload is
+    /// found; `None` where the link itself keeps it whole.
+    ///
+    /// # Errors
+    /// [`DropReason::Seal`]; [`DropReason::Tag`] where only the whole packet can be authenticated.
+    pub fn open_envelope(&self, envelope: &Envelope) -> Result<Option<u32>, DropReason> {
+        let Envelope { header, trailer } = envelope;
+        let crc = get_u32(trailer, field::trailer::CRC);
+        let hash = match &self.protection {
+            Protection::Hash(key) => key.data_hash(header, crc),
+            Protection::GroupHash(key) => key.group_hash(header, crc),
+            Protection::Aead(_) => return Err(DropReason::Tag),
+            Protection::Trusted => return Ok(None),
+        };
+        let sealed = get_u64(trailer, field::trailer::HASH) == hash
+            && get_u32(trailer, field::trailer::ZERO) == 0;
+        match sealed {
+            true => Ok(Some(crc)),
+            false => Err(DropReason::Seal),
+        }
+    }
+
     /// Seals a control packet whose prefix and body are the first `length` bytes of `packet`; returns the
     /// packet's whole length.
     pub(super) fn seal_control(&self, packet: &mut [u8], length: usize) -> usize {
@@ -345,6 +385,10 @@ impl Seal {
         }
     }
 }
+
+/// A payload as long is copied before its checksum is taken: the processor's string copy streams it from memory as fast as
+/// memory gives it, and the copy is read from the cache. By three packets of 1,408 bytes each way takes as long.
+const LONG_BYTES: usize = 16 << 10;
 
 /// The shortest payload of which `crc32c` interleaves three parts of 256 B.
 #[cfg(target_arch = "x86_64")]

@@ -37,6 +37,7 @@ impl Trace {
             set: PathSet::new(&PathSetConfig {
                 paths,
                 rto_min: Nanos::from_millis(5),
+                reliable: false,
                 validated: true,
             }),
             policy: kind.build(congestion),

@@ -132,6 +132,7 @@ fn secret(host: usize, sender: usize) -> Secret {
 fn endpoint(index: usize, congestion: CongestionKind, now: Time) -> Endpoint<usize> {
     let config = EndpointConfig {
         peers_validated: true,
+        reliable: false,
         settings: Settings {
             paths: 16,
             packet_payload: 4_032,

@@ -163,6 +163,7 @@ impl Network {
             paths: PathSet::new(&PathSetConfig {
                 paths,
                 rto_min: LOST_AFTER,
+                reliable: false,
                 validated: true,
             }),
             in_flight: vec![0; paths.into()],

@@ -13,5 +13,6 @@ mod pair;
 mod paths;
 mod placements;
 mod properties;
+mod reliable;
 mod restore;
 mod trace;

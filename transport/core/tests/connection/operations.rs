@@ -451,13 +451,13 @@ fn a_response_that_a_link_or_another_thread_cannot_place_says_so_too() {
         pair.run_for(micros(200));
         let (now, lost) = (pair.now, std::mem::take(&mut pair.wire.lost));
         let response = lost.iter().find(|packet| is_response(packet));
-        match response.map(Packet::header) {
+        match response.map(Packet::envelope) {
             None => pair.end_copies(Side::A as usize, Err(DropReason::Key)),
-            Some(header) => {
+            Some(envelope) => {
                 let End { host, memory, .. } = &mut pair.ends[0];
                 memory.key = Key(1);
                 let from = Source([0; Source::BYTES]);
-                host.endpoint.offer(now, from, &header, 500, memory);
+                host.endpoint.offer(now, from, &envelope, 500, memory);
             }
         }
         pair.run_for(micros(2_000));

@@ -12,8 +12,8 @@ use weft_core::memory::{Access, DomainId};
 use weft_core::path::{PathReport, PathSet, PathState, PolicyKind};
 use weft_core::units::{ChunkNumber, ConnectionId, Key, Nanos, PathId, Time};
 use weft_core::wire::{
-    self, Ack, CONTROL_BYTES_MAX, CONTROL_PACKET_NUMBERS, Cipher, DataHeader, Integrity, KeyPhase,
-    Kind, OVERHEAD_BYTES, Seal, Secret,
+    self, Ack, CONTROL_BYTES_MAX, CONTROL_PACKET_NUMBERS, Cipher, DataHeader, Envelope, Integrity,
+    KeyPhase, Kind, OVERHEAD_BYTES, Seal, Secret,
 };
 use weft_crypto::AES_128_GCM;
 use weft_sim::host::Datagrams;
@@ -40,6 +40,8 @@ pub(crate) struct Setup {
     pub(crate) cipher: &'static dyn Cipher,
     pub(crate) stall_timeout: Nanos,
     pub(crate) in_order: bool,
+    /// The link says which paths break.
+    pub(crate) reliable: bool,
     /// The first chunk's number, both ways.
     pub(crate) first_chunk: ChunkNumber,
     /// One way.
@@ -67,6 +69,7 @@ impl Default for Setup {
             cipher: &AES_128_GCM,
             stall_timeout: Nanos::from_secs(5),
             in_order: false,
+            reliable: false,
             first_chunk: ChunkNumber(0),
             delay: micros(50),
         }
@@ -122,6 +125,14 @@ impl Packet {
     /// The data header; only for data.
     pub(crate) fn header(&self) -> DataHeader {
         DataHeader::parse(&self.bytes).expect("a data packet has a data header")
+    }
+
+    /// What stands around its payload; only for data.
+    pub(crate) fn envelope(&self) -> Envelope {
+        let (header, trailer) = (self.bytes.first_chunk(), self.bytes.last_chunk());
+        let whole = header.copied().zip(trailer.copied());
+        let (header, trailer) = whole.expect("a data packet has both");
+        Envelope { header, trailer }
     }
 
     pub(crate) fn is_chunk(&self, number: u32) -> bool {
@@ -338,6 +349,7 @@ impl Pair {
         config.endpoint.stall_timeout = setup.stall_timeout;
         config.endpoint.cipher = setup.cipher;
         config.in_order = setup.in_order;
+        config.endpoint.reliable = setup.reliable;
         config.endpoint.first_chunk = setup.first_chunk;
         (config.key, config.region_bytes) = (KEY, REGION_BYTES);
         let wire = FaultyWire {

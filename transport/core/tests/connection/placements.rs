@@ -8,7 +8,10 @@ use weft_core::memory::{DomainId, Place, Ticket};
 use weft_core::path::{PathSet, PathSetConfig};
 use weft_core::received::{Offer, Received};
 use weft_core::units::{PathId, Source};
-use weft_core::wire::{DataHeader, Integrity, OVERHEAD_BYTES};
+use weft_core::wire::{
+    DataHeader, Envelope, HEADER_BYTES, Integrity, KeyPhase, OVERHEAD_BYTES, TRAILER_BYTES,
+    payload_crc,
+};
 use weft_crypto::AES_128_GCM;
 
 use crate::pair::{End, KEY, Pair, Side, id, micros};
@@ -107,6 +110,7 @@ fn a_closed_connection_counts_the_copies_that_may_still_land() {
     let mut paths = PathSet::new(&PathSetConfig {
         paths: 4,
         rto_min: micros(250),
+        reliable: false,
         validated: true,
     });
     let now = pair.now;
@@ -213,10 +217,19 @@ fn offered() -> (Pair, Vec<(DataHeader, u32)>, u64) {
 }
 
 fn offer(pair: &mut Pair, header: &DataHeader, bytes: u32) -> Offer {
+    let mut envelope = Envelope {
+        header: [0; HEADER_BYTES],
+        trailer: [0; TRAILER_BYTES],
+    };
+    header.emit(KeyPhase::FIRST, &mut envelope.header);
+    offer_envelope(pair, &envelope, bytes)
+}
+
+fn offer_envelope(pair: &mut Pair, envelope: &Envelope, bytes: u32) -> Offer {
     let now = pair.now;
     let End { host, memory, .. } = &mut pair.ends[1];
     host.endpoint
-        .offer(now, Source([0; Source::BYTES]), header, bytes, memory)
+        .offer(now, Source([0; Source::BYTES]), envelope, bytes, memory)
 }
 
 fn placed(pair: &mut Pair, header: &DataHeader, result: Result<(), DropReason>) {
@@ -238,7 +251,11 @@ fn what_a_link_writes_into_place_is_acknowledged_when_it_is_there_and_offered_on
             bytes: (*bytes).into(),
         };
         let ticket = Ticket::of(header);
-        let offered = Offer::Place { ticket, place };
+        let offered = Offer::Place {
+            ticket,
+            place,
+            crc: None,
+        };
         assert_eq!(offer(&mut pair, header, *bytes), offered);
         let again = DataHeader {
             packet_number: header.packet_number + 100,
@@ -323,4 +340,66 @@ fn a_header_that_nothing_authenticates_is_offered_no_place() {
         ..pair.wire.arrived[0].header()
     };
     assert_eq!(offer(&mut pair, &header, 500), Offer::Discard);
+}
+
+#[test]
+fn a_sealed_packet_is_offered_a_place_with_the_checksum_of_its_payload() {
+    let mut pair = Pair::new();
+    for reason in [
+        DropReason::Seal,
+        DropReason::Checksum,
+        DropReason::Malformed,
+        DropReason::KeyPhase,
+        DropReason::UnknownConnection,
+    ] {
+        pair.expect_drop(reason);
+    }
+    pair.drop_all(|packet| packet.is_data());
+    let token = pair.write_to(Side::A, 1_000, 0, Some(9));
+    pair.run_for(micros(15));
+    let packet = pair.wire.lost[0].clone();
+    let envelope = packet.envelope();
+    let payload = &packet.bytes[HEADER_BYTES..][..1_000];
+    // Of all of it, no bit may be changed.
+    for at in 1..HEADER_BYTES {
+        let mut changed = envelope;
+        changed.header[at] ^= 1;
+        assert_eq!(offer_envelope(&mut pair, &changed, 1_000), Offer::Discard);
+    }
+    let mut changed = envelope;
+    changed.trailer[8] ^= 1;
+    assert_eq!(offer_envelope(&mut pair, &changed, 1_000), Offer::Discard);
+    let expected = Some(payload_crc(payload));
+    let offered = offer_envelope(&mut pair, &envelope, 1_000);
+    assert!(matches!(offered, Offer::Place { crc, .. } if crc == expected));
+    // What came was damaged: it is not reported, and comes again.
+    placed(&mut pair, &packet.header(), Err(DropReason::Checksum));
+    assert_eq!(pair.events(Side::B), []);
+    pair.heal();
+    pair.run();
+    assert_eq!(pair.events(Side::A), [Event::Completed { token }]);
+    assert_eq!(pair.memory(Side::B).bytes[..1_000], pair.source(token));
+}
+
+#[test]
+fn a_link_hands_over_whole_what_is_encrypted_or_has_to_wait_for_its_turn() {
+    let mut encrypted = Pair::encrypted();
+    encrypted.drop_all(|packet| packet.is_data());
+    encrypted.write(1_000);
+    encrypted.run_for(micros(15));
+    let envelope = encrypted.wire.lost[0].envelope();
+    assert_eq!(
+        offer_envelope(&mut encrypted, &envelope, 1_000),
+        Offer::Whole
+    );
+    let mut in_order = Pair::with(|setup| setup.in_order = true);
+    in_order.drop_all(|packet| packet.is_data());
+    in_order.write(1_000);
+    in_order.write(1_000);
+    in_order.run_for(micros(15));
+    let envelopes = [0, 1].map(|at| in_order.wire.lost[at].envelope());
+    let second = offer_envelope(&mut in_order, &envelopes[1], 1_000);
+    assert_eq!(second, Offer::Whole);
+    let first = offer_envelope(&mut in_order, &envelopes[0], 1_000);
+    assert!(matches!(first, Offer::Place { .. }));
 }

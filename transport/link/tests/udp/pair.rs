@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use weft_core::received::{Offer, Received};
 use weft_core::units::{PathId, Source, Time};
-use weft_core::wire::DataHeader;
+use weft_core::wire::Envelope;
 use weft_link::{Handler, Link, PortRange, Sent, SocketBuffers, UdpConfig, UdpLink};
 
 /// The loopback addresses: every test of a packet's way runs over both.
@@ -83,8 +83,8 @@ impl Arrivals {
 }
 
 impl Handler for Arrivals {
-    fn offer(&mut self, _: Source, header: &DataHeader, _: u32) -> Offer {
-        panic!("the link does not place: {header:?}");
+    fn offer(&mut self, _: Source, envelope: &Envelope, _: u32) -> Offer {
+        panic!("the link does not place: {envelope:?}");
     }
 
     fn handle(&mut self, received: Received<'_>) {

@@ -180,6 +180,7 @@ impl ReceiveHalf {
         arrival: Arrival,
         header: &DataHeader,
         bytes: u32,
+        crc: Option<u32>,
         domain: DomainId,
         memory: &mut impl Memory,
         events: &mut VecDeque<Event>,
@@ -192,8 +193,8 @@ impl ReceiveHalf {
         }
         let has_to_wait = self.has_to_wait(header);
         if header.opcode == Opcode::Request || bytes == 0 || has_to_wait {
-            // It has no place, or not yet: a link hands it over as a packet.
-            return Err(DropReason::Kind);
+            // It has no place, or not yet.
+            return Ok(Offer::Whole);
         }
         let found = self.find_place(header, bytes.into());
         if found == Err(DropReason::Duplicate) && self.is_unwanted(header) {
@@ -212,6 +213,7 @@ impl ReceiveHalf {
             Ok(place)
         });
         match place {
+            Ok(place) if !memory.is_direct(&place) => return Ok(Offer::Whole),
             Ok(_) => self.pending.push(Pending {
                 offered: true,
                 header: *header,
@@ -225,7 +227,7 @@ impl ReceiveHalf {
             }
         }
         let ticket = Ticket::of(header);
-        place.map(|place| Offer::Place { ticket, place })
+        place.map(|place| Offer::Place { ticket, place, crc })
     }
 
     /// A payload that a link offers and that is placed nowhere counts as arrived.

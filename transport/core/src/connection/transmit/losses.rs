@@ -12,7 +12,7 @@ use crate::path::{PathPolicy, PathSet, Policy};
 use crate::recovery::{
     ACK_DELAY, DUPLICATE_THRESHOLD, OVERTAKEN_THRESHOLD, Sent, SentState, full_map,
 };
-use crate::units::{ChunkNumber, Nanos, Time};
+use crate::units::{ChunkNumber, Nanos, PathId, Time};
 
 /// The retransmission timeout doubles at most this often while nothing comes back.
 const BACKOFF_MAX: u32 = 6;
@@ -21,6 +21,10 @@ const BACKOFF_MAX: u32 = 6;
 /// (RFC 8985, section 7.2: PTO = 2 · SRTT); never before what a round trip rarely exceeds (RFC 9002,
 /// section 6.2.1).
 const TAIL_PROBE_ROUND_TRIPS: u64 = 2;
+
+/// On a reliable link nothing is lost on the way, but a peer drops what comes before it is told of the connection: until
+/// the peer has answered, one packet at a time is under way, and sent again after this.
+const FIRST_ANSWER: Nanos = Nanos::from_millis(20);
 
 /// What a timeout brought.
 #[derive(Default)]
@@ -104,6 +108,10 @@ impl SendHalf {
         stats: &mut Stats,
     ) -> u64 {
         timers.stop(Timer::Loss);
+        if paths.is_reliable() {
+            // Each path keeps its own order, and they differ in speed.
+            return 0;
+        }
         let mut packets = 0;
         let mut oldest = self.board.oldest();
         while let Some(chunk) = oldest {
@@ -144,8 +152,43 @@ impl SendHalf {
         u64::from(lost.count_ones())
     }
 
+    /// The link says that what was under way on `path` is lost. Returns the packets.
+    pub(in crate::connection) fn lose_path(
+        &mut self,
+        now: Time,
+        path: PathId,
+        paths: &mut PathSet,
+        policy: &mut Policy,
+        timers: &mut TimerTable,
+        stats: &mut Stats,
+    ) -> u64 {
+        let mut packets = 0;
+        let mut oldest = self.board.oldest();
+        while let Some(chunk) = oldest {
+            oldest = self.board.newer(chunk);
+            if self.board.get(chunk).path == path {
+                packets += self.lose(now, chunk, paths, policy, stats);
+            }
+        }
+        self.set_retransmission(paths, timers);
+        packets
+    }
+
+    /// Whether the link is reliable, and the peer has not acknowledged anything yet.
+    pub(super) fn is_unheard(&self, paths: &PathSet) -> bool {
+        paths.is_reliable() && self.newest_acked == 0
+    }
+
+    /// How long an answer is waited for, as long as answers come.
+    fn single_timeout(&self, sent: &Sent, paths: &PathSet) -> Nanos {
+        match self.is_unheard(paths) {
+            true => FIRST_ANSWER,
+            false => paths.rto(sent.path, put_off(sent)),
+        }
+    }
+
     fn timeout(&self, sent: &Sent, paths: &PathSet) -> Nanos {
-        single_timeout(sent, paths).times(1 << self.backoff)
+        self.single_timeout(sent, paths).times(1 << self.backoff)
     }
 
     /// Sets the timers of what was just sent.
@@ -161,7 +204,8 @@ impl SendHalf {
     /// Starts the tail-loss probe's time: something was sent that asks for its answer, or heard.
     fn set_tail_probe(&self, now: Time, sent: &Sent, paths: &PathSet, timers: &mut TimerTable) {
         let measured = paths.srtt().zip(paths.round_trip_bound(sent.path));
-        let Some((srtt, bound)) = measured.filter(|_| self.tail_probe == TailProbe::None) else {
+        let may_probe = self.tail_probe == TailProbe::None && !paths.is_reliable();
+        let Some((srtt, bound)) = measured.filter(|_| may_probe) else {
             return;
         };
         let round_trips = srtt.times(TAIL_PROBE_ROUND_TRIPS).max(bound);
@@ -244,7 +288,7 @@ impl SendHalf {
             // In silence what was sent with the oldest is as lost (RFC 5681, section 3.1): it would wait twice
             // as long each time, and fill a window that has room for one chunk by then.
             let waits = match out.silence {
-                true => single_timeout(sent, paths),
+                true => self.single_timeout(sent, paths),
                 false => self.timeout(sent, paths),
             };
             if sent.sent_at + waits <= now {
@@ -321,11 +365,6 @@ pub(super) fn answered_too_soon(now: Time, sent_at: Time, paths: &PathSet) -> bo
 /// How long the peer may put its answer off.
 fn put_off(sent: &Sent) -> Nanos {
     if sent.ack_now { Nanos::ZERO } else { ACK_DELAY }
-}
-
-/// How long an answer is waited for, as long as answers come.
-fn single_timeout(sent: &Sent, paths: &PathSet) -> Nanos {
-    paths.rto(sent.path, put_off(sent))
 }
 
 /// The packets of a chunk to send again; all of them when each has arrived, but never the whole.

@@ -9,6 +9,7 @@ fn set(paths: u16) -> PathSet {
     PathSet::new(&PathSetConfig {
         paths,
         rto_min,
+        reliable: false,
         validated: true,
     })
 }

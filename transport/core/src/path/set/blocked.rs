@@ -1,0 +1,45 @@
+//! What a reliable link says of a path: that it takes no chunk for a while, or that it has broken.
+
+use super::{PathId, PathSet, PathState, Time};
+
+impl PathSet {
+    /// Whether the link delivers what it takes, or says that a path has broken: silence means that it waits.
+    #[inline]
+    pub fn is_reliable(&self) -> bool {
+        self.reliable
+    }
+
+    /// The link takes no chunk on `path` from now on, or takes them again.
+    pub fn set_blocked(&mut self, path: PathId, is_blocked: bool) {
+        match (self.blocked.binary_search(&path), is_blocked) {
+            (Err(at), true) if self.contains(path) => self.blocked.insert(at, path),
+            (Ok(at), false) => {
+                self.blocked.remove(at);
+            }
+            _ => {}
+        }
+    }
+
+    #[inline]
+    pub(super) fn takes_chunks(&self, path: PathId) -> bool {
+        self.blocked.is_empty() || self.blocked.binary_search(&path).is_err()
+    }
+
+    /// Whether the link takes no chunk on any of the paths that are given data.
+    pub fn is_blocked(&self) -> bool {
+        !self.blocked.is_empty()
+            && !self
+                .candidates()
+                .iter()
+                .any(|&path| self.takes_chunks(path))
+    }
+
+    /// The link says that what was under way on `path` is lost.
+    pub fn on_broken(&mut self, now: Time, path: PathId) {
+        if let Some(state) = self.paths.get(usize::from(path.0)).map(|path| path.state)
+            && let PathState::Live | PathState::Narrow = state
+        {
+            self.unanswered(now, path);
+        }
+    }
+}

@@ -8,7 +8,11 @@
 #[cfg(any(not(target_arch = "x86_64"), miri, test))]
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::AtomicU8;
+
+use nix::libc;
 
 /// Copies `from` into shared bytes of the same length.
 ///
@@ -38,6 +42,38 @@ pub(crate) fn copy_out(from: &[AtomicU8], to: &mut [u8]) {
     }
     #[cfg(any(not(target_arch = "x86_64"), miri))]
     words_out(from, to);
+}
+
+/// Receives from a socket into shared bytes, and what follows into `ahead`, in one call. The kernel writes as another process
+/// would. Answers how many bytes it received.
+pub(crate) fn receive(
+    to: &[AtomicU8],
+    socket: BorrowedFd<'_>,
+    ahead: &mut [u8],
+) -> io::Result<usize> {
+    let parts = [
+        libc::iovec {
+            iov_base: to.as_ptr().cast_mut().cast(),
+            iov_len: to.len(),
+        },
+        libc::iovec {
+            iov_base: ahead.as_mut_ptr().cast(),
+            iov_len: ahead.len(),
+        },
+    ];
+    loop {
+        // SAFETY: `to`, of cells, and `ahead` are writable for so many bytes during the call.
+        let read = unsafe { libc::readv(socket.as_raw_fd(), parts.as_ptr(), 2) };
+        match usize::try_from(read) {
+            Ok(read) => return Ok(read),
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
 }
 
 /// From so many bytes on `rep movsb` is as fast as moves of registers are; before, its start costs more. By `rep movsb`

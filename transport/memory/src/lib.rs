@@ -26,7 +26,7 @@
 mod address_space;
 #[expect(
     unsafe_code,
-    reason = "bytes that others may write at the same time; invariant 1"
+    reason = "bytes that others, and the kernel for a socket, may write at the same time; invariant 1"
 )]
 mod copy;
 mod device_memory;

@@ -13,7 +13,7 @@ use weft_core::memory::check_bounds;
 use weft_core::wire::Atomic;
 
 use crate::address_space::Range;
-use crate::copy::{copy_in, copy_out, prefetch};
+use crate::copy::{copy_in, copy_out, prefetch, receive};
 use crate::device_memory::{DeviceMemory, DeviceRange};
 use crate::window::Window;
 use crate::word::change;
@@ -321,6 +321,32 @@ impl Region {
         }
     }
 
+    /// Whether [`Region::receive`] writes to it: its bytes lie in this process, in one piece.
+    pub fn is_direct(&self) -> bool {
+        matches!(self.0, Memory::Private(_) | Memory::Memfd { .. })
+    }
+
+    /// Receives `length` bytes from a socket to `offset` of the region, as many as have come, and after them what follows to
+    /// `ahead`. Answers how many it received in all, 0 at the end of the stream.
+    ///
+    /// # Errors
+    /// Those of the socket, [`std::io::ErrorKind::WouldBlock`] if nothing has come; [`std::io::ErrorKind::InvalidInput`] out
+    /// of bounds, or where the region is not [`Region::is_direct`].
+    pub fn receive(
+        &self,
+        offset: u64,
+        length: usize,
+        socket: BorrowedFd<'_>,
+        ahead: &mut [u8],
+    ) -> std::io::Result<usize> {
+        let range = self.range(offset, length);
+        receive(
+            range.map_err(|_| std::io::ErrorKind::InvalidInput)?,
+            socket,
+            ahead,
+        )
+    }
+
     /// Changes the 8 bytes at `offset`, little endian, while nothing else changes them. Returns what was there. In another
     /// process's memory that is not mapped here, only accesses of this region's holder count as something else: that
     /// process's own are not kept away (`IBV_ATOMIC_HCA`).
@@ -443,6 +469,9 @@ impl Deref for Words {
 /// packet's checksum takes less time than they do to come.
 const PREFETCH_AHEAD: usize = 4096;
 
+/// For a packet with so many bytes nothing is asked for.
+const PREFETCH_BYTES_MAX: usize = 16 << 10;
+
 /// Where the bytes of a write lie.
 #[derive(Debug, Clone)]
 pub enum Source {
@@ -496,9 +525,12 @@ impl Source {
             Source::Bytes(bytes) => {
                 check_bounds(bytes.len() as u64, offset, length as u64)?;
                 let (read, behind) = bytes[offset as usize..].split_at(length);
-                // Most likely they are read soon, and no cache holds them: they come while these are checksummed.
-                let ahead = PREFETCH_AHEAD.saturating_sub(length).min(behind.len());
-                prefetch(&behind[ahead..behind.len().min(ahead + length)]);
+                // Most likely they are read soon, and no cache holds them: they come while these are checksummed. Long ones
+                // are copied at the speed of memory anyway, and would only wait for what is asked for ahead.
+                if length < PREFETCH_BYTES_MAX {
+                    let ahead = PREFETCH_AHEAD.saturating_sub(length).min(behind.len());
+                    prefetch(&behind[ahead..behind.len().min(ahead + length)]);
+                }
                 Ok(read)
             }
             Source::Region(region) => {

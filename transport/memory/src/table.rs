@@ -244,6 +244,11 @@ impl Memory for Placing<'_, Region> {
         self.resolve(place, access).map(|_| ())
     }
 
+    fn is_direct(&mut self, place: &Place) -> bool {
+        let region = self.resolve(place, Access::WRITE);
+        region.is_ok_and(Region::is_direct)
+    }
+
     fn atomic(
         &mut self,
         domain: DomainId,

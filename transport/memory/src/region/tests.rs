@@ -140,3 +140,36 @@ fn words_are_shared_and_lie_where_they_may() {
         assert_eq!(error, DropReason::Bounds);
     }
 }
+
+#[test]
+fn what_comes_by_a_socket_lies_in_the_region_and_what_follows_it_ahead() {
+    use std::io::Write as _;
+    let (mut from, to) = std::os::unix::net::UnixStream::pair().unwrap();
+    for region in [
+        Region::share(vec![0; 100]),
+        Arc::new(Region::memfd("weft-test", 100).unwrap()),
+    ] {
+        assert!(region.is_direct());
+        from.write_all(&[7; 50]).unwrap();
+        let mut ahead = [0; 30];
+        assert_eq!(region.receive(20, 40, to.as_fd(), &mut ahead).unwrap(), 50);
+        let mut bytes = [1; 100];
+        region.read(0, &mut bytes).unwrap();
+        let expected = [&[0; 20][..], &[7; 40], &[0; 40]].concat();
+        assert_eq!(bytes[..], expected);
+        assert_eq!(ahead, [[7; 10], [0; 10], [0; 10]].concat()[..]);
+        let beyond = region.receive(61, 40, to.as_fd(), &mut ahead);
+        assert_eq!(beyond.unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+    }
+    drop(from);
+    let region = Region::share(vec![0; 10]);
+    assert_eq!(region.receive(0, 10, to.as_fd(), &mut []).unwrap(), 0);
+    let part = Part {
+        region,
+        offset: 0,
+        bytes: 10,
+    };
+    let joined = Region::joined(vec![part]);
+    let received = joined.receive(0, 10, to.as_fd(), &mut []);
+    assert!(!joined.is_direct() && received.is_err());
+}

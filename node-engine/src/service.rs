@@ -23,7 +23,7 @@ use weft_device_server::{
     AttemptKind, Device, Gid, OPEN_LIMITS, RefusedAttempt, SHARE_DEFAULT, Server, ServerError,
 };
 use weft_device_socket::descriptor_store::{self, Stored};
-use weft_engine::{EngineConfig, LinkAddress};
+use weft_engine::EngineConfig;
 use weft_proto::agent::v1::QueuePairOffer;
 use weft_proto::engine::v1 as proto;
 use weft_proto::engine::v1::engine_server::{Engine, EngineServer};
@@ -85,7 +85,7 @@ pub async fn serve(
     Server::check(&config, open_devices)?;
     // Held until the next engine may begin.
     let lock_file = lock_file(socket).map_err(failed)?;
-    let LinkAddress::Udp { address, .. } = config.address;
+    let address = config.address.ip();
     let (offers, _) = broadcast::channel(OFFERS_BEHIND_MAX);
     let sender = offers.clone();
     let send_offer = move |offer| {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{bounded, unbounded};
-use weft_engine::{AddressSpace, Egress, EngineConfig, EngineError, LinkAddress, PortRange};
+use weft_engine::{AddressSpace, Egress, EngineConfig, EngineError, PortRange};
 
 use crate::command::Command;
 use crate::context::Device;
@@ -128,11 +128,11 @@ impl OpenDevices {
     }
 
     pub(crate) fn config_of(&self, slot: u16, cap_bps: Option<u64>) -> EngineConfig {
-        let LinkAddress::Udp { address, ports } = self.config.address;
+        let ports = self.config.address.ports();
         let first = ports.first + slot * ports.count;
         let ports = PortRange { first, ..ports };
         EngineConfig {
-            address: LinkAddress::Udp { address, ports },
+            address: self.config.address.with_ports(ports),
             egress: Egress {
                 cap_bps,
                 ..self.config.egress

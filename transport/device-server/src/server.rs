@@ -17,7 +17,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
 use weft_device_socket::{CONTROL_FILE, GID_FILE, TOKEN_FILE};
-use weft_engine::{CopiedBytes, EngineConfig, EngineError, LinkAddress, PortRange};
+use weft_engine::{CopiedBytes, EngineConfig, EngineError, PortRange};
 
 use crate::context::{CAP_BPS_MIN, Device, SHARE_MAX};
 use crate::control::{Control, OpenProgram, Released};
@@ -248,7 +248,7 @@ impl Server {
     /// # Errors
     /// [`ServerError::OpenDevices`].
     pub fn check(engine: &EngineConfig, open_devices: u16) -> Result<(), ServerError> {
-        let LinkAddress::Udp { ports, .. } = engine.address;
+        let ports = engine.address.ports();
         let last = u32::from(ports.first) + u32::from(ports.count) * u32::from(open_devices);
         if open_devices == 0 || last > 1 << 16 {
             return Err(ServerError::OpenDevices {

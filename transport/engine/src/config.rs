@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_packet_over_ipv6_leaves_room_for_its_longer_header() {
-        let LinkAddress::Udp { ports, .. } = config().address;
+        let ports = config().address.ports();
         let config = EngineConfig::new(Ipv6Addr::LOCALHOST, ports, Secret([0; 32]));
         assert_eq!(config.settings().packet_payload, 1384);
         assert!(config.datagram_bytes() <= 1500 - 48);

@@ -641,8 +641,10 @@ fn connections_share_the_sender_fairly_with_a_cap_and_without() {
 #[test]
 fn writes_arrive_over_ipv6() {
     let mut pair = Pair::new(|config| {
-        let LinkAddress::Udp { address, .. } = &mut config.address;
-        *address = Ipv6Addr::LOCALHOST.into();
+        config.address = LinkAddress::Udp {
+            address: Ipv6Addr::LOCALHOST.into(),
+            ports: config.address.ports(),
+        };
     });
     let source = pattern(1 << 20, 3);
     let key = pair
@@ -664,11 +666,8 @@ fn writes_arrive_over_ipv6() {
 #[test]
 fn a_taken_port_range_is_refused_by_its_ports() {
     let first = start(|_| {});
-    let LinkAddress::Udp { address, ports } = first.config().address;
-    let at = |first, count| LinkAddress::Udp {
-        address,
-        ports: PortRange { first, count },
-    };
+    let (address, ports) = (first.config().address, first.config().address.ports());
+    let at = |first, count| address.with_ports(PortRange { first, count });
     let mut config = first.config().clone();
     config.address = at(ports.first - 8, 16);
     let error = weft_engine::Engine::start(config).err().unwrap();

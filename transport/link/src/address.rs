@@ -23,21 +23,39 @@ pub enum LinkAddress {
 }
 
 impl LinkAddress {
+    /// The NIC's IP address.
+    pub fn ip(&self) -> IpAddr {
+        match *self {
+            Self::Udp { address, .. } => address,
+        }
+    }
+
+    /// The ports.
+    pub fn ports(&self) -> PortRange {
+        match *self {
+            Self::Udp { ports, .. } => ports,
+        }
+    }
+
+    /// The same with other ports.
+    #[must_use]
+    pub fn with_ports(self, ports: PortRange) -> Self {
+        match self {
+            Self::Udp { address, .. } => Self::Udp { address, ports },
+        }
+    }
+
     /// Checks that there can be such an address.
     ///
     /// # Errors
     /// The ports are no range.
     pub fn check(&self) -> Result<(), LinkError> {
-        match self {
-            Self::Udp { ports, .. } => Ok(ports.check()?),
-        }
+        Ok(self.ports().check()?)
     }
 
     /// The machine, by which packets from it are known.
     pub fn host(&self) -> Host {
-        match *self {
-            Self::Udp { address, .. } => Host::from(address),
-        }
+        Host::from(self.ip())
     }
 
     /// Whether a packet from `source` says that it was sent here.
@@ -64,20 +82,13 @@ impl LinkAddress {
 
     /// In how many equal parts the address can be shared among workers: this number and its divisors.
     pub fn parts(&self) -> u16 {
-        match self {
-            Self::Udp { ports, .. } => ports.count,
-        }
+        self.ports().count
     }
 
     /// The `index`-th of `of` equal parts; `of` divides [`Self::parts`].
     #[must_use]
     pub fn part(&self, index: u16, of: u16) -> Self {
-        match *self {
-            Self::Udp { address, ports } => Self::Udp {
-                address,
-                ports: ports.part(index, of),
-            },
-        }
+        self.with_ports(self.ports().part(index, of))
     }
 }
 

@@ -24,7 +24,7 @@ impl RouteProbe {
     /// # Errors
     /// The address is not here, or the system refuses the socket.
     pub fn bind(address: &LinkAddress) -> Result<Self, LinkError> {
-        let LinkAddress::Udp { address, .. } = *address;
+        let address = address.ip();
         let socket = UdpSocket::bind((address, 0)).map_err(|source| {
             if source.kind() == io::ErrorKind::AddrNotAvailable {
                 LinkError::AddressNotHere { address }
@@ -45,7 +45,7 @@ impl RouteProbe {
     /// # Errors
     /// There is no route.
     pub fn mtu(&mut self, peer: &LinkAddress) -> Result<u32, LinkError> {
-        let LinkAddress::Udp { address: peer, .. } = *peer;
+        let peer = peer.ip();
         if peer.is_ipv4() != self.address.is_ipv4() {
             return Err(LinkError::OtherIpVersion {
                 address: self.address,
@@ -73,7 +73,7 @@ impl RouteProbe {
     /// There is no route, or it carries only smaller packets.
     pub fn check_mtu(&mut self, peer: &LinkAddress, mtu: u16) -> Result<(), LinkError> {
         let route_mtu = self.mtu(peer)?;
-        let LinkAddress::Udp { address: peer, .. } = *peer;
+        let peer = peer.ip();
         if u32::from(mtu) > route_mtu {
             return Err(LinkError::MtuTooBig {
                 address: self.address,

@@ -28,8 +28,7 @@ fn worker() -> (Worker, Sender<Command>, EngineConfig) {
 }
 
 fn to(config: &EngineConfig) -> (IpAddr, u16) {
-    let LinkAddress::Udp { address, ports } = config.address;
-    (address, ports.first)
+    (config.address.ip(), config.address.ports().first)
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use weft_core::connection::Settings;
 use weft_core::units::ConnectionId;
 use weft_core::wire::Secret;
-use weft_engine::{Integrity, LinkAddress, LocalEnd, PortRange};
+use weft_engine::{Integrity, LinkAddress, LinkToken, LocalEnd, PortRange};
 use weft_proto::agent::v1 as proto;
 
 /// A message that no engine would have sent.
@@ -88,36 +88,61 @@ pub fn from_proto(end: Option<proto::ConnectionEnd>) -> Result<(LocalEnd, Secret
 }
 
 fn link_to_proto(address: &LinkAddress) -> proto::connection_end::Link {
-    let LinkAddress::Udp { address, ports } = address;
-    let address = match address {
+    let octets = match address.ip() {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),
     };
-    proto::connection_end::Link::Udp(proto::Udp {
-        address,
-        first_port: ports.first.into(),
-        ports: ports.count.into(),
-    })
+    let ports = address.ports();
+    match address {
+        LinkAddress::Udp { .. } => proto::connection_end::Link::Udp(proto::Udp {
+            address: octets,
+            first_port: ports.first.into(),
+            ports: ports.count.into(),
+        }),
+        LinkAddress::Tcp { token, .. } => proto::connection_end::Link::Tcp(proto::Tcp {
+            address: octets,
+            first_port: ports.first.into(),
+            ports: ports.count.into(),
+            token: token.0,
+        }),
+    }
 }
 
 fn link(link: proto::connection_end::Link) -> Result<LinkAddress, EndError> {
-    let proto::connection_end::Link::Udp(udp) = link;
-    let octets = udp.address.as_slice();
-    let v4 = <[u8; 4]>::try_from(octets).map(IpAddr::from);
-    let address = v4.or_else(|_| <[u8; 16]>::try_from(octets).map(IpAddr::from));
-    let address = address.map_err(|_| {
-        let text = format!("has {} bytes: must be 4 or 16", octets.len());
-        wrong("endpoint.udp.address", text)
-    })?;
-    let ports = PortRange {
-        first: small(udp.first_port, "endpoint.udp.first_port")?,
-        count: small(udp.ports, "endpoint.udp.ports")?,
+    let (address, field) = match link {
+        proto::connection_end::Link::Udp(udp) => {
+            let address = ip(&udp.address, "endpoint.udp.address")?;
+            let ports = PortRange {
+                first: small(udp.first_port, "endpoint.udp.first_port")?,
+                count: small(udp.ports, "endpoint.udp.ports")?,
+            };
+            (LinkAddress::Udp { address, ports }, "endpoint.udp")
+        }
+        proto::connection_end::Link::Tcp(tcp) => {
+            let address = LinkAddress::Tcp {
+                address: ip(&tcp.address, "endpoint.tcp.address")?,
+                ports: PortRange {
+                    first: small(tcp.first_port, "endpoint.tcp.first_port")?,
+                    count: small(tcp.ports, "endpoint.tcp.ports")?,
+                },
+                token: LinkToken(tcp.token),
+            };
+            (address, "endpoint.tcp")
+        }
     };
-    let address = LinkAddress::Udp { address, ports };
     address
         .check()
-        .map_err(|error| wrong("endpoint.udp", error.to_string()))?;
+        .map_err(|error| wrong(field, error.to_string()))?;
     Ok(address)
+}
+
+fn ip(octets: &[u8], field: &'static str) -> Result<IpAddr, EndError> {
+    let v4 = <[u8; 4]>::try_from(octets).map(IpAddr::from);
+    let address = v4.or_else(|_| <[u8; 16]>::try_from(octets).map(IpAddr::from));
+    address.map_err(|_| {
+        let text = format!("has {} bytes: must be 4 or 16", octets.len());
+        wrong(field, text)
+    })
 }
 
 fn small<T: TryFrom<u32>>(value: u32, field: &'static str) -> Result<T, EndError> {
@@ -181,12 +206,18 @@ mod tests {
                     count: 16,
                 },
             };
-            let proto::connection_end::Link::Udp(udp) = link_to_proto(&address);
+            let told = link_to_proto(&address);
+            let proto::connection_end::Link::Udp(udp) = &told else {
+                panic!("{told:?}");
+            };
             assert_eq!(udp.address.len(), bytes);
-            assert_eq!(
-                link(proto::connection_end::Link::Udp(udp)).unwrap(),
-                address
-            );
+            assert_eq!(link(told).unwrap(), address);
+            let tcp = LinkAddress::Tcp {
+                address: address.ip(),
+                ports: address.ports(),
+                token: LinkToken(u64::MAX - 5),
+            };
+            assert_eq!(link(link_to_proto(&tcp)).unwrap(), tcp);
         }
     }
 

@@ -9,16 +9,22 @@ use weft_core::path::PolicyKind;
 use weft_core::recovery::WINDOW_MAX;
 use weft_core::units::Nanos;
 use weft_core::wire::{CHUNK_PACKETS_MAX, Integrity, OVERHEAD_BYTES, Secret, VERSION};
-use weft_link::{LinkAddress, LocalSwitch, PortRange};
+use weft_link::{
+    AnyConfig, LinkAddress, LinkKind, LocalSwitch, PortRange, SocketBuffers, TcpConfig, UdpConfig,
+};
 
 use crate::error::EngineError;
-use crate::identity::WORKERS_MAX;
+use crate::identity::{WORKERS_MAX, link_token};
 
 /// The smallest MTU: IPv6's, and enough for every control packet.
 const MTU_MIN: u16 = 1280;
 
 /// Most bytes of one UDP send, all its datagrams together: 65,535 less IP and UDP headers.
 const SEND_BYTES_MAX: usize = 65_507;
+
+/// Payload of a packet over TCP, bytes: two of them are a chunk of 64 KiB, and a payload that is a multiple of a page lies
+/// in as few of them as it can.
+const TCP_PAYLOAD: u16 = 32 << 10;
 
 /// Who runs the workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,18 +51,18 @@ pub enum Encryption {
 pub struct EngineConfig {
     /// Where the NIC is reached.
     pub address: LinkAddress,
-    /// Bytes of the largest IP packet, 1280 or more; both ends must agree.
+    /// Bytes of the largest IP packet, 1280 or more; both ends must agree. Over TCP it is the kernel's affair.
     pub mtu: u16,
     /// Paths used between this NIC and another, 1 to 256; both ends must agree.
     pub paths: u16,
     /// Who chooses among them.
     pub policy: PolicyKind,
-    /// Who sets the window.
+    /// Who sets the window. Over TCP the kernel's congestion control does, and this window has its full size.
     pub congestion: CongestionKind,
-    /// Floor of the retransmission timeout.
+    /// Floor of the retransmission timeout. Over TCP it is two seconds at least.
     pub rto_min: Nanos,
     /// Most bytes of one chunk on the wire, headers included; both ends must agree. Cut to whole
-    /// packets (one at least), to 64 of them and to what one UDP send carries.
+    /// packets (one at least), to 64 of them and to what one UDP send carries. Over TCP headers are not counted.
     pub chunk_bytes: u32,
     /// Most chunks in flight in one direction of a connection; both ends must agree.
     pub window_chunks: u16,
@@ -74,7 +80,7 @@ pub struct EngineConfig {
     /// changes later.
     pub egress: Egress,
     /// Engines of this process that are reached through memory and not through the network: those that were started with
-    /// the same switch, in the same network namespace.
+    /// the same switch, in the same network namespace. Over UDP only.
     pub local_switch: Option<Arc<LocalSwitch>>,
     /// How long a worker polls before it blocks when there is nothing to do. Longer saves the
     /// wake-up (some 10 µs) in an exchange of small messages, and costs the core it polls on.
@@ -148,6 +154,57 @@ impl EngineConfig {
         }
     }
 
+    /// The defaults over a link. Over TCP each worker is connected to at a port of its own: one worker needs one.
+    pub fn over(
+        link: LinkKind,
+        address: impl Into<IpAddr>,
+        ports: PortRange,
+        node_key: Secret,
+    ) -> Self {
+        let address = address.into();
+        let over_udp = Self::new(address, ports, node_key);
+        match link {
+            LinkKind::Udp => over_udp,
+            LinkKind::Tcp => Self {
+                address: LinkAddress::Tcp {
+                    address,
+                    ports,
+                    token: link_token(&over_udp.node_key),
+                },
+                // Several connections take several ways through the network, and a core's share of the kernel each.
+                paths: 4,
+                ..over_udp
+            },
+        }
+    }
+
+    /// What the `index`-th worker's link is opened with.
+    pub(crate) fn link(&self, index: usize) -> AnyConfig {
+        let part = self.address.part(index as u16, self.workers() as u16);
+        let dscp = self.egress.dscp;
+        match part {
+            LinkAddress::Udp { address, ports } => AnyConfig::Udp(UdpConfig {
+                address,
+                ports,
+                datagram_bytes: self.datagram_bytes(),
+                dscp,
+                buffers: SocketBuffers::default(),
+                local_switch: self.local_switch.clone(),
+            }),
+            LinkAddress::Tcp {
+                address,
+                ports,
+                token,
+            } => AnyConfig::Tcp(TcpConfig {
+                address,
+                ports,
+                token,
+                packet_bytes: self.datagram_bytes(),
+                dscp,
+            }),
+        }
+    }
+
     /// The number of workers.
     pub(crate) fn workers(&self) -> usize {
         match self.progress {
@@ -158,6 +215,9 @@ impl EngineConfig {
 
     /// Payload bytes of a full packet: what the MTU leaves, down to a multiple of 8.
     fn packet_payload(&self) -> u16 {
+        if let LinkAddress::Tcp { .. } = self.address {
+            return TCP_PAYLOAD;
+        }
         let datagram = usize::from(self.mtu - self.address.header_bytes()).min(SEND_BYTES_MAX);
         (datagram - OVERHEAD_BYTES) as u16 & !7
     }
@@ -170,7 +230,10 @@ impl EngineConfig {
     /// What both ends of a connection must share.
     pub(crate) fn settings(&self) -> Settings {
         let packet = usize::from(self.datagram_bytes());
-        let packets = (self.chunk_bytes as usize).min(SEND_BYTES_MAX) / packet;
+        let packets = match self.address {
+            LinkAddress::Udp { .. } => (self.chunk_bytes as usize).min(SEND_BYTES_MAX) / packet,
+            LinkAddress::Tcp { .. } => self.chunk_bytes as usize / usize::from(TCP_PAYLOAD),
+        };
         Settings {
             paths: self.paths,
             packet_payload: self.packet_payload(),
@@ -269,6 +332,32 @@ mod tests {
         let config = EngineConfig::new(Ipv6Addr::LOCALHOST, ports, Secret([0; 32]));
         assert_eq!(config.settings().packet_payload, 1384);
         assert!(config.datagram_bytes() <= 1500 - 48);
+    }
+
+    #[test]
+    fn a_chunk_over_tcp_is_64_kib_of_payload_in_two_packets_whatever_the_mtu() {
+        let ports = PortRange {
+            first: 4000,
+            count: 1,
+        };
+        let link = "tcp".parse().unwrap();
+        let config = EngineConfig::over(link, Ipv4Addr::LOCALHOST, ports, Secret([0; 32]));
+        config.check().unwrap();
+        let settings = config.settings();
+        settings.validate().unwrap();
+        assert_eq!(settings.packet_payload, 32_768);
+        assert_eq!(
+            (settings.chunk_packets(), settings.chunk_bytes),
+            (2, 65_664)
+        );
+        let error = "tpc".parse::<LinkKind>().unwrap_err();
+        assert_eq!(
+            (error.reason(), error.to_string()),
+            (
+                "UnknownLink",
+                "link is \"tpc\": it must be udp or tcp".into()
+            )
+        );
     }
 
     #[test]

@@ -12,7 +12,7 @@ use weft_core::endpoint::Local;
 use weft_core::units::{ConnectionId, Key};
 use weft_core::wire::Secret;
 use weft_crypto::part_secret;
-use weft_link::{LinkAddress, RouteProbe};
+use weft_link::{LinkAddress, LinkError, RouteProbe};
 
 use crate::command::{Command, Outgoing, Queue};
 use crate::config::{Egress, EgressReport, EngineConfig, Progress};
@@ -376,6 +376,10 @@ impl Engine {
         peer.check()?;
         let here = self.address_of_worker(worker_of_connection(local));
         let pairs = here.paths_to(peer);
+        if pairs == 0 {
+            let (address, peer) = (here, *peer);
+            return Err(LinkError::OtherLink { address, peer }.into());
+        }
         if u32::from(self.config.paths) > pairs {
             return Err(EngineError::TooFewPairs {
                 local: here,
@@ -384,7 +388,12 @@ impl Engine {
                 paths: self.config.paths,
             });
         }
-        Ok(self.routes().check_mtu(peer, self.config.mtu)?)
+        let mut routes = self.routes();
+        match peer {
+            LinkAddress::Udp { .. } => Ok(routes.check_mtu(peer, self.config.mtu)?),
+            // Only that there is a route.
+            LinkAddress::Tcp { .. } => Ok(routes.mtu(peer).map(|_| ())?),
+        }
     }
 
     /// Opens a region to the writes of connections of `domain` that know the key, on every worker.

@@ -6,6 +6,7 @@ use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
 use weft_core::units::{ConnectionId, Host, Key};
 use weft_core::wire::Secret;
+use weft_link::LinkToken;
 
 use crate::error::EngineError;
 
@@ -40,6 +41,12 @@ impl ResetKeys {
 pub(crate) fn reset_token(key: u64, peer: Host) -> u64 {
     let key = hmac::Key::new(hmac::HMAC_SHA256, &key.to_le_bytes());
     cut(&key, &peer.0)
+}
+
+/// What who connects to an engine of this node must know: it is told with the engine's address.
+pub(crate) fn link_token(node_key: &Secret) -> LinkToken {
+    let key = hmac::Key::new(hmac::HMAC_SHA256, &node_key.0);
+    LinkToken(cut(&key, b"weft link"))
 }
 
 fn cut(key: &hmac::Key, message: &[u8]) -> u64 {

@@ -61,7 +61,8 @@ pub use weft_core::path::{PathReport, PathState, PolicyKind};
 pub use weft_core::units::{ConnectionId, Key, Nanos};
 pub use weft_core::wire::{Atomic, Integrity, Secret};
 pub use weft_link::{
-    Counters as LinkCounters, LinkAddress, LinkError, LocalSwitch, PortRange, SocketBuffers,
+    Counters as LinkCounters, LinkAddress, LinkError, LinkKind, LinkToken, LocalSwitch, PortRange,
+    SocketBuffers,
 };
 pub use weft_memory::{
     AddressSpace, AddressSpaceError, CopiedBytes, Counts as RegionCounts, DeviceMemory, FileId,

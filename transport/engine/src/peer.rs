@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use weft_link::{Link, LinkAddress, UdpLink};
+use weft_link::{AnyPeer, LinkAddress};
 
 /// The NIC at the other end, as the endpoint compares it. What one owner says of an address counts for nobody
 /// else's connections.
@@ -10,7 +10,7 @@ use weft_link::{Link, LinkAddress, UdpLink};
 pub(crate) struct PeerNic {
     pub(crate) owner: Arc<str>,
     pub(crate) address: LinkAddress,
-    pub(crate) route: <UdpLink as Link>::Peer,
+    pub(crate) route: AnyPeer,
 }
 
 impl PartialEq for PeerNic {

@@ -1,26 +1,28 @@
 //! A worker of one NIC queue. It owns a link and an endpoint and moves packets between them; the endpoint decides
 //! everything. Its thread runs it, or the caller who polls, or for a moment a caller who posts.
 
+mod incoming;
+
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
+use weft_core::congestion::CongestionKind;
 use weft_core::connection::{CancelError, ChunkSource, Event, Failure, PathOwner, RestoreError};
 use weft_core::drops::{DropReason, Drops};
 use weft_core::endpoint::{
     Endpoint, EndpointConfig, PendingReset, Remote, SavedConnection as SavedState, Transmit,
 };
 use weft_core::memory::{Access, Memory, Place};
-use weft_core::received::{Offer, Received};
-use weft_core::units::{ChunkNumber, ConnectionId, Nanos, Source, Time};
-use weft_core::wire::{CONTROL_BYTES_MAX, Envelope, Reset};
+use weft_core::units::{ChunkNumber, ConnectionId, Nanos, Time};
+use weft_core::wire::{CONTROL_BYTES_MAX, Reset};
 use weft_link::{
-    Destination, Handler, Link, LinkAddress, Poller, Refusal, Sent, SocketBuffers, UdpConfig,
-    UdpLink,
+    AnyLink, Destination, Link, LinkAddress, PathChange, PathCondition, Poller, Refusal, Sent,
+    SocketBuffers,
 };
-use weft_memory::{Placing, Region, TableReader};
+use weft_memory::{Region, TableReader};
 
 use crate::clock::{Clock, thread_cpu};
 use crate::command::{Command, Outgoing, Queue};
@@ -35,6 +37,7 @@ use crate::post::{ChunkBuffer, Payload};
 use crate::saved::SavedConnection;
 use crate::snapshot::{ConnectionSnapshot, PeerSnapshot, Snapshot};
 use crate::users::Users;
+use incoming::Incoming;
 
 /// Commands served in one turn at most, so that receiving never waits long.
 const COMMANDS_PER_TURN: usize = 256;
@@ -55,6 +58,10 @@ pub(crate) const SENT_BY_CALLER_BYTES_MAX: u64 = 8 << 10;
 /// A worker's thread that finds a caller sending yields so often before it waits.
 const YIELDS_MAX: usize = 64;
 
+/// The floor of the retransmission timeout over a reliable link: the kernel resends, and says when a connection is broken.
+/// What else may be lost is what a peer drops by mistake.
+const RELIABLE_RTO_MIN: Nanos = Nanos::from_secs(2);
+
 /// While a port is readable the others are asked for in every so many turns.
 const TURNS_WITHOUT_POLL_MAX: u32 = 4;
 
@@ -69,7 +76,7 @@ pub(crate) struct Worker {
     /// In what is sent.
     dscp: u8,
     clock: Clock,
-    link: UdpLink,
+    link: AnyLink,
     poller: Poller,
     doze: Arc<Doze>,
     commands: Receiver<Command>,
@@ -101,17 +108,11 @@ impl Worker {
         commands: Receiver<Command>,
     ) -> Result<Self, EngineError> {
         let workers = config.workers() as u16;
-        let LinkAddress::Udp { address, ports } = config.address.part(index as u16, workers);
-        let mut link = UdpLink::open(UdpConfig {
-            address,
-            ports,
-            datagram_bytes: config.datagram_bytes(),
-            dscp: config.egress.dscp,
-            buffers: SocketBuffers::default(),
-            local_switch: config.local_switch.clone(),
-        })?;
-        let (wanted, granted) = (SocketBuffers::default(), link.granted_buffers());
-        if granted.receive < wanted.receive {
+        let mut link = AnyLink::open(config.link(index))?;
+        let wanted = SocketBuffers::default();
+        if let Some(granted) = link.granted_buffers()
+            && granted.receive < wanted.receive
+        {
             tracing::warn!(
                 granted = granted.receive,
                 wanted = wanted.receive,
@@ -125,16 +126,26 @@ impl Worker {
         let doze = Doze::new(waiter, poller.waker().map_err(failed("eventfd"))?);
         let clock = Clock;
         let now = clock.now();
+        let reliable = link.capabilities().reliable;
+        let (congestion, rto_min) = match reliable {
+            // The kernel controls congestion.
+            true => {
+                let bytes = u32::MAX;
+                let rto_min = config.rto_min.max(RELIABLE_RTO_MIN);
+                (CongestionKind::Fixed { bytes }, rto_min)
+            }
+            false => (config.congestion, config.rto_min),
+        };
         let endpoint = Endpoint::new(
             EndpointConfig {
                 settings: config.settings(),
                 policy: config.policy,
-                congestion: config.congestion,
-                rto_min: config.rto_min,
+                congestion,
+                rto_min,
                 stall_timeout: config.stall_timeout,
                 first_chunk: ChunkNumber(0),
                 peers_validated: false,
-                reliable: false,
+                reliable,
                 rate_cap_bps: config.egress.cap_bps.map(|bps| bps / u64::from(workers)),
                 link_header_bytes: link.address().header_bytes().into(),
                 cipher: &weft_crypto::AES_128_GCM,
@@ -476,6 +487,7 @@ impl Worker {
             now: self.now,
             endpoint: &mut self.endpoint,
             memory: self.regions.enter(),
+            scratch: &mut self.scratch,
         };
         let mut busy = false;
         for _ in 0..BATCHES_PER_TURN {
@@ -497,6 +509,7 @@ impl Worker {
     fn send(&mut self, drained: bool) -> bool {
         let mut busy = self.serve_commands();
         busy |= self.link.flush(self.now);
+        busy |= self.update_paths();
         busy | self.transmit(drained, CHUNKS_PER_TURN)
     }
 
@@ -582,6 +595,8 @@ impl Worker {
         for (connection, failure) in failed {
             self.endpoint.fail(connection, failure);
         }
+        self.link.send_gathered();
+        self.update_paths();
         self.report();
         if refused == Some(Refusal::TooBig) && !std::mem::replace(&mut self.logged_too_big, true) {
             tracing::error!(
@@ -590,6 +605,27 @@ impl Worker {
             );
         }
         busy
+    }
+
+    /// Tells the endpoint what has become of paths. Answers whether anything has.
+    fn update_paths(&mut self) -> bool {
+        let mut any = false;
+        while let Some(change) = self.link.poll_path() {
+            any = true;
+            let PathChange {
+                to,
+                path,
+                condition,
+            } = change;
+            let is_peer = |peer: &PeerNic| peer.address == to;
+            let is_blocked = condition != PathCondition::Ready;
+            self.endpoint.set_path_blocked(is_peer, path, is_blocked);
+            if condition == PathCondition::Broken {
+                tracing::debug!(address = %to, path = path.0, "the connection of a path broke");
+                self.endpoint.break_path(self.now, is_peer, path);
+            }
+        }
+        any
     }
 
     /// Hands events to the users, before what has arrived is acknowledged: nobody waits for that as the users
@@ -669,7 +705,7 @@ impl Worker {
             ended: counters.ended,
             drops: counters.drops,
             link: *link.counters(),
-            buffers: link.granted_buffers(),
+            buffers: link.granted_buffers().unwrap_or_default(),
             resets_sent: counters.resets_sent,
             resets_withheld: counters.resets_withheld,
             cpu: thread_cpu(),
@@ -729,24 +765,6 @@ fn seal_reset(keys: &ResetKeys, reset: PendingReset) -> [u8; Reset::BYTES] {
         token: reset_token(keys.of(reset.connection), reset.to.host()),
     }
     .emit()
-}
-
-/// What the link hands its packets to: the endpoint, with the memory that payload goes to.
-struct Incoming<'a> {
-    now: Time,
-    endpoint: &'a mut Endpoint<PeerNic>,
-    memory: Placing<'a, Region>,
-}
-
-impl Handler for Incoming<'_> {
-    fn offer(&mut self, from: Source, envelope: &Envelope, bytes: u32) -> Offer {
-        let memory = &mut self.memory;
-        self.endpoint.offer(self.now, from, envelope, bytes, memory)
-    }
-
-    fn handle(&mut self, received: Received<'_>) {
-        self.endpoint.handle(self.now, received, &mut self.memory);
-    }
 }
 
 /// A worker that died would leave its connections silent for ever: the process goes with it, and its

@@ -2,13 +2,18 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use weft_core::path::PATHS_MAX;
 use weft_core::units::{Host, Source};
 
 use crate::datagram;
 use crate::error::LinkError;
 use crate::ports::PortRange;
+
+/// Bytes of a TCP header with the timestamps that Linux sends (RFC 7323).
+const TCP_BYTES: u16 = 32;
 
 /// The address of one end of a link: what the other end is told when a connection is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -20,20 +25,61 @@ pub enum LinkAddress {
         /// The ports.
         ports: PortRange,
     },
+    /// TCP connections to one NIC.
+    Tcp {
+        /// The NIC's address, IPv4 or IPv6.
+        address: IpAddr,
+        /// One port to connect to for each worker: an engine with one worker has one.
+        ports: PortRange,
+        /// Who does not know it is no peer. Drawn by this end.
+        token: LinkToken,
+    },
+}
+
+/// A link by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkKind {
+    /// `udp`
+    Udp,
+    /// `tcp`
+    Tcp,
+}
+
+impl FromStr for LinkKind {
+    type Err = LinkError;
+
+    fn from_str(name: &str) -> Result<Self, LinkError> {
+        match name {
+            "udp" => Ok(Self::Udp),
+            "tcp" => Ok(Self::Tcp),
+            _ => Err(LinkError::UnknownLink { name: name.into() }),
+        }
+    }
+}
+
+/// What an end asks of who connects to it: told to peers with the address, and to nobody else.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LinkToken(pub u64);
+
+/// Never prints the token.
+impl fmt::Debug for LinkToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LinkToken(..)")
+    }
 }
 
 impl LinkAddress {
     /// The NIC's IP address.
     pub fn ip(&self) -> IpAddr {
         match *self {
-            Self::Udp { address, .. } => address,
+            Self::Udp { address, .. } | Self::Tcp { address, .. } => address,
         }
     }
 
     /// The ports.
     pub fn ports(&self) -> PortRange {
         match *self {
-            Self::Udp { ports, .. } => ports,
+            Self::Udp { ports, .. } | Self::Tcp { ports, .. } => ports,
         }
     }
 
@@ -42,6 +88,11 @@ impl LinkAddress {
     pub fn with_ports(self, ports: PortRange) -> Self {
         match self {
             Self::Udp { address, .. } => Self::Udp { address, ports },
+            Self::Tcp { address, token, .. } => Self::Tcp {
+                address,
+                ports,
+                token,
+            },
         }
     }
 
@@ -64,19 +115,26 @@ impl LinkAddress {
             Self::Udp { ports, .. } => {
                 source.host() == self.host() && ports.holds(datagram::port_of(source))
             }
+            // The port that a connection comes from says nothing.
+            Self::Tcp { .. } => source.host() == self.host(),
         }
     }
 
     /// How many paths lead from here to `peer`.
     pub fn paths_to(&self, peer: &Self) -> u32 {
-        let (Self::Udp { ports, .. }, Self::Udp { ports: others, .. }) = (self, peer);
-        ports.paths_to(*others)
+        match (self, peer) {
+            (Self::Udp { ports, .. }, Self::Udp { ports: others, .. }) => ports.paths_to(*others),
+            // There are as many as there are names for them.
+            (Self::Tcp { .. }, Self::Tcp { .. }) => PATHS_MAX.into(),
+            _ => 0,
+        }
     }
 
     /// Bytes that the link and the layers below it add to each packet, up to IP.
     pub fn header_bytes(&self) -> u16 {
-        match self {
-            Self::Udp { address, .. } => datagram::header_bytes(*address),
+        match *self {
+            Self::Udp { address, .. } => datagram::header_bytes(address),
+            Self::Tcp { address, .. } => datagram::ip_bytes(address) + TCP_BYTES,
         }
     }
 
@@ -96,6 +154,7 @@ impl fmt::Display for LinkAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Udp { address, ports } => write!(f, "{address} UDP ports {ports}"),
+            Self::Tcp { address, ports, .. } => write!(f, "{address} TCP ports {ports}"),
         }
     }
 }
@@ -136,5 +195,19 @@ mod tests {
         assert_eq!(whole.part(3, 4), udp("fd00::1", 4012, 4));
         assert_eq!(whole.paths_to(&whole.part(0, 2)), 128);
         assert_eq!(whole.to_string(), "fd00::1 UDP ports 4000-4015");
+    }
+
+    #[test]
+    fn no_token_is_printed() {
+        let whole = udp("fd00::1", 4000, 16);
+        let (address, ports) = (whole.ip(), whole.ports());
+        let token = LinkToken(72_623_859_790_382_856);
+        let tcp = LinkAddress::Tcp {
+            address,
+            ports,
+            token,
+        };
+        let text = format!("{tcp} {tcp:?}");
+        assert!(text.starts_with("fd00::1 TCP ports 4000-4015 Tcp {") && !text.contains("726"));
     }
 }

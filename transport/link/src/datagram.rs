@@ -11,9 +11,14 @@ pub(crate) const UDP_BYTES: u16 = 8;
 
 /// Bytes that IP and UDP add to each datagram.
 pub(crate) fn header_bytes(address: IpAddr) -> u16 {
+    ip_bytes(address) + UDP_BYTES
+}
+
+/// Bytes that IP adds to each.
+pub(crate) fn ip_bytes(address: IpAddr) -> u16 {
     match address {
-        IpAddr::V4(_) => IPV4_BYTES + UDP_BYTES,
-        IpAddr::V6(_) => IPV6_BYTES + UDP_BYTES,
+        IpAddr::V4(_) => IPV4_BYTES,
+        IpAddr::V6(_) => IPV6_BYTES,
     }
 }
 

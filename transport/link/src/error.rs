@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use crate::address::LinkAddress;
 use crate::ports::{BadPorts, PortRange};
 
 /// Why a link could not be opened, or why it cannot serve a peer.
@@ -12,8 +13,8 @@ pub enum LinkError {
     BadPorts(#[from] BadPorts),
     /// Someone else holds a port of the range.
     #[error(
-        "UDP port {port} of the range {ports} on {address} is taken by another socket: \
-         stop its owner (`ss -ulpn sport = :{port}`) or set another ports.first"
+        "port {port} of the range {ports} on {address} is taken by another socket: \
+         stop its owner (`ss -tulpn sport = :{port}`) or set another ports.first"
     )]
     PortTaken {
         /// The address of the NIC.
@@ -77,6 +78,20 @@ pub enum LinkError {
         /// The peer.
         peer: IpAddr,
     },
+    /// No link has this name.
+    #[error("link is {name:?}: it must be udp or tcp")]
+    UnknownLink {
+        /// The name.
+        name: String,
+    },
+    /// The two ends have different links.
+    #[error("{address} and {peer} are of two links: set link to the same at both ends")]
+    OtherLink {
+        /// The address here.
+        address: LinkAddress,
+        /// The peer's.
+        peer: LinkAddress,
+    },
     /// Any other refusal of the kernel.
     #[error(
         "{call} on {address} failed ({source}): check limits (`ulimit -n`) and the kernel's log"
@@ -102,6 +117,8 @@ impl LinkError {
             Self::MtuTooBig { .. } => "MtuTooBig",
             Self::NoRoute { .. } => "NoRoute",
             Self::OtherIpVersion { .. } => "OtherIpVersion",
+            Self::UnknownLink { .. } => "UnknownLink",
+            Self::OtherLink { .. } => "OtherLink",
             Self::System { .. } => "SystemCallFailed",
         }
     }

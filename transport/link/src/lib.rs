@@ -5,9 +5,11 @@
 //! affair. Its caller is a worker of the engine, which is generic over the link: calls are dispatched statically.
 //!
 //! [`UdpLink`] is the link over UDP: one socket per port of a range, one GSO system call per chunk, batched
-//! receive with GRO. [`RouteProbe`] and [`ProbeSocket`] answer questions about the network beside any link.
+//! receive with GRO. [`TcpLink`] is the one over TCP: one connection per path. [`AnyLink`] is whichever a configuration names.
+//! [`RouteProbe`] and [`ProbeSocket`] answer questions about the network beside any link.
 
 mod address;
+mod any;
 mod datagram;
 mod error;
 mod link;
@@ -16,14 +18,19 @@ mod poller;
 mod ports;
 mod probe;
 mod route;
+mod tcp;
 mod udp;
 
-pub use address::LinkAddress;
+pub use address::{LinkAddress, LinkKind, LinkToken};
+pub use any::{AnyConfig, AnyLink, AnyPeer};
 pub use error::{LinkError, Refusal};
-pub use link::{Capabilities, Counters, Destination, Handler, Link, Sent};
+pub use link::{
+    Capabilities, Counters, Destination, Handler, Link, PathChange, PathCondition, Sent,
+};
 pub use local::LocalSwitch;
 pub use poller::{Poller, Waiter, Waker};
 pub use ports::{BadPorts, PortPair, PortRange};
 pub use probe::{Offers, ProbeSocket};
 pub use route::RouteProbe;
+pub use tcp::{TcpConfig, TcpLink, TcpPeer};
 pub use udp::{SocketBuffers, UdpConfig, UdpLink, UdpPeer};

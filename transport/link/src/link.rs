@@ -2,9 +2,12 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::BorrowedFd;
 
 use mio::Registry;
 use mio::event::Event;
+use weft_core::drops::DropReason;
+use weft_core::memory::Place;
 use weft_core::received::{Offer, Received};
 use weft_core::units::{PathId, Source, Time};
 use weft_core::wire::Envelope;
@@ -20,6 +23,7 @@ use crate::error::{LinkError, Refusal};
 ///    of a port is kept until the port is drained, so no turn needs a system call to know what it knows.
 /// 2. [`Link::receive`] while [`Link::is_readable`], up to the worker's limit for a turn.
 /// 3. [`Link::flush`], then [`Link::send_chunk`] while [`Link::can_send`], and [`Link::send_control`] at any time.
+/// 4. [`Link::send_gathered`] behind the last chunk, and [`Link::poll_path`] until there is none.
 ///
 /// Before the worker sleeps it asks [`Link::flush_at`] for the time at which it must call [`Link::flush`], and calls
 /// [`Link::prepare_to_sleep`].
@@ -35,9 +39,6 @@ pub trait Link: Sized {
     /// # Errors
     /// The address is not here, is taken, or the system refuses it.
     fn open(config: Self::Config) -> Result<Self, LinkError>;
-
-    /// What the link was opened with.
-    fn config(&self) -> &Self::Config;
 
     /// Where other machines reach this end.
     fn address(&self) -> LinkAddress;
@@ -73,7 +74,7 @@ pub trait Link: Sized {
     /// Receives one batch, one system call at most, and hands it over. Answers how many runs.
     fn receive(&mut self, handler: &mut impl Handler) -> usize;
 
-    /// Whether a chunk can be sent: none is kept.
+    /// Whether a chunk can be sent: none is kept that keeps all paths from sending.
     fn can_send(&self) -> bool;
 
     /// Sends a chunk of `packets` packets to `peer` on `path`. `seal(i, room)` writes the `i`-th packet into
@@ -91,6 +92,9 @@ pub trait Link: Sized {
         seal: impl FnMut(u32, &mut [u8]) -> usize,
     ) -> Sent;
 
+    /// Sends what a link has gathered of the chunks of a turn, to hand several over at once.
+    fn send_gathered(&mut self) {}
+
     /// Sends one packet. One that the system does not take now is lost and counted: the next acknowledgement
     /// or probe says the same.
     fn send_control(&mut self, to: Destination<'_, Self::Peer>, packet: &[u8]);
@@ -101,6 +105,43 @@ pub trait Link: Sized {
 
     /// When to call [`Link::flush`] although the poller reports nothing.
     fn flush_at(&self) -> Option<Time>;
+
+    /// What has become of a path since the last call. Only reliable links tell.
+    fn poll_path(&mut self) -> Option<PathChange> {
+        None
+    }
+}
+
+/// What has become of a path of this end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PathChange {
+    /// Where it leads to.
+    pub to: LinkAddress,
+    /// Which.
+    pub path: PathId,
+    /// What it is now.
+    pub condition: PathCondition,
+}
+
+/// What a path of a reliable link takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PathCondition {
+    /// No chunk until it is ready. Those that were sent on it before leave by then.
+    Blocked,
+    /// Chunks.
+    Ready,
+    /// No chunk until it is ready. What was sent on it before may be lost.
+    Broken,
+}
+
+impl PathChange {
+    pub(crate) fn new((to, path): (LinkAddress, PathId), condition: PathCondition) -> Self {
+        Self {
+            to,
+            path,
+            condition,
+        }
+    }
 }
 
 /// What a link can do.
@@ -118,6 +159,8 @@ pub struct Capabilities {
     pub encrypts: bool,
     /// Payload is written straight into place: the link asks [`Handler::offer`].
     pub places: bool,
+    /// What it takes arrives, or [`Link::poll_path`] says that its path has broken.
+    pub reliable: bool,
 }
 
 /// Where a control packet goes.
@@ -148,6 +191,21 @@ pub trait Handler {
     /// ask. The link hands over [`Received::Placed`] with the ticket before anything else.
     fn offer(&mut self, from: Source, envelope: &Envelope, bytes: u32) -> Offer;
 
+    /// Writes `first` to the beginning of a place that was offered, and receives the rest of it from `socket`, which has all
+    /// of it; what follows there goes to `ahead`, as far as it has come. Checks that the payload has `crc`. Answers how many
+    /// bytes of `ahead` have come, or why the payload is not there.
+    ///
+    /// # Errors
+    /// Those of the socket, or its end.
+    fn receive(
+        &mut self,
+        place: &Place,
+        crc: Option<u32>,
+        first: &[u8],
+        socket: BorrowedFd<'_>,
+        ahead: &mut [u8],
+    ) -> io::Result<Result<usize, DropReason>>;
+
     /// Takes in what has arrived.
     fn handle(&mut self, received: Received<'_>);
 }
@@ -155,11 +213,11 @@ pub trait Handler {
 /// What a link has done since it was opened; every field only grows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Datagrams handed to the kernel.
+    /// Packets handed to the kernel.
     pub sent_packets: u64,
     /// Bytes of them, without IP and UDP headers.
     pub sent_bytes: u64,
-    /// System calls that handed datagrams over.
+    /// System calls that handed packets over.
     pub send_calls: u64,
     /// Sends that met a full send buffer; what was not sent is kept and sent later, or lost if a control packet.
     pub blocked: u64,
@@ -193,6 +251,14 @@ pub struct Counters {
     pub received_ce: u64,
     /// Receive calls that failed with something else than "nothing there".
     pub receive_errors: u64,
+    /// Bytes of payload that were received straight into place.
+    pub placed_bytes: u64,
+    /// Connections of paths that broke; their chunks are sent again.
+    pub broken_paths: u64,
+    /// Connections closed because the one who made them does not know this end's token, or said nothing in time.
+    pub strangers: u64,
+    /// Connections closed because of bytes that are no packets, or a payload that is damaged or has no place any more.
+    pub bad_frames: u64,
 }
 
 impl Counters {
@@ -217,5 +283,9 @@ impl Counters {
         self.received_bytes += other.received_bytes;
         self.received_ce += other.received_ce;
         self.receive_errors += other.receive_errors;
+        self.placed_bytes += other.placed_bytes;
+        self.broken_paths += other.broken_paths;
+        self.strangers += other.strangers;
+        self.bad_frames += other.bad_frames;
     }
 }

@@ -119,6 +119,11 @@ enum Unsent {
 }
 
 impl UdpLink {
+    /// What the link was opened with.
+    pub fn config(&self) -> &UdpConfig {
+        &self.config
+    }
+
     /// Changes the differentiated services code point of everything sent from now on, 0 to 63.
     ///
     /// # Errors
@@ -299,10 +304,6 @@ impl Link for UdpLink {
         })
     }
 
-    fn config(&self) -> &UdpConfig {
-        &self.config
-    }
-
     fn address(&self) -> LinkAddress {
         LinkAddress::Udp {
             address: self.config.address,
@@ -318,6 +319,7 @@ impl Link for UdpLink {
             in_order: false,
             encrypts: false,
             places: false,
+            reliable: false,
         }
     }
 
@@ -326,7 +328,12 @@ impl Link for UdpLink {
     }
 
     fn peer(&self, address: &LinkAddress) -> Result<UdpPeer, LinkError> {
-        let LinkAddress::Udp { address, ports } = *address;
+        let LinkAddress::Udp { address, ports } = *address else {
+            return Err(LinkError::OtherLink {
+                address: self.address(),
+                peer: *address,
+            });
+        };
         ports.check()?;
         if address.is_ipv4() != self.config.address.is_ipv4() {
             return Err(LinkError::OtherIpVersion {

@@ -176,7 +176,7 @@ fn a_taken_port_is_named_with_its_range_and_the_remedy() {
         "{error}"
     );
     let text = error.to_string();
-    assert!(text.contains("24062") && text.contains("24060-24063") && text.contains("ss -ulpn"));
+    assert!(text.contains("24062") && text.contains("24060-24063") && text.contains("ss -tulpn"));
     // Nothing is held after the refusal.
     drop(bind(here, 24_060, 2));
 }

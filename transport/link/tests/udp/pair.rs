@@ -1,9 +1,13 @@
 //! What the link's tests share: links, chunks, and what arrives.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use weft_core::drops::DropReason;
+use weft_core::memory::Place;
 use weft_core::received::{Offer, Received};
 use weft_core::units::{PathId, Source, Time};
 use weft_core::wire::Envelope;
@@ -85,6 +89,17 @@ impl Arrivals {
 impl Handler for Arrivals {
     fn offer(&mut self, _: Source, envelope: &Envelope, _: u32) -> Offer {
         panic!("the link does not place: {envelope:?}");
+    }
+
+    fn receive(
+        &mut self,
+        place: &Place,
+        _: Option<u32>,
+        _: &[u8],
+        _: BorrowedFd<'_>,
+        _: &mut [u8],
+    ) -> io::Result<Result<usize, DropReason>> {
+        panic!("the link does not place: {place:?}");
     }
 
     fn handle(&mut self, received: Received<'_>) {

@@ -1,0 +1,125 @@
+//! Connections that others make: taken, and known by what is said first on them.
+
+use std::io::{self, Read as _};
+use std::net::TcpListener;
+
+use weft_core::units::Nanos;
+
+use super::preamble::{PREAMBLE_BYTES, Preamble};
+use super::stream::{self, Role, Stream};
+use super::{TcpConfig, TcpLink, failed};
+use crate::error::LinkError;
+
+/// Connections whose makers have not said what for, at most: the oldest one goes for a new one. Who may connect says it with
+/// its first packet.
+const UNFINISHED_MAX: usize = 64;
+
+/// Connections taken in one turn at most.
+const ACCEPTS_MAX: usize = 16;
+
+/// When the system has no more descriptors, others are taken after this.
+const ACCEPT_AGAIN_AFTER: Nanos = Nanos::from_millis(100);
+
+/// Opens the socket that others connect to.
+pub(super) fn listen(config: &TcpConfig) -> Result<TcpListener, LinkError> {
+    let (address, ports) = (config.address, config.ports);
+    let port = ports.first;
+    let listener = TcpListener::bind((address, port)).map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => LinkError::PortTaken {
+            address,
+            port,
+            ports,
+        },
+        io::ErrorKind::AddrNotAvailable => LinkError::AddressNotHere { address },
+        io::ErrorKind::PermissionDenied => LinkError::NotPermitted { address, ports },
+        _ => failed("bind", address)(source),
+    })?;
+    let set = listener.set_nonblocking(true);
+    set.map_err(failed("fcntl O_NONBLOCK", address))?;
+    Ok(listener)
+}
+
+impl TcpLink {
+    /// Takes what has been connected.
+    pub(super) fn accept(&mut self) {
+        for _ in 0..ACCEPTS_MAX {
+            let socket = match self.listener.accept() {
+                Ok((socket, _)) => socket,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.is_listener_readable = false;
+                    return;
+                }
+                // Of a connection that is gone already.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(_) => {
+                    self.counters.receive_errors += 1;
+                    self.is_listener_readable = false;
+                    self.check_by(self.now + ACCEPT_AGAIN_AFTER);
+                    return;
+                }
+            };
+            if self.unfinished.len() >= UNFINISHED_MAX
+                && let Some(&oldest) = self.unfinished.front()
+            {
+                self.counters.strangers += 1;
+                self.close(oldest);
+            }
+            let here = self.config.address;
+            let set = socket.set_nonblocking(true);
+            let set = set.and_then(|()| stream::set_options(&socket, here, self.config.dscp));
+            let role = Role::Unfinished {
+                finish_by: None,
+                said: [0; PREAMBLE_BYTES],
+                bytes: 0,
+            };
+            let stream = Stream::new(socket, role, self.now);
+            // A connection that the system does not support further is dropped, and made again.
+            if let Ok(slot) = set.and_then(|()| self.insert(stream)) {
+                self.unfinished.push_back(slot);
+                self.set_readable(slot);
+                // The next turn says when it has to be finished.
+                self.check_by(self.now);
+            }
+        }
+    }
+
+    /// Reads what who has connected says. Answers whether there may be more to read.
+    pub(super) fn read_preamble(&mut self, slot: usize) -> bool {
+        let Some(stream) = self.streams.get_mut(slot) else {
+            return false;
+        };
+        let Role::Unfinished { said, bytes, .. } = &mut stream.role else {
+            return true;
+        };
+        while *bytes < PREAMBLE_BYTES {
+            match (&stream.socket).read(&mut said[*bytes..]) {
+                Ok(0) => return self.refuse(slot),
+                Ok(read) => *bytes += read,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return self.refuse(slot),
+            }
+        }
+        let Some(preamble) = Preamble::parse(said) else {
+            return self.refuse(slot);
+        };
+        if preamble.token != self.config.token {
+            return self.refuse(slot);
+        }
+        let way = (preamble.from, preamble.path);
+        stream.role = Role::Incoming { way };
+        self.unfinished.retain(|&other| other != slot);
+        // The other end has made a new one: it has given the old one up.
+        if let Some(before) = self.incoming.insert(way, slot) {
+            self.close(before);
+        }
+        true
+    }
+
+    /// Closes the connection of a stranger. Answers that there is nothing to read.
+    pub(super) fn refuse(&mut self, slot: usize) -> bool {
+        self.counters.strangers += 1;
+        self.close(slot);
+        false
+    }
+}

@@ -1,0 +1,179 @@
+//! Connections that this end makes, one for a path: made by what is sent, and not soon again when they break.
+
+use std::net::SocketAddr;
+
+use weft_core::units::{Nanos, Time};
+
+use super::TcpLink;
+use super::preamble::{PREAMBLE_BYTES, Preamble};
+use super::stream::{Role, Stream, Way};
+use crate::address::LinkAddress;
+use crate::link::{Link as _, PathChange, PathCondition};
+
+/// Who has connected says what for within this, and who is connected to answers.
+const HANDSHAKE_MAX: Nanos = Nanos::from_secs(3);
+
+/// A path whose connection broke takes chunks again after this, doubled with each attempt that brought nothing.
+const BACKOFF_MIN: Nanos = Nanos::from_millis(10);
+const BACKOFF_DOUBLED_MAX: u32 = 7;
+
+/// How often was tried in vain is forgotten after this.
+const FORGET_AFTER: Nanos = Nanos::from_secs(10);
+
+/// A connection that nothing was sent or received on for so long is closed by the end that made it. The next chunk makes it
+/// again.
+const IDLE_MAX: Nanos = Nanos::from_secs(60);
+
+/// What is known of a path of this end.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum WayState {
+    /// It has this connection.
+    Open(usize),
+    /// So many attempts were in vain. It takes nothing until it is ready again.
+    Broken {
+        failures: u32,
+        ready_at: Time,
+        is_ready: bool,
+    },
+}
+
+impl TcpLink {
+    /// Closes a connection. A path that it was of is broken.
+    pub(super) fn close(&mut self, slot: usize) {
+        let Some(stream) = self.streams.try_remove(slot) else {
+            return;
+        };
+        match stream.role {
+            Role::Outgoing { way, failures, .. } => self.set_broken(way, failures + 1),
+            Role::Unfinished { .. } => self.unfinished.retain(|&other| other != slot),
+            Role::Incoming { way } => {
+                if self.incoming.get(&way) == Some(&slot) {
+                    self.incoming.remove(&way);
+                }
+            }
+        }
+    }
+
+    fn set_broken(&mut self, way: Way, failures: u32) {
+        let doubled = (failures.saturating_sub(1)).min(BACKOFF_DOUBLED_MAX);
+        let ready_at = self.now + BACKOFF_MIN.times(1 << doubled);
+        let state = WayState::Broken {
+            failures,
+            ready_at,
+            is_ready: false,
+        };
+        self.outgoing.insert(way, state);
+        self.changes
+            .push_back(PathChange::new(way, PathCondition::Broken));
+        self.counters.broken_paths += 1;
+        self.check_by(ready_at);
+    }
+
+    /// The connection of a path, made if there is none. `None`: its peer is not to be reached now.
+    pub(super) fn outgoing(&mut self, way: Way) -> Option<usize> {
+        let failures = match self.outgoing.get(&way) {
+            Some(&WayState::Open(slot)) => return Some(slot),
+            Some(&WayState::Broken {
+                failures, is_ready, ..
+            }) => is_ready.then_some(failures)?,
+            None => 0,
+        };
+        let LinkAddress::Tcp { ports, token, .. } = way.0 else {
+            return None;
+        };
+        let to = SocketAddr::new(way.0.ip(), ports.first);
+        let connect_by = self.now + HANDSHAKE_MAX;
+        let made = Stream::connect(self.config.address, to, self.config.dscp);
+        let made = made.and_then(|socket| {
+            let role = Role::Outgoing {
+                way,
+                failures,
+                connect_by,
+                is_blocked: false,
+            };
+            let mut stream = Stream::new(socket, role, self.now);
+            let preamble = Preamble {
+                token,
+                path: way.1,
+                from: self.address(),
+            };
+            stream.put(PREAMBLE_BYTES, &mut self.spare, |room| {
+                room.copy_from_slice(&preamble.emit());
+                PREAMBLE_BYTES
+            });
+            self.insert(stream)
+        });
+        let Ok(slot) = made else {
+            self.set_broken(way, failures + 1);
+            return None;
+        };
+        self.sendable.push(slot);
+        self.outgoing.insert(way, WayState::Open(slot));
+        self.check_by(connect_by);
+        Some(slot)
+    }
+
+    /// Ends what has waited for too long, and finds out when to look again.
+    pub(super) fn check(&mut self) {
+        let now = self.now;
+        self.is_listener_readable = true;
+        let mut next: Option<Time> = None;
+        let mut due = |at: Time| {
+            if at > now {
+                next = Some(next.map_or(at, |next| next.min(at)));
+            }
+            at <= now
+        };
+        let mut over = Vec::new();
+        for (slot, stream) in &mut self.streams {
+            let is_over = match &mut stream.role {
+                Role::Outgoing { connect_by, .. } => match stream.has_sent {
+                    false => due(*connect_by),
+                    true => due(stream.used_at + IDLE_MAX),
+                },
+                Role::Unfinished { finish_by, .. } => {
+                    due(*finish_by.get_or_insert(now + HANDSHAKE_MAX))
+                }
+                Role::Incoming { .. } => false,
+            };
+            if is_over {
+                over.push(slot);
+            }
+        }
+        let changes = &mut self.changes;
+        self.outgoing.retain(|&way, state| match state {
+            WayState::Open(_) => true,
+            WayState::Broken {
+                ready_at, is_ready, ..
+            } => {
+                if !*is_ready && due(*ready_at) {
+                    *is_ready = true;
+                    changes.push_back(PathChange::new(way, PathCondition::Ready));
+                }
+                !*is_ready || !due(*ready_at + FORGET_AFTER)
+            }
+        });
+        self.check_at = next;
+        for slot in over {
+            self.end(slot);
+        }
+    }
+
+    /// Ends a connection whose time is over.
+    fn end(&mut self, slot: usize) {
+        let Some(stream) = self.streams.get(slot) else {
+            return;
+        };
+        match stream.role {
+            Role::Unfinished { .. } => {
+                self.refuse(slot);
+            }
+            // Nothing is under way on it: nothing is lost.
+            Role::Outgoing { way, .. } if stream.has_sent && stream.waiting() == 0 => {
+                self.outgoing.remove(&way);
+                self.streams.remove(slot);
+            }
+            _ => self.close(slot),
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! The TCP link through its public interface only, over loopback.
+
+mod hostile;
+mod loopback;
+mod pair;

@@ -1,4 +1,5 @@
-//! Two engines over 127.0.0.1 and a connection between them, for both kinds of progress.
+//! Two engines over 127.0.0.1 and a connection between them, for both kinds of progress: over UDP, and in the test
+//! program `tcp` over TCP.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -7,8 +8,8 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use weft_engine::{
-    ConnectionId, DomainId, Engine, EngineConfig, EngineError, Event, LocalEnd, Nanos, PortRange,
-    Progress, Region, RemoteEnd, Secret, WriteRequest,
+    ConnectionId, DomainId, Engine, EngineConfig, EngineError, Event, LinkAddress, LinkKind,
+    LocalEnd, Nanos, PortRange, Progress, Region, RemoteEnd, Secret, WriteRequest,
 };
 
 /// Nothing here takes a tenth of this on an idle machine.
@@ -33,6 +34,9 @@ pub(crate) fn secret(byte: u8) -> Secret {
     Secret([byte; 32])
 }
 
+/// Whether these are the tests over TCP: the other test programs' files, once more.
+pub(crate) const OVER_TCP: bool = matches!(env!("CARGO_CRATE_NAME").as_bytes(), b"tcp");
+
 /// Every engine of a test process has its own ports; another process's are passed over.
 pub(crate) fn start(adapt: impl Fn(&mut EngineConfig)) -> Engine {
     static NEXT: AtomicU16 = AtomicU16::new(0);
@@ -42,7 +46,13 @@ pub(crate) fn start(adapt: impl Fn(&mut EngineConfig)) -> Engine {
             first: 20_000 + (step % 380) as u16 * 32,
             count: 16,
         };
-        let mut config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, secret(9));
+        let here = Ipv4Addr::LOCALHOST;
+        let link = if OVER_TCP {
+            LinkKind::Tcp
+        } else {
+            LinkKind::Udp
+        };
+        let mut config = EngineConfig::over(link, here, ports, secret(9));
         config.progress = Progress::Inline;
         config.stall_timeout = Nanos::from_secs(20);
         adapt(&mut config);
@@ -62,11 +72,22 @@ pub(crate) fn remote(end: &LocalEnd, receive_secret: Secret) -> RemoteEnd {
 
 impl Pair {
     /// Engines set up alike, joined in domain 1 of each.
+    #[allow(dead_code)] // the tests over TCP join theirs through a proxy
     pub(crate) fn new(adapt: impl Fn(&mut EngineConfig)) -> Self {
         Self::of(start(&adapt), start(&adapt))
     }
 
+    #[allow(dead_code)] // as before
     pub(crate) fn of(a: Engine, b: Engine) -> Self {
+        Self::through(a, b, |address| address)
+    }
+
+    /// The same where `a` reaches `b` by another address.
+    pub(crate) fn through(
+        a: Engine,
+        b: Engine,
+        way: impl FnOnce(LinkAddress) -> LinkAddress,
+    ) -> Self {
         let side = |engine: Engine, byte| {
             let end = engine.allocate(DomainId(1), secret(byte));
             let (sender, events) = unbounded();
@@ -79,8 +100,10 @@ impl Pair {
             }
         };
         let (a, b) = (side(a, 1), side(b, 2));
+        let mut to_b = remote(&b.end, secret(2));
+        to_b.address = way(to_b.address);
         a.engine
-            .connect(a.id, remote(&b.end, secret(2)), a.sender.clone())
+            .connect(a.id, to_b, a.sender.clone())
             .expect("a connects");
         b.engine
             .connect(b.id, remote(&a.end, secret(1)), b.sender.clone())

@@ -25,7 +25,7 @@ case "$verb" in
                     mpirun:openmpi-bin) ;;
     # The peers it is measured against, verbs programs, what counts their instructions, and a virtual machine.
     bench) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
-                     nc:netcat-openbsd scp:openssh-client sshd:openssh-server
+                     nc:netcat-openbsd iperf3:iperf3 scp:openssh-client sshd:openssh-server
                      ib_write_bw:perftest valgrind:valgrind qemu-system-x86_64:qemu-system-x86 cpio:cpio depmod:kmod
                      busybox:busybox-static) ;;
     # What a Kubernetes node has; hack/cluster-binaries.sh brings what Debian has not, or too old.

@@ -33,6 +33,7 @@ mod split;
 pub mod spray;
 pub mod stage;
 mod tcp;
+mod tcp_raw;
 mod ucx;
 pub(crate) mod verbs;
 pub mod writes;
@@ -77,6 +78,9 @@ pub enum Work {
     Share,
     /// The engine against a UDP blaster, memory to memory, and the receiver's CPU time.
     Raw,
+    /// Writes over TCP against a plain TCP socket that walks the same memory.
+    #[value(name = "tcp-raw")]
+    TcpRaw,
     /// Encrypted writes against unencrypted ones.
     Encryption,
     /// A connection over two workers against one over one.
@@ -220,6 +224,7 @@ impl Work {
             Self::Isolation => verbs::isolation::measure(context),
             Self::Share => verbs::share::measure(context),
             Self::Raw => raw::measure(context),
+            Self::TcpRaw => tcp_raw::measure(context),
             Self::Encryption => encryption::measure(context),
             Self::Split => split::measure(context),
             Self::Latency => latency::measure(context),

@@ -266,17 +266,22 @@ fn keep_pace(sent: u64, progress: &Progress) -> u64 {
 }
 
 /// Polls for a while, then blocks: the engine's workers wait the same way.
-struct Idle {
+pub(super) struct Idle {
     spin: Duration,
     since: Option<Instant>,
 }
 
 impl Idle {
-    fn new(spin: Duration) -> Self {
+    pub(super) fn new(spin: Duration) -> Self {
         Self { spin, since: None }
     }
 
-    fn wait(&mut self, socket: &UdpSocket, ready: PollFlags, limit: Duration) -> io::Result<()> {
+    pub(super) fn wait(
+        &mut self,
+        socket: &impl AsFd,
+        ready: PollFlags,
+        limit: Duration,
+    ) -> io::Result<()> {
         if self.since.get_or_insert_with(Instant::now).elapsed() < self.spin {
             std::hint::spin_loop();
             return Ok(());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use weft_engine::{Encryption, PolicyKind, PortRange, Progress};
+use weft_engine::{Encryption, LinkKind, PolicyKind, PortRange, Progress};
 use weft_fabric::Fabric;
 
 use super::BenchError;
@@ -22,6 +22,8 @@ pub struct Shape {
     pub policy: Option<PolicyKind>,
     /// How many there are.
     pub paths: u16,
+    /// Over what.
+    pub link: LinkKind,
     /// Which ports, and the seed of the policy's draws.
     pub draw: u16,
     /// Who runs the workers.
@@ -35,11 +37,12 @@ pub struct Shape {
 }
 
 impl Default for Shape {
-    /// 128 paths and one worker thread an engine, the rest as the engine has it.
+    /// 128 paths over UDP and one worker thread an engine, the rest as the engine has it.
     fn default() -> Self {
         Self {
             policy: None,
             paths: 128,
+            link: LinkKind::Udp,
             draw: 0,
             progress: Progress::Threads(1),
             split: 1,
@@ -80,6 +83,7 @@ impl Ends {
                 mtu: u16::try_from(fabric.spec().mtu).unwrap_or(u16::MAX),
                 paths: shape.paths,
                 policy: shape.policy,
+                link: shape.link,
                 progress: shape.progress,
                 split: shape.split,
                 spin: shape.spin,
@@ -104,6 +108,7 @@ impl Ends {
                 mtu: 9000,
                 paths: shape.paths.min(16),
                 policy: shape.policy,
+                link: shape.link,
                 progress: shape.progress,
                 split: shape.split,
                 spin: shape.spin,

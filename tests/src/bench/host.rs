@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
 use weft_engine::{
-    ConnectionId, DomainId, Encryption, Engine, EngineConfig, Event, Key, Nanos, PolicyKind,
-    PortRange, Progress, Region, RemoteEnd, SIGNAL, Secret, WriteRequest,
+    ConnectionId, DomainId, Encryption, Engine, EngineConfig, Event, Key, LinkKind, Nanos,
+    PolicyKind, PortRange, Progress, Region, RemoteEnd, SIGNAL, Secret, WriteRequest,
 };
 
 use super::BenchError;
@@ -28,6 +28,8 @@ pub struct Setup {
     pub paths: u16,
     /// Who chooses the paths; the engine's default when absent.
     pub policy: Option<PolicyKind>,
+    /// Over what.
+    pub link: LinkKind,
     /// Who runs the workers.
     pub progress: Progress,
     /// Over how many workers a connection is split.
@@ -107,7 +109,7 @@ pub enum Happened {
 
 impl Setup {
     fn config(self, node_key: Secret) -> EngineConfig {
-        let mut config = EngineConfig::new(self.address, self.ports, node_key);
+        let mut config = EngineConfig::over(self.link, self.address, self.ports, node_key);
         config.mtu = self.mtu;
         config.paths = self.paths;
         config.progress = self.progress;

@@ -163,7 +163,7 @@ impl Scp {
 }
 
 /// A child that does not outlive this.
-struct Killed(Child);
+pub(super) struct Killed(pub(super) Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
@@ -207,7 +207,15 @@ fn succeeded(program: &str, status: ExitStatus, said: &str) -> Result<(), BenchE
     }
 }
 
-fn failed(program: &str, message: &str) -> BenchError {
+/// Where a program is, if it is installed.
+pub(super) fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|directory| directory.join(program))
+        .find(|file| file.is_file())
+}
+
+pub(super) fn failed(program: &str, message: &str) -> BenchError {
     BenchError::Program {
         program: program.to_owned(),
         message: message.to_owned(),

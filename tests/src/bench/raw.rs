@@ -21,7 +21,7 @@ pub(super) const MEMORY: usize = 64 << 20;
 pub(super) const LAP: usize = 512 << 20;
 const BLASTER_PORT: u16 = 19_000;
 /// How long the blaster's receiver waits for its first datagram.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One MTU and what must hold at it.
 struct Case {

@@ -26,13 +26,7 @@ pub(super) struct TcpLoad {
 impl TcpLoad {
     /// `rate_bps`: how much it sends, bits per second of payload; as much as it can when absent.
     pub(super) fn start(fabric: &Fabric, rate_bps: Option<u64>) -> Result<Self, BenchError> {
-        let failed = |source: std::io::Error| BenchError::system("a TCP connection")(source);
-        let address = SocketAddr::new(fabric.node(0).data_address.into(), PORT);
-        let listener = fabric.in_node(0, || TcpListener::bind(address))?;
-        let listener = listener.map_err(failed)?;
-        let sender = fabric.in_node(1, || TcpStream::connect(address))?;
-        let mut sender = sender.map_err(failed)?;
-        let (mut receiver, _) = listener.accept().map_err(failed)?;
+        let (mut sender, mut receiver) = connect(fabric)?;
         let (over, received) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let begun = Instant::now();
         let (ends, counts) = (Arc::clone(&over), Arc::clone(&received));
@@ -65,6 +59,18 @@ impl TcpLoad {
     pub(super) fn rate(&self) -> f64 {
         self.received.load(Ordering::Relaxed) as f64 / self.begun.elapsed().as_secs_f64() / 1e9
     }
+}
+
+/// A connection from node 1 to node 0: both its ends.
+pub(super) fn connect(fabric: &Fabric) -> Result<(TcpStream, TcpStream), BenchError> {
+    let failed = |source: std::io::Error| BenchError::system("a TCP connection")(source);
+    let address = SocketAddr::new(fabric.node(0).data_address.into(), PORT);
+    let listener = fabric.in_node(0, || TcpListener::bind(address))?;
+    let listener = listener.map_err(failed)?;
+    let sender = fabric.in_node(1, || TcpStream::connect(address))?;
+    let sender = sender.map_err(failed)?;
+    let (receiver, _) = listener.accept().map_err(failed)?;
+    Ok((sender, receiver))
 }
 
 impl Drop for TcpLoad {

@@ -1,12 +1,13 @@
 //! UCX over TCP, where its `ucx_perftest` is installed (Debian: ucx-utils).
 
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use weft_fabric::Fabric;
 
 use super::BenchError;
+use super::peers::{self, Killed, find};
 
 const PROGRAM: &str = "ucx_perftest";
 const PORT: &str = "13337";
@@ -31,11 +32,7 @@ pub(super) enum Test {
 impl Ucx {
     /// Where it is, if it is installed.
     pub(super) fn find() -> Option<Self> {
-        let path = std::env::var_os("PATH")?;
-        std::env::split_paths(&path)
-            .map(|directory| directory.join(PROGRAM))
-            .find(|file| file.is_file())
-            .map(Self)
+        find(PROGRAM).map(Self)
     }
 
     /// How a row names this peer and its test.
@@ -100,17 +97,6 @@ impl Ucx {
     }
 }
 
-/// A child that does not outlive this.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        // It may have ended by itself, which is as good.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// From the columns: iterations, latency of a percentile, average, overall (µs); average and overall
 /// bandwidth (MiB/s); average and overall messages a second.
 fn figure(text: &str, test: Test) -> Option<f64> {
@@ -129,10 +115,7 @@ fn figure(text: &str, test: Test) -> Option<f64> {
 }
 
 fn failed(message: &str) -> BenchError {
-    BenchError::Program {
-        program: PROGRAM.to_owned(),
-        message: message.trim().to_owned(),
-    }
+    peers::failed(PROGRAM, message.trim())
 }
 
 #[cfg(test)]

@@ -377,7 +377,7 @@ impl Engine {
         let here = self.address_of_worker(worker_of_connection(local));
         let pairs = here.paths_to(peer);
         if pairs == 0 {
-            let (address, peer) = (here, *peer);
+            let (address, peer) = (here.to_string(), peer.to_string());
             return Err(LinkError::OtherLink { address, peer }.into());
         }
         if u32::from(self.config.paths) > pairs {

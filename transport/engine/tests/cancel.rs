@@ -49,8 +49,16 @@ fn reuse(region: &Region) {
     region.write(0, &bytes).expect("all of it");
 }
 
-fn is_untouched(region: &Region) -> bool {
-    bytes_of(region).iter().all(|&byte| byte == REUSED)
+/// Nothing lands late.
+fn stays(region: &Region, byte: u8) {
+    let since = Instant::now();
+    while since.elapsed() < SETTLES {
+        assert!(bytes_of(region).iter().all(|&now| now == byte));
+    }
+}
+
+fn stays_untouched(region: &Region) {
+    stays(region, REUSED);
 }
 
 /// Waits until some of what was `sent` lies in the region: its sender is in the midst of it.
@@ -83,8 +91,7 @@ fn no_byte_of_a_write_lands_after_its_cancel_and_its_pages_are_used_again_at_onc
             other => panic!("{other:?}"),
         }
         reuse(&there);
-        std::thread::sleep(SETTLES);
-        assert!(is_untouched(&there), "{workers} workers");
+        stays_untouched(&there);
         assert!(pair.b.events.is_empty(), "its immediate never counts");
         // Nobody holds the source any more; key and connection are as they were.
         assert_eq!(Arc::strong_count(&source), 1);
@@ -146,8 +153,7 @@ fn a_thousand_writes_are_cancelled_by_many_threads_at_once_and_each_has_one_end(
         all.sort_unstable();
         assert!(all.into_iter().eq(0..WRITES), "one end for each");
         assert!(cancelled.len() > 100, "{} were cancelled", cancelled.len());
-        std::thread::sleep(SETTLES);
-        assert!(is_untouched(&there), "{workers} workers");
+        stays_untouched(&there);
         assert!(pair.a.events.is_empty());
         // What was written is there, and its immediate counted; no other one did.
         let mut told: Vec<u64> = pair
@@ -230,9 +236,8 @@ fn pages_and_a_read_are_cancelled_and_a_send_is_not() {
         other => panic!("{other:?}"),
     }
     here.write(0, &vec![0; BYTES]).expect("all of it");
-    std::thread::sleep(SETTLES);
-    assert!(bytes_of(&here).iter().all(|&byte| byte == 0));
-    assert!(is_untouched(&there));
+    stays(&here, 0);
+    stays_untouched(&there);
 
     let send = SendMessage {
         token: 3,

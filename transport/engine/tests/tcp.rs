@@ -74,10 +74,7 @@ impl Proxy {
 fn pump(mut from: &TcpStream, mut to: &TcpStream, fault: Option<Fault>) {
     let mut buffer = vec![0; 100_000];
     let mut passed = 0;
-    loop {
-        let Ok(bytes @ 1..) = from.read(&mut buffer) else {
-            break;
-        };
+    while let Ok(bytes @ 1..) = from.read(&mut buffer) {
         match fault {
             Some(Fault::CutAfter(limit)) if passed > limit => break,
             Some(Fault::FlipAfter(limit)) if (passed..passed + bytes as u64).contains(&limit) => {

@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 
-use crate::address::LinkAddress;
 use crate::ports::{BadPorts, PortRange};
 
 /// Why a link could not be opened, or why it cannot serve a peer.
@@ -88,9 +87,9 @@ pub enum LinkError {
     #[error("{address} and {peer} are of two links: set link to the same at both ends")]
     OtherLink {
         /// The address here.
-        address: LinkAddress,
+        address: String,
         /// The peer's.
-        peer: LinkAddress,
+        peer: String,
     },
     /// Any other refusal of the kernel.
     #[error(

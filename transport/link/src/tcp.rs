@@ -219,8 +219,8 @@ impl Link for TcpLink {
         let (here, there) = (self.config.address, address.ip());
         if !matches!(address, LinkAddress::Tcp { .. }) {
             return Err(LinkError::OtherLink {
-                address: self.address(),
-                peer: *address,
+                address: self.address().to_string(),
+                peer: address.to_string(),
             });
         }
         address.check()?;

@@ -330,8 +330,8 @@ impl Link for UdpLink {
     fn peer(&self, address: &LinkAddress) -> Result<UdpPeer, LinkError> {
         let LinkAddress::Udp { address, ports } = *address else {
             return Err(LinkError::OtherLink {
-                address: self.address(),
-                peer: *address,
+                address: self.address().to_string(),
+                peer: address.to_string(),
             });
         };
         ports.check()?;

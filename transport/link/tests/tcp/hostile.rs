@@ -9,8 +9,8 @@ use weft_link::{Link, Sent};
 use crate::pair::{End, HERE, PAYLOAD, drive, frame, packet, preamble};
 
 fn connect(port: u16) -> TcpStream {
-    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
-    stream.set_nonblocking(true).unwrap();
+    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("it listens");
+    stream.set_nonblocking(true).expect("a socket can");
     stream
 }
 

@@ -11,8 +11,9 @@ use crate::pair::{End, HERE, PAYLOAD, address, drive, frame, packet, preamble};
 /// An end at `port`, and a connection to it that says what an end at `port + 1` would.
 fn connected(port: u16) -> (End, TcpStream) {
     let end = End::open(HERE[0], port);
-    let mut raw = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
-    raw.write_all(&preamble(port, 0, port + 1)).unwrap();
+    let mut raw = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("it listens");
+    raw.write_all(&preamble(port, 0, port + 1))
+        .expect("it is taken");
     (end, raw)
 }
 

@@ -1,12 +1,15 @@
 //! Work requests that are taken back: once that is confirmed, no byte of them lands and their immediate never counts.
 
+use std::collections::BTreeSet;
+
 use weft_core::connection::{
     AtomicChange, CancelError, Event, Failure, Pages, Read, SendMessage, WritePages,
 };
 use weft_core::drops::DropReason;
 use weft_core::units::{ChunkNumber, Nanos, PathId};
 use weft_core::wire::{
-    Atomic, CONTROL_BYTES_MAX, CONTROL_PACKET_NUMBERS, DataHeader, Flags, Kind, Opcode, Revoke,
+    Atomic, CONTROL_BYTES_MAX, CONTROL_PACKET_NUMBERS, DataHeader, Flags, Kind, Opcode, Refusal,
+    Refused, Revoke,
 };
 use weft_sim::pattern;
 
@@ -406,6 +409,50 @@ fn a_write_that_the_peer_is_not_ready_for_is_cancelled_and_the_others_wait_on() 
     assert_eq!(pair.events(Side::A), [Event::Completed { token: other }]);
     let (value, key) = (2, KEY);
     assert_eq!(pair.events(Side::B), [Event::Immediate { value, key }]);
+}
+
+#[test]
+fn chunks_of_a_cancelled_write_that_the_peer_refused_do_not_say_that_it_is_ready() {
+    let mut pair = Pair::new();
+    pair.drop_all(|packet| packet.is_data());
+    // Chunks 0 to 3, and 4 to 11.
+    let token = pair.write(16_000);
+    let other = pair.write_to(Side::A, 32_000, 100_000, None);
+    pair.run_for(micros(10));
+    let mut numbers = 100..;
+    let mut refuse = |pair: &mut Pair, chunk: u32| {
+        let (refused, chunk) = (Refused::NotArmed, ChunkNumber(chunk));
+        let number = numbers.next().expect("there are enough");
+        let packet = pair.sealed_refusal(Refusal { refused, chunk }, number);
+        assert_eq!(pair.inject(Side::A, &packet), Ok(()));
+    };
+    let sent_since = |pair: &Pair, before: usize| -> BTreeSet<u32> {
+        let lost = pair.wire.lost[before..].iter();
+        lost.map(|packet| packet.header().chunk.0).collect()
+    };
+    (0..12).for_each(|chunk| refuse(&mut pair, chunk));
+    // One of them asks, and asks again when it was refused.
+    for wait in [1_100, 2_100] {
+        let before = pair.wire.lost.len();
+        pair.run_for(micros(wait));
+        assert_eq!(sent_since(&pair, before), BTreeSet::from([0]));
+        if wait == 1_100 {
+            refuse(&mut pair, 0);
+        }
+    }
+    let before = pair.wire.lost.len();
+    assert_eq!(cancel(&mut pair, token), Ok(()));
+    pair.run_for(micros(110));
+    assert_eq!(pair.events(Side::A), [Event::Cancelled { token }]);
+    assert_eq!(sent_since(&pair, before), BTreeSet::from([4]));
+    // The wait is twice as long as the last one.
+    refuse(&mut pair, 4);
+    let before = pair.wire.lost.len();
+    pair.run_for(micros(3_900));
+    assert_eq!(sent_since(&pair, before), BTreeSet::new());
+    pair.heal();
+    pair.run();
+    assert_eq!(pair.events(Side::A), [Event::Completed { token: other }]);
 }
 
 #[test]

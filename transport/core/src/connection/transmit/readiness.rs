@@ -50,6 +50,13 @@ pub(super) struct Waiting {
     batch: usize,
 }
 
+impl Waiting {
+    /// Where the oldest one stands; `first` is the board's first chunk.
+    fn oldest(&self, first: ChunkNumber) -> Option<usize> {
+        (0..self.chunks.len()).min_by_key(|&at| self.chunks[at].ahead_of(first))
+    }
+}
+
 /// Which waiting chunk asks next. In turns, for they may be for different regions; and every other time the oldest,
 /// for of sends only that one can be taken.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -118,11 +125,9 @@ impl SendHalf {
             return;
         };
         waiting.chunks.retain(|&chunk| self.board.is_lost(chunk));
-        let ahead = |chunk: &ChunkNumber| chunk.ahead_of(self.board.first());
-        let oldest = (0..waiting.chunks.len()).min_by_key(|&at| ahead(&waiting.chunks[at]));
         let at = match waiting.pick {
             Pick::InTurn => Some(0),
-            Pick::Oldest => oldest,
+            Pick::Oldest => waiting.oldest(self.board.first()),
         };
         let asked = at.and_then(|at| waiting.chunks.remove(at));
         let before = std::mem::take(&mut self.readiness);
@@ -150,6 +155,27 @@ impl SendHalf {
                 Some(&last) if !waiting.chunks.is_empty() => *chunk = last,
                 _ => self.readiness = Readiness::Ready,
             }
+        }
+    }
+
+    /// A message was revoked. If the chunk that was sent to ask was of it, the oldest of those that wait asks in its place:
+    /// nothing is known of the receiver.
+    pub(super) fn hand_question_on(&mut self) {
+        let board = &self.board;
+        let Readiness::Asked { chunk, waiting } = &mut self.readiness else {
+            return;
+        };
+        if board.holds(*chunk) && board.get(*chunk).is_under_way() {
+            return;
+        }
+        waiting.chunks.retain(|&chunk| board.is_lost(chunk));
+        let oldest = waiting.oldest(board.first());
+        match oldest.and_then(|at| waiting.chunks.remove(at)) {
+            Some(next) => {
+                self.lost.push_back(next);
+                *chunk = next;
+            }
+            None => self.readiness = Readiness::Ready,
         }
     }
 

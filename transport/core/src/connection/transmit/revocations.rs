@@ -128,11 +128,9 @@ impl SendHalf {
             sent: 0,
         };
         for chunk in revocation.chunks() {
-            if self.board.revoke(chunk) {
-                // If it was to ask whether the receiver is ready, another one does.
-                self.note_ready(chunk);
-            }
+            self.board.revoke(chunk);
         }
+        self.hand_question_on();
         if let TailProbe::Sent { chunk, .. } = self.tail_probe
             && revocation.chunks().any(|revoked| revoked == chunk)
         {

@@ -182,7 +182,7 @@ impl Connection {
         let request = request.into();
         request.check(&self.config.settings)?;
         let requests = self.receive.requests();
-        if request.awaits_response() && requests.len() == REQUESTS_MAX {
+        if request.awaits_response() && requests.len() >= REQUESTS_MAX {
             return Err(PostError::TooManyRequests);
         }
         self.transmit.post(request, requests);
@@ -815,6 +815,12 @@ impl Connection {
     /// Whether a message is not complete, or a response to the peer is not acknowledged.
     pub fn is_sending(&self) -> bool {
         self.transmit.is_busy()
+    }
+
+    /// Reads that were cancelled and whose responses are not here whole: each is one of the
+    /// [`REQUESTS_MAX`] that may be under way until then.
+    pub fn cancelled_reads(&self) -> usize {
+        self.receive.cancelled_reads()
     }
 
     /// Whether something has arrived that no acknowledgement was sent for.

@@ -112,6 +112,17 @@ impl Parts {
         part.requests.fetch_add(request.into(), Ordering::Relaxed);
     }
 
+    /// Counts requests of the first part that were cancelled on another engine, and that the peer has yet to answer.
+    pub(crate) fn restore_requests(&self, count: usize) {
+        self.parts[0].requests.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// The peer has answered so many requests of this part that were cancelled.
+    pub(crate) fn answered(&self, part: usize, count: usize) {
+        let part = &self.parts[part];
+        part.requests.fetch_sub(count, Ordering::Relaxed);
+    }
+
     /// A work request of this part is complete.
     pub(crate) fn complete(&self, part: usize, bytes: u64, request: bool) {
         let part = &self.parts[part];

@@ -32,6 +32,8 @@ struct User {
     held: bool,
     /// Work requests that are not complete.
     posts: usize,
+    /// Requests that were cancelled, and that the peer has yet to answer.
+    cancelled: usize,
     /// The endpoint has yet to say that no placement of it is under way.
     landing: bool,
     /// The user has closed it.
@@ -79,6 +81,8 @@ pub(crate) struct Users {
     posted: Posts,
     /// Connections whose users have too many events to take.
     held: Vec<ConnectionId>,
+    /// Connections with cancelled requests that the peer has yet to answer.
+    unanswered: Vec<ConnectionId>,
     /// Of the engine's workers, which hold other parts.
     queues: Arc<[Queue]>,
 }
@@ -98,6 +102,7 @@ impl Users {
             ended: false,
             held: false,
             posts: 0,
+            cancelled: 0,
             landing: false,
             closing: false,
         };
@@ -221,6 +226,32 @@ impl Users {
         true
     }
 
+    /// Counts the requests that a restored connection has cancelled.
+    pub(crate) fn restore_cancelled(&mut self, id: ConnectionId, cancelled: usize) {
+        if let Some(user) = self.by_id.get_mut(&id)
+            && cancelled > 0
+        {
+            user.cancelled = cancelled;
+            user.parts.restore_requests(cancelled);
+            self.unanswered.push(id);
+        }
+    }
+
+    /// Counts no longer the cancelled requests that the peer has answered.
+    pub(crate) fn count_answered(&mut self, endpoint: &Endpoint<PeerNic>) {
+        let by_id = &mut self.by_id;
+        self.unanswered.retain(|id| {
+            let connection = endpoint.connection(*id);
+            let Some((user, connection)) = by_id.get_mut(id).zip(connection) else {
+                return false;
+            };
+            let unanswered = user.cancelled.min(connection.cancelled_reads());
+            let answered = std::mem::replace(&mut user.cancelled, unanswered) - unanswered;
+            user.parts.answered(user.part, answered);
+            unanswered > 0
+        });
+    }
+
     /// A connection that could not be restored has no user.
     pub(crate) fn forget(&mut self, id: ConnectionId) {
         self.posted.drop_of(id);
@@ -281,7 +312,13 @@ impl Users {
                     return;
                 };
                 user.posts -= 1;
-                user.parts.complete(user.part, posted.bytes, posted.request);
+                user.parts.complete(user.part, posted.bytes, false);
+                if posted.request {
+                    if user.cancelled == 0 {
+                        self.unanswered.push(id);
+                    }
+                    user.cancelled += 1;
+                }
                 Event::Cancelled {
                     connection,
                     context: posted.context,

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use weft_core::congestion::CongestionKind;
-use weft_core::connection::{CancelError, ChunkSource, Event, Failure, PathOwner, RestoreError};
+use weft_core::connection::{
+    CancelError, ChunkSource, Connection, Event, Failure, PathOwner, RestoreError,
+};
 use weft_core::drops::{DropReason, Drops};
 use weft_core::endpoint::{
     Endpoint, EndpointConfig, PendingReset, Remote, SavedConnection as SavedState, Transmit,
@@ -338,6 +340,9 @@ impl Worker {
         self.users.add(id, parts);
         let mut posts = posts.into_iter();
         if restored == id && posts.all(|post| self.users.restore(id, post)) {
+            let connection = self.endpoint.connection(id);
+            let cancelled = connection.map_or(0, Connection::cancelled_reads);
+            self.users.restore_cancelled(id, cancelled);
             return Ok(());
         }
         self.endpoint.close(restored);
@@ -656,6 +661,7 @@ impl Worker {
             self.users.report(id, event, &mut self.endpoint);
             reported = true;
         }
+        self.users.count_answered(&self.endpoint);
         reported
     }
 

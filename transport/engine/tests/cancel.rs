@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use pair::{PATIENCE, Pair, Side, bytes_of, pattern, region};
 use weft_engine::{
     Access, CancelError, DomainId, EngineConfig, EngineError, Event, Key, Pages, Piece, Post,
-    Progress, Read, Region, SIGNAL, SendMessage, WorkRequest, WritePages, WriteRequest,
+    Progress, REQUESTS_MAX, Read, Region, SIGNAL, SendMessage, WorkRequest, WritePages,
+    WriteRequest,
 };
 
 const DOMAIN: DomainId = DomainId(1);
@@ -251,6 +252,61 @@ fn pages_and_a_read_are_cancelled_and_a_send_is_not() {
         Err(EngineError::Cancel(CancelError::NotCancellable))
     ));
     assert!(pair.b.events.is_empty());
+}
+
+#[test]
+fn no_read_is_lost_that_is_posted_while_the_peer_still_answers_cancelled_ones() {
+    let mut pair = Pair::new(|_| ());
+    let key = pair
+        .b
+        .engine
+        .register_for(DOMAIN, Access::ALL, region(4_096, 0));
+    let to_key = pair.a.engine.register(DOMAIN, region(4_096, 0));
+    let try_post = |side: &Side, token: u64| {
+        let read = Read {
+            token,
+            bytes: 4_096,
+            key,
+            offset: 0,
+            to_key,
+            to_offset: 0,
+        };
+        side.engine.post(Post {
+            connection: side.id,
+            request: read.into(),
+            pieces: Vec::new(),
+        })
+    };
+    let most = REQUESTS_MAX as u64;
+    for token in 0..most {
+        try_post(&pair.a, token).expect("so many may be under way");
+    }
+    let poll = |side: &mut Side| side.engine.poll(Duration::ZERO).expect("the link works");
+    // Some of them leave.
+    for _ in 0..10 {
+        poll(&mut pair.a);
+    }
+    for token in 0..most {
+        let cancelled = pair.a.engine.cancel(pair.a.id, token);
+        cancelled.expect("it is under way");
+    }
+    let began = Instant::now();
+    while pair.a.events.len() < REQUESTS_MAX {
+        assert!(began.elapsed() < PATIENCE);
+        poll(&mut pair.a);
+    }
+    let are_cancelled = |event| matches!(event, Event::Cancelled { .. });
+    assert!(pair.a.events.try_iter().all(are_cancelled));
+    let taken = (most..).take_while(|&token| try_post(&pair.a, token).is_ok());
+    let taken = taken.count();
+    assert!(taken < REQUESTS_MAX, "the peer has yet to answer some");
+    while pair.a.events.len() < taken {
+        assert!(began.elapsed() < PATIENCE);
+        poll(&mut pair.a);
+        poll(&mut pair.b);
+    }
+    let are_complete = |event| matches!(event, Event::Completed { .. });
+    assert!(pair.a.events.try_iter().all(are_complete));
 }
 
 #[test]

@@ -226,6 +226,11 @@ impl ReceiveHalf {
         &mut self.requests
     }
 
+    /// Those of them that were cancelled and not answered.
+    pub(super) fn cancelled_reads(&self) -> usize {
+        self.requests.unwanted()
+    }
+
     /// Reports the reads that were cancelled and of which nothing lands any more.
     pub(super) fn report_cancelled(&mut self, events: &mut VecDeque<Event>) {
         let pending = &self.pending;

@@ -6,7 +6,7 @@ use crate::drops::DropReason;
 use crate::memory::check_bounds;
 use crate::units::Key;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// Buffers that several connections take from: verbs' shared receive queue (InfiniBand Architecture Specification,
@@ -132,6 +132,8 @@ pub(super) struct Requests {
     waiting: BTreeMap<u64, PendingRequest>,
     /// Number and token of those that were cancelled, and not reported yet.
     cancelled: Vec<(u64, u64)>,
+    /// The numbers of those that were cancelled and whose responses are not here whole: the peer keeps them until then.
+    unwanted: BTreeSet<u64>,
 }
 
 impl Requests {
@@ -158,9 +160,14 @@ impl Requests {
         number
     }
 
-    /// How many there are.
+    /// Those that the peer has to answer, also those that were cancelled.
     pub(super) fn len(&self) -> usize {
-        self.waiting.len()
+        self.waiting.len() + self.unwanted.len()
+    }
+
+    /// Those that were cancelled among them.
+    pub(super) fn unwanted(&self) -> usize {
+        self.unwanted.len()
     }
 
     /// The key and the offset of the place of `bytes` bytes at `offset` of a response. `last`: it ends there.
@@ -187,8 +194,9 @@ impl Requests {
         Some(self.waiting.get(&number)?.token)
     }
 
-    /// The response is here whole. Returns the token of what asked.
+    /// The response is here whole. Returns the token of what asked, unless that was cancelled.
     pub(super) fn complete(&mut self, number: u64) -> Option<u64> {
+        self.unwanted.remove(&number);
         Some(self.waiting.remove(&number)?.token)
     }
 
@@ -198,11 +206,12 @@ impl Requests {
         Some((number, request.is_read))
     }
 
-    /// Nobody waits for the response any more.
+    /// The response is placed no more.
     pub(super) fn cancel(&mut self, number: u64) {
-        let request = self.waiting.remove(&number);
-        self.cancelled
-            .extend(request.map(|request| (number, request.token)));
+        if let Some(request) = self.waiting.remove(&number) {
+            self.cancelled.push((number, request.token));
+            self.unwanted.insert(number);
+        }
     }
 
     /// The tokens of those that were cancelled since and of which nothing `lands` any more.
@@ -262,7 +271,8 @@ mod tests {
         assert_eq!(requests.take_cancelled(|_| true).count(), 0);
         assert_eq!(requests.take_cancelled(|_| false).collect::<Vec<_>>(), [5]);
         assert_eq!(requests.take_cancelled(|_| false).count(), 0);
-        assert_eq!((requests.len(), requests.complete(number)), (0, None));
+        assert_eq!(requests.len(), 1, "the peer has yet to answer it");
+        assert_eq!((requests.complete(number), requests.len()), (None, 0));
     }
 
     fn buffer(token: u64) -> ReceiveBuffer {

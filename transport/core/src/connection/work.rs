@@ -157,8 +157,12 @@ pub enum PostError {
         "there are no pages, or they have no bytes: `pages` needs at least one page of one byte"
     )]
     NoPages,
-    /// [`REQUESTS_MAX`] reads and atomics wait for their responses.
-    #[error("{REQUESTS_MAX} reads and atomics are under way: wait until one completes")]
+    /// [`REQUESTS_MAX`] reads and atomics wait for their responses. A cancelled read is one of them until the peer has sent
+    /// its response.
+    #[error(
+        "{REQUESTS_MAX} reads and atomics are under way, cancelled reads that the peer still answers among them: wait \
+         until one has ended"
+    )]
     TooManyRequests,
     /// The connection has failed or was closed.
     #[error("the connection is closed: connect again")]

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use weft_core::connection::{
-    AtomicChange, CancelError, Event, Failure, Pages, Read, SendMessage, WritePages,
+    AtomicChange, CancelError, Event, Failure, Pages, PostError, REQUESTS_MAX, Read, SendMessage,
+    WritePages,
 };
 use weft_core::drops::DropReason;
 use weft_core::units::{ChunkNumber, Nanos, PathId};
@@ -542,6 +543,37 @@ fn a_read_that_is_being_copied_is_cancelled_when_the_copy_has_ended() {
     pair.run();
     assert_eq!(pair.events(Side::A), [Event::Cancelled { token: 5 }]);
     assert_eq!(pair.memory(Side::A).copies_begun, copies as u64);
+}
+
+#[test]
+fn a_cancelled_read_is_under_way_until_its_response_has_ended() {
+    let mut pair = Pair::new();
+    pair.drop_all(is(Kind::Response));
+    let one_more = Read {
+        token: 999,
+        bytes: 2_000,
+        key: KEY,
+        offset: 0,
+        to_key: KEY,
+        to_offset: 0,
+    };
+    for token in 0..REQUESTS_MAX as u64 {
+        read(&mut pair, token, 2_000);
+        pair.run_for(micros(10));
+        assert_eq!(cancel(&mut pair, token), Ok(()));
+    }
+    assert_eq!(pair.connection(Side::A).cancelled_reads(), REQUESTS_MAX);
+    assert_eq!(pair.post(0, 0, one_more), Err(PostError::TooManyRequests));
+    pair.heal();
+    pair.run();
+    let events = pair.events(Side::A);
+    assert_eq!(events.len(), REQUESTS_MAX, "{events:?}");
+    let are_cancelled = |event: &Event| matches!(event, Event::Cancelled { .. });
+    assert!(events.iter().all(are_cancelled), "{events:?}");
+    assert_eq!(pair.connection(Side::A).cancelled_reads(), 0);
+    pair.post(0, 0, one_more).expect("there is room");
+    pair.run();
+    assert_eq!(pair.events(Side::A), [Event::Completed { token: 999 }]);
 }
 
 fn pattern_bytes(bytes: usize) -> Vec<u8> {

@@ -72,7 +72,12 @@ impl Connection {
 
     fn cancel_read(&mut self, token: u64) -> Result<(), CancelError> {
         let requests = self.receive.requests();
-        let (number, is_read) = requests.find(token).ok_or(CancelError::NotUnderWay)?;
+        let Some((number, is_read)) = requests.find(token) else {
+            return match requests.is_cancelled(token) {
+                true => Ok(()),
+                false => Err(CancelError::NotUnderWay),
+            };
+        };
         if !is_read {
             return Err(CancelError::NotCancellable);
         }

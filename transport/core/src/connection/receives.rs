@@ -214,6 +214,11 @@ impl Requests {
         }
     }
 
+    /// Whether one with this token was cancelled, and that is not reported yet.
+    pub(super) fn is_cancelled(&self, token: u64) -> bool {
+        self.cancelled.iter().any(|(_, of)| *of == token)
+    }
+
     /// The tokens of those that were cancelled since and of which nothing `lands` any more.
     pub(super) fn take_cancelled(
         &mut self,
@@ -268,8 +273,10 @@ mod tests {
         assert_eq!(requests.find(5), Some((number, true)));
         requests.cancel(number);
         assert_eq!(requests.find(5), None, "its name is free");
+        assert!(requests.is_cancelled(5));
         assert_eq!(requests.take_cancelled(|_| true).count(), 0);
         assert_eq!(requests.take_cancelled(|_| false).collect::<Vec<_>>(), [5]);
+        assert!(!requests.is_cancelled(5));
         assert_eq!(requests.take_cancelled(|_| false).count(), 0);
         assert_eq!(requests.len(), 1, "the peer has yet to answer it");
         assert_eq!((requests.complete(number), requests.len()), (None, 0));

@@ -536,6 +536,7 @@ fn a_read_that_is_being_copied_is_cancelled_when_the_copy_has_ended() {
     let copies = pair.memory(Side::A).copies.len();
     assert!(copies > 0);
     assert_eq!(cancel(&mut pair, 5), Ok(()));
+    assert_eq!(cancel(&mut pair, 5), Ok(()), "once more changes nothing");
     pair.run_for(micros(1_000));
     assert_eq!(pair.events(Side::A), []);
     pair.expect_drop(DropReason::Duplicate);

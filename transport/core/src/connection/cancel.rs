@@ -66,7 +66,10 @@ impl Connection {
             Some(_) => return Err(CancelError::NotCancellable),
             None => self.cancel_read(token)?,
         }
-        self.end_stall();
+        if !self.transmit.is_busy() {
+            // What is posted next has all of the stall timeout.
+            self.restart_stall();
+        }
         Ok(())
     }
 
@@ -97,18 +100,17 @@ impl Connection {
         Ok(())
     }
 
-    /// Where nothing is left to wait for, what is posted next has all of the stall timeout.
-    fn end_stall(&mut self) {
-        if !self.transmit.is_busy() {
-            let timeout = self.config.stall_timeout;
-            self.transmit.restart_stall(timeout, &mut self.timers);
-        }
+    fn restart_stall(&mut self) {
+        let timeout = self.config.stall_timeout;
+        self.transmit.restart_stall(timeout, &mut self.timers);
     }
 
     pub(super) fn handle_revoked(&mut self, revoked: wire::Revoked) -> Result<(), DropReason> {
-        let ended = self.transmit.handle_revoked(revoked, &mut self.timers)?;
-        self.events.extend(ended);
-        self.end_stall();
+        if let Some(event) = self.transmit.handle_revoked(revoked, &mut self.timers)? {
+            self.events.push_back(event);
+            // The peer is there.
+            self.restart_stall();
+        }
         Ok(())
     }
 }

@@ -266,6 +266,23 @@ fn what_is_posted_after_a_cancel_has_all_of_the_stall_timeout() {
 }
 
 #[test]
+fn a_peer_that_confirms_a_cancel_has_not_stalled() {
+    let mut pair = Pair::with(|setup| setup.stall_timeout = Nanos::from_secs(2));
+    pair.expect_drop(DropReason::NotArmed);
+    pair.expect_drop(DropReason::Duplicate);
+    pair.hold(Side::B, true);
+    let token = pair.write_to(Side::A, 4_000, 0, Some(1));
+    let other = pair.write_to(Side::A, 4_000, 10_000, Some(2));
+    pair.run_for(Nanos::from_millis(1_500));
+    assert_eq!(cancel(&mut pair, token), Ok(()));
+    pair.run_for(Nanos::from_millis(1_500));
+    assert_eq!(pair.events(Side::A), [Event::Cancelled { token }]);
+    pair.hold(Side::B, false);
+    pair.run();
+    assert_eq!(pair.events(Side::A), [Event::Completed { token: other }]);
+}
+
+#[test]
 fn a_peer_that_was_restarted_ends_the_connection_and_not_the_cancel() {
     let mut pair = Pair::new();
     let token = pair.write(LONG);

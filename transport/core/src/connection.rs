@@ -669,7 +669,8 @@ impl Connection {
             }
             Kind::Revoked => {
                 let revoked = wire::Revoked::parse(control.body)?;
-                self.handle_revoked(revoked)
+                self.handle_revoked(revoked);
+                Ok(())
             }
             Kind::Credit if self.grants.is_some() => {
                 let credit = wire::Credit::parse(control.body)?;

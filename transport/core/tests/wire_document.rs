@@ -77,8 +77,6 @@ fn the_documents_revocation_and_its_answer_are_what_the_code_emits() {
         oldest: 0x101,
     };
     let revoked = Revoked {
-        first,
-        end,
         number: 0x105,
         whole: false,
     };

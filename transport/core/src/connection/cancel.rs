@@ -6,7 +6,6 @@
 //! acknowledged and forgotten.
 
 use super::{Connection, Event};
-use crate::drops::DropReason;
 use crate::wire::{self, Opcode};
 
 /// Why a work request is not cancelled: it goes on.
@@ -105,12 +104,11 @@ impl Connection {
         self.transmit.restart_stall(timeout, &mut self.timers);
     }
 
-    pub(super) fn handle_revoked(&mut self, revoked: wire::Revoked) -> Result<(), DropReason> {
-        if let Some(event) = self.transmit.handle_revoked(revoked, &mut self.timers)? {
+    pub(super) fn handle_revoked(&mut self, revoked: wire::Revoked) {
+        if let Some(event) = self.transmit.handle_revoked(revoked, &mut self.timers) {
             self.events.push_back(event);
             // The peer is there.
             self.restart_stall();
         }
-        Ok(())
     }
 }

@@ -100,11 +100,9 @@ fields! {
     }
     /// The body of the answer to a revocation.
     revoked = "Revoked" {
-        FIRST = 0..4, "first chunk";
-        END = 4..8, "end";
-        NUMBER = 8..16, "revocation";
-        WHOLE = 16..20, "whole";
-        ZERO = 20..24, "0";
+        NUMBER = 0..8, "revocation";
+        WHOLE = 8..12, "whole";
+        ZERO = 12..16, "0";
     }
     /// The body of a request to send.
     request_to_send = "RequestToSend" {

@@ -11,8 +11,9 @@ use super::{
 /// remembers as many answers for each connection: some 6 KiB.
 pub(crate) const REVOCATIONS_MAX: u64 = 128;
 
-/// Bytes of either body.
-const BODY_BYTES: usize = 24;
+/// Bytes of the bodies.
+const REVOKE_BYTES: usize = 24;
+const REVOKED_BYTES: usize = 16;
 
 /// "Place no more of this message": the chunk numbers of a message that its sender has cancelled, without those at its
 /// beginning that are acknowledged.
@@ -30,7 +31,7 @@ pub struct Revoke {
 
 impl Revoke {
     /// Bytes of a revocation in all.
-    pub const BYTES: usize = PREFIX_BYTES + BODY_BYTES + super::TRAILER_BYTES;
+    pub const BYTES: usize = PREFIX_BYTES + REVOKE_BYTES + super::TRAILER_BYTES;
 
     /// Writes a sealed revocation; returns its length.
     pub fn emit(
@@ -47,7 +48,7 @@ impl Revoke {
         put_u32(out, in_body(&revoke::END), self.end.0);
         put_u64(out, in_body(&revoke::NUMBER), self.number);
         put_u64(out, in_body(&revoke::OLDEST), self.oldest);
-        seal.seal_control(out, PREFIX_BYTES + BODY_BYTES)
+        seal.seal_control(out, PREFIX_BYTES + REVOKE_BYTES)
     }
 
     /// Reads a revocation's body.
@@ -56,7 +57,7 @@ impl Revoke {
     /// [`DropReason::Malformed`]: also when it names no chunk, or is so far ahead of the oldest one that its sender
     /// should have waited.
     pub fn parse(body: &[u8]) -> Result<Revoke, DropReason> {
-        if body.len() != BODY_BYTES {
+        if body.len() != REVOKE_BYTES {
             return Err(DropReason::Malformed);
         }
         let read = Revoke {
@@ -78,20 +79,16 @@ impl Revoke {
 /// has before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Revoked {
-    /// As in [`Revoke::first`].
-    pub first: ChunkNumber,
-    /// As in [`Revoke::end`].
-    pub end: ChunkNumber,
     /// As in [`Revoke::number`].
     pub number: u64,
-    /// Every one of those chunks was here whole when the revocation came. Where the message's last chunk is among them, it
+    /// Every chunk that it names was here whole when the revocation came. Where the message's last chunk is among them, it
     /// was delivered.
     pub whole: bool,
 }
 
 impl Revoked {
     /// Bytes of an answer in all.
-    pub const BYTES: usize = PREFIX_BYTES + BODY_BYTES + super::TRAILER_BYTES;
+    pub const BYTES: usize = PREFIX_BYTES + REVOKED_BYTES + super::TRAILER_BYTES;
 
     /// Writes a sealed answer; returns its length.
     pub fn emit(
@@ -104,12 +101,10 @@ impl Revoked {
     ) -> usize {
         let phase = seal.phase();
         put_prefix(out, Kind::Revoked, phase, path, connection, packet_number);
-        put_u32(out, in_body(&revoked::FIRST), self.first.0);
-        put_u32(out, in_body(&revoked::END), self.end.0);
         put_u64(out, in_body(&revoked::NUMBER), self.number);
         put_u32(out, in_body(&revoked::WHOLE), self.whole.into());
         put_u32(out, in_body(&revoked::ZERO), 0);
-        seal.seal_control(out, PREFIX_BYTES + BODY_BYTES)
+        seal.seal_control(out, PREFIX_BYTES + REVOKED_BYTES)
     }
 
     /// Reads an answer's body.
@@ -117,7 +112,7 @@ impl Revoked {
     /// # Errors
     /// [`DropReason::Malformed`].
     pub fn parse(body: &[u8]) -> Result<Revoked, DropReason> {
-        if body.len() != BODY_BYTES || get_u32(body, revoked::ZERO) != 0 {
+        if body.len() != REVOKED_BYTES || get_u32(body, revoked::ZERO) != 0 {
             return Err(DropReason::Malformed);
         }
         let whole = match get_u32(body, revoked::WHOLE) {
@@ -126,8 +121,6 @@ impl Revoked {
             _ => return Err(DropReason::Malformed),
         };
         Ok(Revoked {
-            first: ChunkNumber(get_u32(body, revoked::FIRST)),
-            end: ChunkNumber(get_u32(body, revoked::END)),
             number: get_u64(body, revoked::NUMBER),
             whole,
         })
@@ -192,8 +185,6 @@ mod tests {
         let seal = Seal::new(&Secret([7; 32]));
         for whole in [false, true] {
             let revoked = Revoked {
-                first: REVOKE.first,
-                end: REVOKE.end,
                 number: REVOKE.number,
                 whole,
             };
@@ -204,7 +195,7 @@ mod tests {
             assert_eq!((control.kind, control.path), (Kind::Revoked, PathId(9)));
             assert_eq!(Revoked::parse(control.body), Ok(revoked));
             let mut other = control.body.to_vec();
-            other[16] = 2;
+            other[8] = 2;
             assert_eq!(Revoked::parse(&other), Err(DropReason::Malformed));
         }
     }

@@ -1,10 +1,11 @@
 //! The window is conserved, recounted from the packets that pass.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 
 use weft_core::connection::Connection;
 use weft_core::units::{ChunkNumber, Nanos};
-use weft_core::wire::{AckReader, Kind, PREFIX_BYTES, Revoked, TRAILER_BYTES, peek};
+use weft_core::wire::{AckReader, Kind, PREFIX_BYTES, Revoke, Revoked, TRAILER_BYTES, peek};
 
 use super::Checker;
 use crate::observation::{Arrived, End, Observation};
@@ -24,6 +25,8 @@ struct Sender {
     acked: BTreeSet<u32>,
     /// Sent for the first time, so lately that nothing can be known of them: when, which chunk, bytes on the wire.
     recent: VecDeque<(u64, u32, u64)>,
+    /// The chunks that it has revoked, as far as the peer knows, by the number of the revocation.
+    revocations: BTreeMap<u64, Range<u32>>,
     /// Something was sent in this turn.
     sent: bool,
 }
@@ -49,12 +52,19 @@ impl Sender {
         self.advance();
     }
 
-    /// The peer has confirmed that it has closed these chunks.
-    fn release(&mut self, revoked: &Revoked, first_chunk: ChunkNumber) {
+    /// A revocation has come to the peer.
+    fn revoke(&mut self, revoke: &Revoke, first_chunk: ChunkNumber) {
         let count = |chunk: ChunkNumber| chunk.0.wrapping_sub(first_chunk.0);
-        let (first, end) = (count(revoked.first), count(revoked.end));
-        if first < end && end <= self.next {
-            self.acked.extend(first.max(self.first)..end);
+        let chunks = count(revoke.first)..count(revoke.end);
+        if chunks.end <= self.next {
+            self.revocations.insert(revoke.number, chunks);
+        }
+    }
+
+    /// The peer has confirmed a revocation.
+    fn release(&mut self, revoked: &Revoked) {
+        if let Some(chunks) = self.revocations.remove(&revoked.number) {
+            self.acked.extend(chunks.start.max(self.first)..chunks.end);
             self.advance();
         }
     }
@@ -152,17 +162,31 @@ impl Checker for WindowConserved {
                     let (Some(end), false, Ok(kind)) = (end, tampered, kind) else {
                         continue;
                     };
-                    let body = bytes.get(PREFIX_BYTES..bytes.len() - TRAILER_BYTES);
-                    let sender = self.senders.entry(end).or_default();
-                    if kind == Kind::Ack
-                        && let Some(Ok(ack)) = body.map(AckReader::parse)
-                    {
-                        sender.acknowledge(&ack, self.first_chunk);
-                    }
-                    if kind == Kind::Revoked
-                        && let Some(Ok(revoked)) = body.map(Revoked::parse)
-                    {
-                        sender.release(&revoked, self.first_chunk);
+                    let Some(body) = bytes.get(PREFIX_BYTES..bytes.len() - TRAILER_BYTES) else {
+                        continue;
+                    };
+                    let of = match kind {
+                        Kind::Revoke => end.peer(),
+                        _ => end,
+                    };
+                    let sender = self.senders.entry(of).or_default();
+                    match kind {
+                        Kind::Ack => {
+                            if let Ok(ack) = AckReader::parse(body) {
+                                sender.acknowledge(&ack, self.first_chunk);
+                            }
+                        }
+                        Kind::Revoke => {
+                            if let Ok(revoke) = Revoke::parse(body) {
+                                sender.revoke(&revoke, self.first_chunk);
+                            }
+                        }
+                        Kind::Revoked => {
+                            if let Ok(revoked) = Revoked::parse(body) {
+                                sender.release(&revoked);
+                            }
+                        }
+                        _ => {}
                     }
                 }
             }

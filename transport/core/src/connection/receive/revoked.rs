@@ -104,8 +104,6 @@ impl ReceiveHalf {
         let (number, path) = self.closed.asked.remove(at);
         let closed = by_number.get(&number)?;
         let revoked = Revoked {
-            first: closed.first,
-            end: closed.end,
             number,
             whole: closed.whole,
         };

@@ -5,14 +5,12 @@ use super::{Posted, SendHalf};
 use crate::connection::Event;
 use crate::connection::chunk::ChunkSource;
 use crate::connection::timer::{Timer, TimerTable};
-use crate::drops::DropReason;
 use crate::path::PathSet;
 use crate::recovery::Sent;
 use crate::units::{ChunkNumber, Nanos, PathId, Time};
 use crate::wire::{Opcode, REVOCATIONS_MAX, Revoke, Revoked};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 
 /// A revocation is sent again after the timeout of its path, but no sooner than this: the receiver may wait for a copy.
 const ANSWER_MIN: Nanos = Nanos::from_millis(1);
@@ -185,21 +183,12 @@ impl SendHalf {
     }
 
     /// The receiver has answered a revocation: answers how the message has ended. `None` where that was known.
-    ///
-    /// # Errors
-    /// [`DropReason::Malformed`] when it names other chunks.
     pub(in crate::connection) fn handle_revoked(
         &mut self,
         revoked: Revoked,
         timers: &mut TimerTable,
-    ) -> Result<Option<Event>, DropReason> {
-        let Entry::Occupied(asked) = self.revocations.unanswered.entry(revoked.number) else {
-            return Ok(None);
-        };
-        if (asked.get().first, asked.get().end) != (revoked.first, revoked.end) {
-            return Err(DropReason::Malformed);
-        }
-        let revocation = asked.remove();
+    ) -> Option<Event> {
+        let revocation = self.revocations.unanswered.remove(&revoked.number)?;
         if self.revocations.is_empty() {
             timers.stop(Timer::Revocation);
         }
@@ -213,11 +202,11 @@ impl SendHalf {
         let is_all = posted
             .and_then(Option::as_ref)
             .is_some_and(|posted| posted.done);
-        let token = self.complete(revocation.message);
-        Ok(token.map(|token| match revoked.whole && is_all {
+        let token = self.complete(revocation.message)?;
+        Some(match revoked.whole && is_all {
             true => Event::Completed { token },
             false => Event::Cancelled { token },
-        }))
+        })
     }
 
     /// Whether the receiver has yet to confirm that a message was taken back.

@@ -159,10 +159,12 @@ pub enum Observation<'a> {
     Added { token: u64, before: u64 },
     /// The core reports a message as complete at `writer`.
     Completed { writer: End, token: u64 },
-    /// The core was asked to cancel a message of `writer`, and has answered. It may have completed before.
+    /// The core was asked to cancel a message of `writer`, and has answered. It may have completed before. `untold`: some
+    /// events of the connection are not taken yet.
     CancelAsked {
         message: &'a Message,
         result: Result<(), CancelError>,
+        untold: bool,
     },
     /// The core reports a message as cancelled at `writer`: from now on its place may be used again.
     Cancelled { writer: End, token: u64 },

@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use weft_core::connection::CancelError;
 use weft_core::units::Key;
 
 use super::Checker;
 use crate::observation::{End, Message, Observation};
 
-/// A message is cancelled only on request, once, at the end that posted it, and not when the reader was told of its end.
+/// A message whose end was not told can be cancelled. A message is cancelled only on request, once, at the end that posted it, and not when the reader was told of its end.
 /// From then on none of its bytes lands in the place that is used again, it does not complete, and its
 /// immediate never counts.
 #[derive(Default)]
@@ -89,8 +90,17 @@ impl Checker for ConfirmedCancel {
                 };
                 self.open.insert(message.id, state);
             }
-            Observation::CancelAsked { message, result } => {
+            Observation::CancelAsked {
+                message,
+                result,
+                untold,
+            } => {
                 if let Some(state) = self.open.get_mut(&message.id) {
+                    if result == Err(CancelError::NotUnderWay) && !untold {
+                        return Err(format!(
+                            "{message:?} is not under way, and its end was never told"
+                        ));
+                    }
                     state.asked |= result.is_ok();
                 }
             }

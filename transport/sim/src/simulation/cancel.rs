@@ -1,6 +1,6 @@
 //! Cancels messages under way.
 
-use weft_core::connection::CancelError;
+use weft_core::connection::{CancelError, Connection};
 
 use super::Simulation;
 use crate::machine::Process;
@@ -36,6 +36,8 @@ impl Simulation {
             }
             Process::Dead => return,
         };
+        let connection = running.endpoint.connection(id);
+        let untold = connection.is_some_and(Connection::has_event);
         let result = running.endpoint.cancel(id, message.id);
         let may = match message.operation {
             Operation::Write | Operation::Pages(_) | Operation::Read { .. } => true,
@@ -46,6 +48,7 @@ impl Simulation {
             Ok(()) => may && !in_order,
             Err(CancelError::InOrder) => in_order,
             Err(CancelError::NotCancellable) => !may,
+            // Whether it has ended, the checker knows.
             Err(CancelError::NotUnderWay | CancelError::Closed) => true,
         };
         if !is_sound {
@@ -55,7 +58,11 @@ impl Simulation {
         if result.is_ok() {
             self.cancelling.insert(message.id);
         }
-        let asked = Observation::CancelAsked { message, result };
+        let asked = Observation::CancelAsked {
+            message,
+            result,
+            untold,
+        };
         self.checkers.observe(self.now, &asked);
         self.wake(host);
     }

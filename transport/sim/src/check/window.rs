@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
-use weft_core::connection::Connection;
+use weft_core::connection::{ChunkSource, Connection};
 use weft_core::units::{ChunkNumber, Nanos};
 use weft_core::wire::{AckReader, Kind, PREFIX_BYTES, Revoke, Revoked, TRAILER_BYTES, peek};
 
@@ -25,10 +25,17 @@ struct Sender {
     acked: BTreeSet<u32>,
     /// Sent for the first time, so lately that nothing can be known of them: when, which chunk, bytes on the wire.
     recent: VecDeque<(u64, u32, u64)>,
+    /// The messages of those that are not acknowledged, by chunk; of responses and requests none.
+    messages: BTreeMap<u32, u64>,
+    /// Chunks of cancelled messages, until the peer has confirmed it: no acknowledgement of them counts. And the bytes that
+    /// are under way for certain.
+    revoked: BTreeMap<u32, u64>,
     /// The chunks that it has revoked, as far as the peer knows, by the number of the revocation.
     revocations: BTreeMap<u64, Range<u32>>,
     /// Something was sent in this turn.
     sent: bool,
+    /// It was sent for the first time.
+    sent_new: bool,
 }
 
 impl Sender {
@@ -42,14 +49,39 @@ impl Sender {
             // A replay under a key that is over: its body was not opened.
             return;
         }
-        self.first = self.first.max(count(ack.cumulative().0));
+        let mut acked = BTreeSet::new();
+        acked.extend(self.first..count(ack.cumulative().0));
         let base = ack.cumulative().0 / 64 * 64;
         for (word, at) in ack.map().zip((0..).step_by(64)) {
-            let acked = (0..64).filter(|bit| word >> bit & 1 == 1);
-            self.acked
-                .extend(acked.map(|bit| count(base.wrapping_add(at + bit))));
+            let of_word = (0..64).filter(|bit| word >> bit & 1 == 1);
+            acked.extend(of_word.map(|bit| count(base.wrapping_add(at + bit))));
         }
+        acked.retain(|chunk| !self.revoked.contains_key(chunk));
+        self.acked.extend(acked);
         self.advance();
+    }
+
+    /// A message is cancelled: what was sent of it counts until the peer has confirmed that.
+    fn cancel(&mut self, now: u64, message: u64, unknown_for: Nanos) {
+        let of_it = |(_, of): &(&u32, &u64)| **of == message;
+        let chunks = self.messages.iter().filter(of_it);
+        let chunks: Vec<u32> = chunks.map(|(chunk, _)| *chunk).collect();
+        for chunk in chunks {
+            if !self.is_acked(chunk) {
+                self.revoked.entry(chunk).or_default();
+            }
+        }
+        let revoked = &mut self.revoked;
+        self.recent.retain(|(at, chunk, bytes)| {
+            let Some(under_way) = revoked.get_mut(chunk) else {
+                return true;
+            };
+            // What was sent earlier may be taken for lost.
+            if now - at < unknown_for.get() {
+                *under_way = *bytes;
+            }
+            false
+        });
     }
 
     /// A revocation has come to the peer.
@@ -64,6 +96,7 @@ impl Sender {
     /// The peer has confirmed a revocation.
     fn release(&mut self, revoked: &Revoked) {
         if let Some(chunks) = self.revocations.remove(&revoked.number) {
+            self.revoked.retain(|chunk, _| !chunks.contains(chunk));
             self.acked.extend(chunks.start.max(self.first)..chunks.end);
             self.advance();
         }
@@ -74,6 +107,7 @@ impl Sender {
             self.first += 1;
         }
         self.acked = self.acked.split_off(&self.first);
+        self.messages = self.messages.split_off(&self.first);
         let mut recent = std::mem::take(&mut self.recent);
         recent.retain(|(_, chunk, _)| !self.is_acked(*chunk));
         self.recent = recent;
@@ -81,7 +115,7 @@ impl Sender {
 }
 
 /// Never more chunks outstanding than the receiver has room for, never more bytes under way than the congestion
-/// window; none of either when idle.
+/// window, those of cancelled messages included until the peer has confirmed it; none of either when idle.
 pub(super) struct WindowConserved {
     window_chunks: u32,
     first_chunk: ChunkNumber,
@@ -109,14 +143,22 @@ impl WindowConserved {
                 sender.first, sender.next
             ));
         }
+        let sent_new = std::mem::take(&mut sender.sent_new);
         if !std::mem::take(&mut sender.sent) {
             return Ok(());
         }
         let old = |&mut (at, ..): &mut (u64, u32, u64)| now - at >= self.unknown_for.get();
         while sender.recent.pop_front_if(old).is_some() {}
-        let under_way: u64 = sender.recent.iter().map(|(.., bytes)| bytes).sum();
+        let mut under_way: u64 = sender.recent.iter().map(|(.., bytes)| bytes).sum();
+        let mut chunks = sender.recent.len();
+        if sent_new {
+            // What is sent again may go beyond it: a tail-loss probe does.
+            let revoked = sender.revoked.values().filter(|bytes| **bytes > 0);
+            under_way += revoked.clone().sum::<u64>();
+            chunks += revoked.count();
+        }
         // One chunk may always be under way, whatever the window.
-        if sender.recent.len() > 1 && under_way > connection.window() {
+        if chunks > 1 && under_way > connection.window() {
             return Err(format!(
                 "{end:?} has {under_way} B under way, the window is {} B",
                 connection.window()
@@ -141,7 +183,16 @@ impl Checker for WindowConserved {
                 if count == sender.next {
                     let recent = (now, count, chunk.wire_bytes());
                     sender.recent.push_back(recent);
+                    sender.sent_new = true;
+                    if let ChunkSource::Posted { token } = chunk.source {
+                        sender.messages.insert(count, token);
+                    }
                     sender.next += 1;
+                }
+                if sender.revoked.contains_key(&count) {
+                    return Err(format!(
+                        "{writer:?} sends chunk {count} of a message that is cancelled"
+                    ));
                 }
                 let outstanding = sender.next - sender.first;
                 if outstanding > self.window_chunks {
@@ -189,6 +240,14 @@ impl Checker for WindowConserved {
                         _ => {}
                     }
                 }
+            }
+            Observation::CancelAsked {
+                message,
+                result: Ok(()),
+                ..
+            } => {
+                let sender = self.senders.entry(message.writer).or_default();
+                sender.cancel(now, message.id, self.unknown_for);
             }
             Observation::Turned {
                 end, connection, ..

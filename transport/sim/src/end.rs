@@ -1,6 +1,6 @@
 //! One end of a connection as the run knows it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use weft_core::connection::ReceiveBuffer;
 use weft_core::drops::Drops;
@@ -40,6 +40,10 @@ pub struct EndState {
     pub target: Target,
     /// Receives that are still to be posted here.
     pub receives: VecDeque<ReceiveBuffer>,
+    /// The messages posted here that wait for a response, by the number of their request.
+    pub requests: Vec<u64>,
+    /// The numbers of the reads among them that were cancelled.
+    pub cancelled_reads: BTreeSet<u64>,
     /// Whether a write was posted here that the peer must refuse.
     pub strayed: bool,
     /// Whether the peer's host has lost its state since, or its end has failed.

@@ -70,6 +70,9 @@ impl Simulation {
             self.totals.bytes += bytes;
             self.pairs[pair].left[side] -= 1;
             self.ends[end.0].open += 1;
+            if let Operation::Read { .. } | Operation::Add = operation {
+                self.ends[end.0].requests.push(token);
+            }
             self.ends[reader.0].target.expect(slot, message);
             self.checkers
                 .observe(self.now, &Observation::Posted { message: &message });

@@ -716,6 +716,8 @@ impl Simulation {
                 status: Status::Allocated(remote),
                 target,
                 receives: VecDeque::new(),
+                requests: Vec::new(),
+                cancelled_reads: BTreeSet::new(),
                 strayed: false,
                 peer_died: false,
                 drops: Drops::default(),

@@ -571,15 +571,16 @@ impl Environment for Surroundings<'_> {
             .iter()
             .filter(|arrived| (in_order || cancels) && !arrived.tampered)
         {
-            let end = arrived.end.map(|end| self.ends[end.0].id);
-            let connection = end.and_then(|id| endpoint.connection(id));
+            let end = arrived.end.map(|end| &self.ends[end.0]);
             // What ends a message is here before it is placed, and what comes of a cancelled read is here and not placed.
-            let is_here = |header: &DataHeader| {
+            let is_here = |end: &EndState, header: &DataHeader| {
+                let is_response = header.opcode == Opcode::Response;
                 in_order && header.flags.contains(Flags::LAST)
-                    || cancels && header.opcode == Opcode::Response
+                    || is_response && end.cancelled_reads.contains(&header.key.0)
             };
-            if let (Some(connection), Ok(header)) = (connection, DataHeader::parse(arrived.bytes))
-                && is_here(&header)
+            if let (Some(end), Ok(header)) = (end, DataHeader::parse(arrived.bytes))
+                && is_here(end, &header)
+                && let Some(connection) = endpoint.connection(end.id)
                 && connection.has(&header)
             {
                 self.placed.push(Ticket::of(&header));

@@ -3,6 +3,7 @@
 use weft_core::connection::{CancelError, Connection};
 
 use super::Simulation;
+use crate::end::EndState;
 use crate::machine::Process;
 use crate::observation::{Message, Observation, Operation};
 
@@ -57,6 +58,13 @@ impl Simulation {
         }
         if result.is_ok() {
             self.cancelling.insert(message.id);
+            let EndState {
+                requests,
+                cancelled_reads,
+                ..
+            } = &mut self.ends[message.writer.0];
+            let number = (0..).zip(&*requests).find(|(_, of)| **of == message.id);
+            cancelled_reads.extend(number.map(|(number, _)| number));
         }
         let asked = Observation::CancelAsked {
             message,

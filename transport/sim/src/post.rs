@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use weft_core::connection::{
-    AtomicChange, Pages, Read, ReceiveBuffer, SendMessage, WorkRequest, Write, WritePages,
+    AtomicChange, Pages, PostError, Read, ReceiveBuffer, SendMessage, WorkRequest, Write,
+    WritePages,
 };
 use weft_core::units::Key;
 use weft_core::wire::Atomic;
@@ -59,6 +60,12 @@ impl Simulation {
             };
             if let Err(error) = running.endpoint.post(id, request) {
                 let connection = running.endpoint.connection(id);
+                if error == PostError::TooManyRequests
+                    && connection.is_some_and(|connection| connection.cancelled_reads() > 0)
+                {
+                    // The peer has yet to answer some that are cancelled, and have no place any more.
+                    continue;
+                }
                 if connection.is_none_or(|connection| connection.failure().is_none()) {
                     let text = format!("{end:?} refuses a message: {error}");
                     self.checkers.violated("messages are taken", self.now, text);

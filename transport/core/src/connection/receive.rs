@@ -10,7 +10,7 @@ use self::control_window::ControlWindow;
 use self::feedback::PathMap;
 use self::order::InOrder;
 pub(super) use self::placement::Pending;
-use self::revoked::ClosedMessages;
+use self::revoked::RevokedMessages;
 use super::pending_ack::PendingAck;
 use super::receives::{PostedReceives, Requests, SharedReceives};
 use super::transmit::Response;
@@ -82,8 +82,8 @@ pub(super) struct ReceiveHalf {
     in_order: InOrder,
     /// What the peer may do to regions.
     access: Access,
-    /// What the peer has taken back.
-    closed: ClosedMessages,
+    /// What the peer has revoked.
+    revoked: RevokedMessages,
 }
 
 /// Whether a packet ends a message whose end is reported.
@@ -197,7 +197,7 @@ impl ReceiveHalf {
             lacks_place: false,
             in_order: InOrder::default(),
             access: Access::ALL,
-            closed: ClosedMessages::default(),
+            revoked: RevokedMessages::default(),
         }
     }
 
@@ -294,7 +294,7 @@ impl ReceiveHalf {
         self.board.heap_bytes()
             + self.receives.heap_bytes()
             + self.in_order.heap_bytes()
-            + self.closed.heap_bytes()
+            + self.revoked.heap_bytes()
             + self.responses.capacity() * size_of::<Response>()
             + self.pending.capacity() * size_of::<Pending>()
             + self.echoes.capacity() * size_of::<(Echo, Time)>()

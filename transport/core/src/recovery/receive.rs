@@ -341,14 +341,14 @@ impl ReceiveBoard {
         Marked::Whole
     }
 
-    /// The peer takes the chunks from `first` up to `end` back, which belong to one message: whatever comes of them from
-    /// now on is a duplicate, and the message is never handed out. Answers whether all of them were whole before: then
+    /// The peer revokes the chunks from `first` up to `end`, which belong to one message: whatever comes of them from now on
+    /// is a duplicate, and the message is never handed out. Answers whether all of them were whole before: then
     /// nothing changes. No other message waits for these chunks, so none is complete by this; if a peer has claimed a
     /// chunk for two messages, both are lost.
     ///
     /// # Errors
     /// [`DropReason::BeyondWindow`].
-    pub fn close(&mut self, first: ChunkNumber, end: ChunkNumber) -> Result<bool, DropReason> {
+    pub fn revoke(&mut self, first: ChunkNumber, end: ChunkNumber) -> Result<bool, DropReason> {
         let ahead = end.ahead_of(self.cumulative);
         if ahead > i32::from(self.window) {
             return Err(DropReason::BeyondWindow);
@@ -825,8 +825,8 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_message_is_never_handed_out_and_what_comes_of_it_is_a_duplicate() {
-        // Whole before, closed, beside it; the ring grows for what never came, and the numbers wrap.
+    fn a_revoked_message_is_never_handed_out_and_what_comes_of_it_is_a_duplicate() {
+        // Whole before, revoked, beside it; the ring grows for what never came, and the numbers wrap.
         for from in [0, u32::MAX - 2] {
             let number = |n: u32| ChunkNumber(from).plus(n).0;
             let mut board = ReceiveBoard::new(128, ChunkNumber(from), false);
@@ -840,14 +840,14 @@ mod tests {
                 arrive_end(&mut board, packet(number(100), 0, 1), number(99), 8),
                 NOTHING
             );
-            let close = |board: &mut ReceiveBoard, first, end| {
+            let revoke = |board: &mut ReceiveBoard, first, end| {
                 let [first, end] = [first, end].map(|n| ChunkNumber(number(n)));
-                board.close(first, end)
+                board.revoke(first, end)
             };
-            assert_eq!(close(&mut board, 1, 4), Ok(false));
-            assert_eq!(close(&mut board, 1, 4), Ok(true));
-            assert_eq!(close(&mut board, 4, 90), Ok(false));
-            assert_eq!(close(&mut board, 4, 129), Err(DropReason::BeyondWindow));
+            assert_eq!(revoke(&mut board, 1, 4), Ok(false));
+            assert_eq!(revoke(&mut board, 1, 4), Ok(true));
+            assert_eq!(revoke(&mut board, 4, 90), Ok(false));
+            assert_eq!(revoke(&mut board, 4, 129), Err(DropReason::BeyondWindow));
             for (chunk, packets) in [(1, 1), (2, 3), (2, 4), (2, 64), (3, 1), (40, 5), (89, 64)] {
                 for index in 0..packets {
                     let late = packet(number(chunk), index, packets);
@@ -863,7 +863,7 @@ mod tests {
             for chunk in 90..99 {
                 arrive(&mut board, packet(number(chunk), 0, 1));
             }
-            assert_eq!(close(&mut board, 95, 101), Ok(true), "all of it is here");
+            assert_eq!(revoke(&mut board, 95, 101), Ok(true), "all of it is here");
             assert_eq!(board.cumulative(), ChunkNumber(number(101)));
         }
     }

@@ -1,4 +1,4 @@
-//! Revocations: a sender takes a message back, and the receiver says that nothing more of it is placed.
+//! Revocations: a sender revokes a message, and the receiver says that nothing more of it is placed.
 
 use super::control::in_body;
 use super::field::{revoke, revoked};
@@ -8,7 +8,7 @@ use super::{
 };
 
 /// A sender has at most this many revocations without an answer on the wire; more wait their turn. So a receiver
-/// remembers as many answers for each connection: some 6 KiB.
+/// remembers as many answers for each connection: some 7 KiB.
 pub(crate) const REVOCATIONS_MAX: u64 = 128;
 
 /// Bytes of the bodies.

@@ -300,8 +300,8 @@ impl ReceiveHalf {
         }
         self.pending_ack.arrived(now, ended.path);
         self.report_cancelled(events);
-        if self.closed.contain(header.chunk) {
-            // Its message was taken back while it was being written: the peer is told now.
+        if self.revoked.placed(header.chunk) {
+            // Its message was revoked while it was being written: the peer is told now.
             return Ok(());
         }
         // Packets that have come since may contradict it.

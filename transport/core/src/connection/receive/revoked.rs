@@ -1,4 +1,4 @@
-//! Messages that the peer takes back: their chunks are closed, and it is told when nothing of them lands any more.
+//! Messages that the peer revokes: no packet of them is placed any more, and it is told when nothing of them lands.
 
 use super::super::{ControlPacket, PathOwner};
 use super::ReceiveHalf;
@@ -9,54 +9,65 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// A message that was closed.
+/// A revocation to answer.
 #[derive(Debug, Serialize, Deserialize)]
-struct Closed {
+struct Asked {
+    number: u64,
+    /// As in [`Revoke::first`].
     first: ChunkNumber,
+    /// As in [`Revoke::end`].
     end: ChunkNumber,
-    /// As in [`Revoked::whole`].
-    whole: bool,
+    /// The path that it came on last.
+    path: PathId,
+    /// Placements of its chunks that are under way: none where a connection is saved.
+    #[serde(skip)]
+    landing: usize,
 }
 
-impl Closed {
+impl Asked {
     fn contains(&self, chunk: ChunkNumber) -> bool {
         chunk.ahead_of(self.first) >= 0 && chunk.ahead_of(self.end) < 0
     }
 }
 
-/// Messages that were closed, by the number of the revocation, until the peer says that it has the answer: it may ask
+/// Messages that were revoked, by the number of the revocation, until the peer says that it has the answer: it may ask
 /// again. Bounded by [`crate::wire::REVOCATIONS_MAX`].
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct ClosedMessages {
+pub(super) struct RevokedMessages {
     /// The peer has the answers to all before this one.
     oldest: u64,
-    by_number: BTreeMap<u64, Closed>,
-    /// The revocations to answer, and the path that each came on last.
-    asked: Vec<(u64, PathId)>,
+    /// As in [`Revoked::whole`].
+    whole: BTreeMap<u64, bool>,
+    /// The revocations to answer.
+    asked: Vec<Asked>,
 }
 
-impl ClosedMessages {
-    /// Whether a chunk is of a message whose revocation waits for its answer. Once that is given, no placement of it is
-    /// under way, and its chunk numbers may come round again.
-    pub(super) fn contain(&self, chunk: ChunkNumber) -> bool {
-        let mut asked = self.asked.iter();
-        let closed = |number| self.by_number.get(number);
-        asked.any(|(number, _)| closed(number).is_some_and(|closed| closed.contains(chunk)))
+impl RevokedMessages {
+    /// A placement has ended. Answers whether it is of a message whose revocation waits for its answer. Once that is given,
+    /// no placement of the message is under way, and its chunk numbers may come round again.
+    pub(super) fn placed(&mut self, chunk: ChunkNumber) -> bool {
+        let mut is_revoked = false;
+        for asked in &mut self.asked {
+            if asked.contains(chunk) {
+                asked.landing = asked.landing.saturating_sub(1);
+                is_revoked = true;
+            }
+        }
+        is_revoked
     }
 
     /// Heap memory, bytes: about, for the nodes of the tree.
     pub(super) fn heap_bytes(&self) -> usize {
-        self.by_number.len() * size_of::<(u64, Closed)>()
-            + self.asked.capacity() * size_of::<(u64, PathId)>()
+        self.whole.len() * size_of::<(u64, bool)>() + self.asked.capacity() * size_of::<Asked>()
     }
 }
 
 impl ReceiveHalf {
-    /// The peer takes a message back. From here on no packet of it is placed.
+    /// The peer revokes a message. From here on no packet of it is placed.
     ///
     /// # Errors
     /// [`DropReason::Kind`] on an in-order connection, [`DropReason::Duplicate`] when the peer has the answer, and as
-    /// [`crate::recovery::ReceiveBoard::close`].
+    /// [`crate::recovery::ReceiveBoard::revoke`].
     pub(in super::super) fn handle_revoke(
         &mut self,
         path: PathId,
@@ -65,21 +76,35 @@ impl ReceiveHalf {
         if self.board.is_in_order() {
             return Err(DropReason::Kind);
         }
-        let closed = &mut self.closed;
-        if revoke.number < closed.oldest {
+        let revoked = &mut self.revoked;
+        if revoke.number < revoked.oldest {
             return Err(DropReason::Duplicate);
         }
-        closed.oldest = revoke.oldest.max(closed.oldest);
-        closed.by_number = closed.by_number.split_off(&closed.oldest);
-        if let Entry::Vacant(vacant) = closed.by_number.entry(revoke.number) {
-            let (first, end) = (revoke.first, revoke.end);
-            let whole = self.board.close(first, end)?;
-            vacant.insert(Closed { first, end, whole });
+        let oldest = revoke.oldest.max(revoked.oldest);
+        revoked.oldest = oldest;
+        revoked.whole = revoked.whole.split_off(&oldest);
+        revoked.asked.retain(|asked| asked.number >= oldest);
+        let Revoke {
+            first, end, number, ..
+        } = revoke;
+        if let Entry::Vacant(vacant) = revoked.whole.entry(number) {
+            vacant.insert(self.board.revoke(first, end)?);
         }
-        let oldest = closed.oldest;
-        let asked = &mut closed.asked;
-        asked.retain(|&(number, _)| number >= oldest && number != revoke.number);
-        asked.push((revoke.number, path));
+        let mut asked = revoked.asked.iter_mut();
+        if let Some(asked) = asked.find(|asked| asked.number == number) {
+            asked.path = path;
+            return Ok(());
+        }
+        let mut asked = Asked {
+            number,
+            first,
+            end,
+            path,
+            landing: 0,
+        };
+        let chunks = self.pending.iter().map(|pending| pending.header.chunk);
+        asked.landing = chunks.filter(|&chunk| asked.contains(chunk)).count();
+        revoked.asked.push(asked);
         Ok(())
     }
 
@@ -91,22 +116,11 @@ impl ReceiveHalf {
         remote: ConnectionId,
         packet_number: u64,
     ) -> Option<ControlPacket> {
-        let (pending, by_number) = (&self.pending, &self.closed.by_number);
-        let lands = |closed: &Closed| {
-            let mut chunks = pending.iter().map(|pending| pending.header.chunk);
-            chunks.any(|chunk| closed.contains(chunk))
-        };
-        let is_due = |&(number, _): &(u64, PathId)| {
-            let closed = by_number.get(&number);
-            closed.is_some_and(|closed| !lands(closed))
-        };
-        let at = self.closed.asked.iter().position(is_due)?;
-        let (number, path) = self.closed.asked.remove(at);
-        let closed = by_number.get(&number)?;
-        let revoked = Revoked {
-            number,
-            whole: closed.whole,
-        };
+        let RevokedMessages { whole, asked, .. } = &mut self.revoked;
+        let at = asked.iter().position(|asked| asked.landing == 0)?;
+        let Asked { number, path, .. } = asked.remove(at);
+        let whole = *whole.get(&number)?;
+        let revoked = Revoked { number, whole };
         Some(ControlPacket {
             path,
             owner: PathOwner::Remote,
@@ -120,15 +134,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_number_that_comes_round_again_is_not_closed_by_a_revocation_that_was_answered() {
+    fn a_chunk_number_that_comes_round_again_is_not_of_a_revocation_that_was_answered() {
         let [first, end] = [u32::MAX, 2].map(ChunkNumber);
-        let whole = false;
-        let mut closed = ClosedMessages::default();
-        closed.by_number.insert(5, Closed { first, end, whole });
-        closed.asked.push((5, PathId(0)));
-        let contained = [u32::MAX - 1, u32::MAX, 0, 1, 2].map(|n| closed.contain(ChunkNumber(n)));
-        assert_eq!(contained, [false, true, true, true, false]);
-        closed.asked.clear();
-        assert!(!closed.contain(ChunkNumber(0)));
+        let mut revoked = RevokedMessages::default();
+        revoked.asked.push(Asked {
+            number: 5,
+            first,
+            end,
+            path: PathId(0),
+            landing: 2,
+        });
+        let placed = [u32::MAX - 1, u32::MAX, 0, 2].map(|n| revoked.placed(ChunkNumber(n)));
+        assert_eq!(placed, [false, true, true, false]);
+        assert_eq!(revoked.asked[0].landing, 0);
+        revoked.asked.clear();
+        assert!(!revoked.placed(ChunkNumber(0)));
     }
 }

@@ -358,7 +358,7 @@ impl<P: Eq> Endpoint<P> {
         Ok(())
     }
 
-    /// Takes a write or a read back, as [`Connection::cancel`].
+    /// Cancels a write or a read, as [`Connection::cancel`].
     ///
     /// # Errors
     /// [`CancelError`]: also when there is no such open connection.

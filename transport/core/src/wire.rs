@@ -103,7 +103,7 @@ kinds! {
     Request = 4,
     /// The receiver knows no such connection.
     Reset = 5,
-    /// Takes a message back: the receiver is to place no more of it.
+    /// Revokes a message: the receiver is to place no more of it.
     Revoke = 6,
     /// Nothing more of a revoked message is placed.
     Revoked = 7,

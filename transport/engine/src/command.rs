@@ -26,7 +26,7 @@ pub(crate) enum Command {
     },
     /// Do some work.
     Post { id: ConnectionId, post: Outgoing },
-    /// Take back what was posted with this context.
+    /// Cancel what was posted with this context.
     Cancel {
         id: ConnectionId,
         context: u64,

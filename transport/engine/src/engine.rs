@@ -493,7 +493,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes back a write or a read that was posted on this connection with `context`, which no other one has that is under
+    /// Cancels a write or a read that was posted on this connection with `context`, which no other one has that is under
     /// way there. Exactly one event follows: [`Event::Cancelled`], when no byte of it lands any more; or [`Event::Written`] or
     /// [`Event::Completed`], when all of it had arrived before; or the connection's end. The peer answers when the copies of it
     /// that are under way have ended; without an answer for [`EngineConfig::stall_timeout`] the connection fails. The key, and

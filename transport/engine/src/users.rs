@@ -149,7 +149,7 @@ impl Users {
         }
     }
 
-    /// Takes back what was posted on a connection with this context.
+    /// Cancels what was posted on a connection with this context.
     pub(crate) fn cancel(
         &mut self,
         id: ConnectionId,

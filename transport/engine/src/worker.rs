@@ -443,7 +443,7 @@ impl Worker {
         served
     }
 
-    /// Takes back what was posted before on a connection with this context.
+    /// Cancels what was posted before on a connection with this context.
     fn cancel(&mut self, id: ConnectionId, context: u64) -> Result<(), CancelError> {
         self.users.cancel(id, context, &mut self.endpoint)
     }

@@ -1,8 +1,8 @@
-//! Takes a work request back, and confirms it: from then on no byte of it lands, and its immediate does not count.
+//! Cancels a work request, and confirms it: from then on no byte of it lands, and its immediate does not count.
 //!
 //! A write of which nothing was cut is dropped. Of one that was cut, what is not sent is never sent, and a revocation names
-//! its chunks until the receiver answers; it closes them on its scoreboard, where they are duplicates before they are
-//! placed, and waits for placements under way. A read is closed here, for it is placed here: what the peer still sends is
+//! its chunks until the receiver answers. The receiver marks them on its scoreboard, so that it drops what comes of them as
+//! duplicates, and waits for placements under way. A read ends here, for it is placed here: what the peer still sends is
 //! acknowledged and forgotten.
 
 use super::{Connection, Event};
@@ -45,11 +45,12 @@ impl CancelError {
 }
 
 impl Connection {
-    /// Takes a write or a read back. Exactly one event follows: [`Event::Cancelled`]; or [`Event::Completed`] when all of it
-    /// had arrived before; or the connection's end. A peer that does not answer for
-    /// [`ConnectionConfig::stall_timeout`](super::ConnectionConfig::stall_timeout), be it that a copy takes it longer or that
-    /// it knows no revocations, ends the connection as [`Failure::Stalled`](super::Failure::Stalled), whatever else it
-    /// acknowledges. Once more for the same token changes nothing. Of several work requests with this token it is one.
+    /// Cancels a write or a read. Exactly one event follows: [`Event::Cancelled`]; or [`Event::Completed`] when all of it
+    /// had arrived before; or the connection's end. The peer confirms the cancel of a write when no copy of it is under way.
+    /// If it does not for [`ConnectionConfig::stall_timeout`](super::ConnectionConfig::stall_timeout), the connection fails
+    /// as [`Failure::Stalled`](super::Failure::Stalled), whatever else the peer acknowledges. So it does if the peer knows
+    /// no revocations. A second cancel of the same work request changes nothing. If several work requests have this token,
+    /// one of them is cancelled.
     ///
     /// # Errors
     /// [`CancelError`]: the work request goes on, or has ended.
@@ -61,7 +62,7 @@ impl Connection {
             return Err(CancelError::InOrder);
         }
         match self.transmit.find_posted(token) {
-            Some((at, Opcode::Write)) => self.events.extend(self.transmit.take_back(at)),
+            Some((at, Opcode::Write)) => self.events.extend(self.transmit.revoke(at)),
             Some(_) => return Err(CancelError::NotCancellable),
             None => self.cancel_read(token)?,
         }

@@ -102,9 +102,9 @@ pub(super) struct SendHalf {
     awaited: usize,
     /// The number of the next send.
     sends: u64,
-    /// Chunks declared lost, in that order; entries acknowledged or taken back meanwhile are skipped.
+    /// Chunks declared lost, in that order; entries acknowledged or revoked meanwhile are skipped.
     lost: VecDeque<ChunkNumber>,
-    /// Messages taken back that the receiver has not confirmed.
+    /// Messages that are revoked, and that the receiver has not confirmed.
     revocations: Revocations,
     readiness: Readiness,
     in_flight: InFlight,

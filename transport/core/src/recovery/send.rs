@@ -60,7 +60,7 @@ pub struct Sent {
 }
 
 impl Sent {
-    /// Whether it is neither acknowledged nor taken back.
+    /// Whether it is neither acknowledged nor revoked.
     pub fn is_under_way(&self) -> bool {
         matches!(self.state, SentState::InFlight | SentState::Lost)
     }
@@ -269,7 +269,7 @@ impl SendBoard {
         Some(before)
     }
 
-    /// Takes a chunk back that is under way: it is not sent again, and no acknowledgement counts for it. Its bytes stay in
+    /// Revokes a chunk that is under way: it is not sent again, and no acknowledgement counts for it. Its bytes stay in
     /// flight. Answers whether it was under way.
     pub fn revoke(&mut self, chunk: ChunkNumber) -> bool {
         let slot = self.slot(chunk);
@@ -282,7 +282,7 @@ impl SendBoard {
         true
     }
 
-    /// The receiver has confirmed that a chunk was taken back. Answers which one it was, if it was.
+    /// The receiver has confirmed that nothing more of a chunk is placed. Answers which one it was, if it was revoked.
     pub fn release(&mut self, chunk: ChunkNumber) -> Option<Sent> {
         let slot = self.slot(chunk);
         let sent = self.slots[slot];

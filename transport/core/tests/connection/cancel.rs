@@ -1,4 +1,4 @@
-//! Work requests that are taken back: once that is confirmed, no byte of them lands and their immediate never counts.
+//! Work requests that are cancelled: once that is confirmed, no byte of them lands and their immediate never counts.
 
 use std::collections::BTreeSet;
 
@@ -635,7 +635,7 @@ fn sends_atomics_and_in_order_connections_refuse_to_cancel_and_go_on() {
 }
 
 #[test]
-fn a_revocation_beyond_the_window_or_of_an_answer_that_the_peer_has_closes_nothing() {
+fn a_revocation_beyond_the_window_or_of_an_answer_that_the_peer_has_revokes_nothing() {
     let mut pair = Pair::new();
     for reason in [DropReason::BeyondWindow, DropReason::Duplicate] {
         pair.expect_drop(reason);
@@ -675,7 +675,7 @@ fn a_revocation_beyond_the_window_or_of_an_answer_that_the_peer_has_closes_nothi
             "a replay"
         );
     }
-    // Only what was named in turn and within the window is closed.
+    // Only what was named in turn and within the window is revoked.
     for (chunk, result) in [
         (0, Ok(())),
         (39, Ok(())),

@@ -94,15 +94,15 @@ impl ExpectedDropsOnly {
                 *newest = number.max(*newest);
                 let before =
                     *newest - number >= CONTROL_WINDOW || !self.controls.insert((end, number));
-                before || kind == Kind::Revoke && self.close(end, bytes)
+                before || kind == Kind::Revoke && self.revoke(end, bytes)
             }
             Err(_) => false,
         }
     }
 
-    /// A message is taken back: every packet of it that comes from here on was delivered before, as it were. Returns whether
-    /// the sender has the answer: then another copy was delivered before, long ago.
-    fn close(&mut self, end: End, bytes: &[u8]) -> bool {
+    /// A message is revoked. Every packet of it that comes from here on counts as one that was delivered before, for it is
+    /// dropped as a duplicate. Returns whether the sender has the answer: then this is a late copy of the revocation.
+    fn revoke(&mut self, end: End, bytes: &[u8]) -> bool {
         // It is not encrypted any more, unless its key is over.
         let body = bytes.get(PREFIX_BYTES..bytes.len() - TRAILER_BYTES);
         let Some(Ok(revoke)) = body.map(Revoke::parse) else {

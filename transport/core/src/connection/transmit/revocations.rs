@@ -1,4 +1,4 @@
-//! Messages that are taken back: what was not cut is dropped, what was cut is revoked at the receiver until it confirms.
+//! Messages that are cancelled: what was not cut is dropped, what was cut is revoked until the receiver confirms.
 
 use super::losses::TailProbe;
 use super::{Posted, SendHalf};
@@ -102,8 +102,8 @@ impl SendHalf {
         self.complete(at);
     }
 
-    /// Takes a write back. Answers how it has ended if that is known now; otherwise the receiver is asked.
-    pub(in crate::connection) fn take_back(&mut self, at: u32) -> Option<Event> {
+    /// Revokes a write. Answers how it has ended if that is known now; otherwise the receiver is asked.
+    pub(in crate::connection) fn revoke(&mut self, at: u32) -> Option<Event> {
         if self.revocations.are_of(at) {
             return None;
         }
@@ -111,7 +111,7 @@ impl SendHalf {
         let of_it = |(_, sent): &(ChunkNumber, &Sent)| sent.write == at;
         let found = self.board.under_way().find(of_it);
         let Some((first, index)) = found.map(|(chunk, sent)| (chunk, sent.index)) else {
-            // What was cut is at the receiver, whole: what comes of it again is a duplicate.
+            // The receiver has all that was cut, and drops what comes of it again.
             let token = self.complete(at)?;
             return Some(Event::Cancelled { token });
         };
@@ -209,7 +209,7 @@ impl SendHalf {
         })
     }
 
-    /// Whether the receiver has yet to confirm that a message was taken back.
+    /// Whether the receiver has yet to confirm that a message is revoked.
     pub(in crate::connection) fn is_revoking(&self) -> bool {
         !self.revocations.is_empty()
     }

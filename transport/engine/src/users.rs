@@ -55,6 +55,8 @@ struct Posted {
 struct Posts {
     places: Vec<Option<Posted>>,
     free: Vec<usize>,
+    /// The place of the last one that was looked for.
+    looked_at: usize,
 }
 
 impl Posts {
@@ -62,6 +64,18 @@ impl Posts {
         let posted = self.places.get_mut(token as usize)?.take()?;
         self.free.push(token as usize);
         Some(posted)
+    }
+
+    /// The token of what was posted on a connection with this context. Looks from the last place on that was found: many are
+    /// cancelled in the order in which they were posted.
+    fn find(&mut self, id: ConnectionId, context: u64) -> Option<u64> {
+        let count = self.places.len();
+        let from = self.looked_at.min(count);
+        let mut tokens = (from..count).chain(0..from);
+        let is_meant = |posted: &Posted| posted.connection == id && posted.context == context;
+        let found = tokens.find(|&token| self.places[token].as_ref().is_some_and(is_meant))?;
+        self.looked_at = found;
+        Some(found as u64)
     }
 
     /// Drops those of a connection that is over.
@@ -123,7 +137,7 @@ impl Users {
         let Some(user) = self.by_id.get_mut(&id) else {
             return;
         };
-        let Posts { places, free } = &mut self.posted;
+        let Posts { places, free, .. } = &mut self.posted;
         // A restored work request may have taken a free place.
         let mut free_places = std::iter::from_fn(|| free.pop());
         let token = free_places.find(|&at| places[at].is_none());
@@ -159,12 +173,7 @@ impl Users {
         if self.by_id.get(&id).is_none_or(|user| user.ended) {
             return Err(CancelError::Closed);
         }
-        let is_meant = |posted: &Posted| posted.connection == id && posted.context == context;
-        let mut places = (0..).zip(&self.posted.places);
-        let token = places.find_map(|(token, posted)| {
-            let posted = posted.as_ref().filter(|posted| is_meant(posted));
-            posted.map(|_| token)
-        });
+        let token = self.posted.find(id, context);
         endpoint.cancel(id, token.ok_or(CancelError::NotUnderWay)?)
     }
 
@@ -196,7 +205,7 @@ impl Users {
         let Some(pieces) = Pieces::of_saved(saved.pieces, saved.is_single) else {
             return false;
         };
-        let Posts { places, free } = &mut self.posted;
+        let Posts { places, free, .. } = &mut self.posted;
         let (Ok(at), Some(user)) = (usize::try_from(saved.token), self.by_id.get_mut(&id)) else {
             return false;
         };

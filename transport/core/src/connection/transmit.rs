@@ -106,6 +106,9 @@ pub(super) struct SendHalf {
     lost: VecDeque<ChunkNumber>,
     /// Messages that are revoked, and that the receiver has not confirmed.
     revocations: Revocations,
+    /// The place of the last message that was looked for.
+    #[serde(skip)]
+    looked_at: usize,
     readiness: Readiness,
     in_flight: InFlight,
     /// The path chosen for the next chunk, which was not let through yet.
@@ -147,6 +150,7 @@ impl SendHalf {
             sends: 0,
             lost: VecDeque::new(),
             revocations: Revocations::default(),
+            looked_at: 0,
             readiness: Readiness::Ready,
             in_flight: InFlight::new(config.settings.paths),
             chosen: None,

@@ -32,6 +32,8 @@ pub(super) struct Posted {
     pub(super) outstanding: u32,
     /// Whether its last chunk was cut.
     pub(super) done: bool,
+    /// Whether it is a write that was cancelled.
+    pub(super) revoked: bool,
 }
 
 impl Posted {
@@ -49,6 +51,7 @@ impl Posted {
             chunks: 0,
             outstanding: 0,
             done: false,
+            revoked: false,
         }
     }
 

@@ -63,23 +63,18 @@ impl Revocations {
     pub(super) fn heap_bytes(&self) -> usize {
         self.unanswered.len() * size_of::<(u64, Revocation)>()
     }
-
-    fn are_of(&self, message: u32) -> bool {
-        let mut all = self.unanswered.values();
-        all.any(|revocation| revocation.message == message)
-    }
 }
 
 impl SendHalf {
     /// The place of what was posted with this token and is not complete, and what it is. Of a read or an atomic the
     /// request has no token here.
-    pub(in crate::connection) fn find_posted(&self, token: u64) -> Option<(u32, Opcode)> {
+    pub(in crate::connection) fn find_posted(&mut self, token: u64) -> Option<(u32, Opcode)> {
         let is_meant = |posted: &Posted| posted.source == ChunkSource::Posted { token };
         self.find(is_meant)
     }
 
     /// The place of a request by its number, unless it was cut: then the peer may know it.
-    pub(in crate::connection) fn find_unsent_request(&self, number: u64) -> Option<u32> {
+    pub(in crate::connection) fn find_unsent_request(&mut self, number: u64) -> Option<u32> {
         let is_meant = |posted: &Posted| {
             posted.opcode == Opcode::Request && u64::from(posted.immediate) == number
         };
@@ -88,38 +83,56 @@ impl SendHalf {
         (posted.chunks == 0).then_some(at)
     }
 
-    fn find(&self, is_meant: impl Fn(&Posted) -> bool) -> Option<(u32, Opcode)> {
-        let mut posted = (0..).zip(&self.posted);
-        posted.find_map(|(at, posted)| {
-            let posted = posted.as_ref().filter(|posted| is_meant(posted))?;
+    /// Looks from the last place on that was found: many are cancelled in the order in which they were posted.
+    fn find(&mut self, is_meant: impl Fn(&Posted) -> bool) -> Option<(u32, Opcode)> {
+        let count = self.posted.len();
+        let from = self.looked_at.min(count);
+        let mut places = (from..count).chain(0..from);
+        let (at, opcode) = places.find_map(|at| {
+            let posted = self.posted[at].as_ref().filter(|posted| is_meant(posted))?;
             Some((at, posted.opcode))
-        })
+        })?;
+        self.looked_at = at;
+        Some((at as u32, opcode))
+    }
+
+    fn unqueue(&mut self, at: u32) {
+        let mut queue = self.queue.iter();
+        if let Some(place) = queue.position(|&queued| queued == at) {
+            self.queue.remove(place);
+        }
     }
 
     /// Drops a request of which nothing was cut.
     pub(in crate::connection) fn drop_unsent(&mut self, at: u32) {
-        self.queue.retain(|&queued| queued != at);
+        self.unqueue(at);
         self.complete(at);
     }
 
     /// Revokes a write. Answers how it has ended if that is known now; otherwise the receiver is asked.
     pub(in crate::connection) fn revoke(&mut self, at: u32) -> Option<Event> {
-        if self.revocations.are_of(at) {
+        let posted = self.posted.get_mut(at as usize)?.as_mut()?;
+        if std::mem::replace(&mut posted.revoked, true) {
             return None;
         }
-        self.queue.retain(|&queued| queued != at);
+        let (chunks, is_cut) = (posted.chunks, posted.done);
+        if !is_cut {
+            self.unqueue(at);
+        }
         let of_it = |(_, sent): &(ChunkNumber, &Sent)| sent.write == at;
-        let found = self.board.under_way().find(of_it);
+        let found = match chunks {
+            0 => None,
+            _ => self.board.under_way().find(of_it),
+        };
         let Some((first, index)) = found.map(|(chunk, sent)| (chunk, sent.index)) else {
             // The receiver has all that was cut, and drops what comes of it again.
             let token = self.complete(at)?;
             return Some(Event::Cancelled { token });
         };
-        // Nothing is cut between two chunks of a message.
-        let chunks = self.posted.get(at as usize)?.as_ref()?.chunks;
         let revocation = Revocation {
             message: at,
             first,
+            // Nothing is cut between two chunks of a message.
             end: first.minus(index).plus(chunks),
             due: Time::ZERO,
             since: Time::ZERO,

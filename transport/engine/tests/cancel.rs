@@ -295,7 +295,7 @@ fn no_read_is_lost_that_is_posted_while_the_peer_still_answers_cancelled_ones() 
         assert!(began.elapsed() < PATIENCE);
         poll(&mut pair.a);
     }
-    let are_cancelled = |event| matches!(event, Event::Cancelled { .. });
+    let are_cancelled = |event: Event| matches!(event, Event::Cancelled { .. });
     assert!(pair.a.events.try_iter().all(are_cancelled));
     let taken = (most..).take_while(|&token| try_post(&pair.a, token).is_ok());
     let taken = taken.count();
@@ -305,7 +305,7 @@ fn no_read_is_lost_that_is_posted_while_the_peer_still_answers_cancelled_ones() 
         poll(&mut pair.a);
         poll(&mut pair.b);
     }
-    let are_complete = |event| matches!(event, Event::Completed { .. });
+    let are_complete = |event: Event| matches!(event, Event::Completed { .. });
     assert!(pair.a.events.try_iter().all(are_complete));
 }
 

@@ -566,6 +566,7 @@ fn a_read_that_is_being_copied_is_cancelled_when_the_copy_has_ended() {
 #[test]
 fn a_cancelled_read_is_under_way_until_its_response_has_ended() {
     let mut pair = Pair::new();
+    pair.expect_drop(DropReason::Duplicate);
     pair.drop_all(is(Kind::Response));
     let one_more = Read {
         token: 999,

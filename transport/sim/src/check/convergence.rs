@@ -26,6 +26,8 @@ pub(super) struct EverythingEnds {
     progress: BTreeMap<End, u64>,
     /// Ends that ask: their responses wait for what the peer writes itself.
     asking: BTreeSet<End>,
+    /// Packets that have arrived at ends that wait for the responses to cancelled reads.
+    arrived: BTreeMap<End, u64>,
 }
 
 impl EverythingEnds {
@@ -36,6 +38,13 @@ impl EverythingEnds {
         if !connection.is_sending() {
             // One that only acknowledges what the peer sends waits for nothing, however long.
             *progress = now;
+        }
+        if connection.cancelled_reads() > 0 {
+            // What still comes of them is placed nowhere.
+            let arrived = connection.stats().packets_placed;
+            if self.arrived.insert(end, arrived) != Some(arrived) {
+                *progress = now;
+            }
         }
         let waits = now.saturating_sub(healed.max(*progress));
         if self.orphans.contains(&end) || waits < PROGRESS_WITHIN_NANOS {

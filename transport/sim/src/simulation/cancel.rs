@@ -63,7 +63,7 @@ impl Simulation {
                 cancelled_reads,
                 ..
             } = &mut self.ends[message.writer.0];
-            let number = (0..).zip(&*requests).find(|(_, of)| **of == message.id);
+            let number = (0u64..).zip(&*requests).find(|(_, of)| **of == message.id);
             cancelled_reads.extend(number.map(|(number, _)| number));
         }
         let asked = Observation::CancelAsked {

@@ -3,6 +3,7 @@
 
 mod acks;
 mod cancel;
+mod cancelled_reads;
 mod drops;
 mod encryption;
 mod immediates;

@@ -255,7 +255,8 @@ pub struct Counters {
     pub placed_bytes: u64,
     /// Connections of paths that broke; their chunks are sent again.
     pub broken_paths: u64,
-    /// Connections closed because the one who made them does not know this end's token, or said nothing in time.
+    /// Connections closed because the one who made them does not know this end's token, gives another IP address than its
+    /// own, or said nothing in time.
     pub strangers: u64,
     /// Connections closed because of bytes that are no packets, or a payload that is damaged or has no place any more.
     pub bad_frames: u64,

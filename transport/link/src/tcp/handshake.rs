@@ -3,7 +3,7 @@
 use std::io::{self, Read as _};
 use std::net::TcpListener;
 
-use weft_core::units::Nanos;
+use weft_core::units::{Host, Nanos};
 
 use super::preamble::{PREAMBLE_BYTES, Preamble};
 use super::stream::{self, Role, Stream};
@@ -43,8 +43,8 @@ impl TcpLink {
     /// Takes what has been connected.
     pub(super) fn accept(&mut self) {
         for _ in 0..ACCEPTS_MAX {
-            let socket = match self.listener.accept() {
-                Ok((socket, _)) => socket,
+            let (socket, host) = match self.listener.accept() {
+                Ok((socket, peer)) => (socket, Host::from(peer.ip())),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.is_listener_readable = false;
                     return;
@@ -68,6 +68,7 @@ impl TcpLink {
             let set = socket.set_nonblocking(true);
             let set = set.and_then(|()| stream::set_options(&socket, here, self.config.dscp));
             let role = Role::Unfinished {
+                host,
                 finish_by: None,
                 said: [0; PREAMBLE_BYTES],
                 bytes: 0,
@@ -88,9 +89,13 @@ impl TcpLink {
         let Some(stream) = self.streams.get_mut(slot) else {
             return false;
         };
-        let Role::Unfinished { said, bytes, .. } = &mut stream.role else {
+        let Role::Unfinished {
+            host, said, bytes, ..
+        } = &mut stream.role
+        else {
             return true;
         };
+        let host = *host;
         while *bytes < PREAMBLE_BYTES {
             match (&stream.socket).read(&mut said[*bytes..]) {
                 Ok(0) => return self.refuse(slot),
@@ -103,7 +108,8 @@ impl TcpLink {
         let Some(preamble) = Preamble::parse(said) else {
             return self.refuse(slot);
         };
-        if preamble.token != self.config.token {
+        // Who has only the token takes no other machine's place.
+        if preamble.token != self.config.token || preamble.from.host() != host {
             return self.refuse(slot);
         }
         let way = (preamble.from, preamble.path);

@@ -23,7 +23,7 @@ pub(super) struct Preamble {
     pub(super) token: LinkToken,
     /// The path, in the numbers of the end that made the connection.
     pub(super) path: PathId,
-    /// Where that end is reached. Its own token is in it: nobody else takes its place.
+    /// Where that end is reached. The connection comes from the same IP address.
     pub(super) from: LinkAddress,
 }
 

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send, setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
-use weft_core::units::{PathId, Time};
+use weft_core::units::{Host, PathId, Time};
 
 use super::frame::ENVELOPE_BYTES;
 use super::preamble::PREAMBLE_BYTES;
@@ -44,6 +44,8 @@ pub(super) enum Role {
     },
     /// Another end has made it, and has not said what for.
     Unfinished {
+        /// Where the connection comes from.
+        host: Host,
         /// Until when it has to say; set in the first turn after.
         finish_by: Option<Time>,
         said: [u8; PREAMBLE_BYTES],

@@ -60,6 +60,29 @@ fn who_does_not_know_the_token_or_speaks_another_protocol_is_closed_at_once() {
 }
 
 #[test]
+fn who_says_that_it_is_at_another_ip_address_is_closed_and_takes_nobodys_place() {
+    let mut end = End::open(HERE[0], 17_124);
+    let elsewhere = Ipv4Addr::new(127, 0, 0, 2);
+    let mut honest = End::open(elsewhere.into(), 17_125);
+    let to_end = honest.peer(&end);
+    let mut said = preamble(17_124, 0, 17_125);
+    said[16..32].copy_from_slice(&elsewhere.to_ipv6_mapped().octets());
+    for round in 0..2 {
+        honest.send(&to_end, 0, &[packet(round, 0, 10)]);
+        let mut both = [&mut end, &mut honest];
+        drive(&mut both, "a packet of the honest one", |ends| {
+            ends[0].arrivals.packets.len() as u64 == round + 1
+        });
+        let mut stranger = connect(17_124);
+        stranger.write_all(&said).unwrap();
+        let mut both = [&mut end, &mut honest];
+        drive(&mut both, "the stranger's end", |_| is_closed(&stranger));
+        assert_eq!(end.link.counters().strangers, round + 1);
+    }
+    assert_eq!(honest.link.counters().broken_paths, 0);
+}
+
+#[test]
 fn who_says_nothing_has_three_seconds_and_many_who_do_make_room_for_one_who_speaks() {
     let mut end = End::open(HERE[0], 17_104);
     let one = connect(17_104);

@@ -199,6 +199,7 @@ impl EngineConfig {
                 address,
                 ports,
                 token,
+                paths: self.paths,
                 packet_bytes: self.datagram_bytes(),
                 dscp,
             }),

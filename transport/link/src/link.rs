@@ -256,9 +256,10 @@ pub struct Counters {
     /// Connections of paths that broke; their chunks are sent again.
     pub broken_paths: u64,
     /// Connections closed because the one who made them does not know this end's token, gives another IP address than its
-    /// own, or said nothing in time.
+    /// own or a path that there is not, has too many, or said nothing in time.
     pub strangers: u64,
-    /// Connections closed because of bytes that are no packets, or a payload that is damaged or has no place any more.
+    /// Connections closed because of bytes that are no packets, a payload that is damaged or has no place any more, or a
+    /// packet whose end did not come.
     pub bad_frames: u64,
 }
 

@@ -7,6 +7,7 @@
 
 mod frame;
 mod handshake;
+mod incoming;
 mod preamble;
 mod receive;
 mod stream;
@@ -30,9 +31,10 @@ use crate::link::{
     Capabilities, Counters, Destination, Handler, Link, PathChange, PathCondition, Sent,
 };
 use crate::ports::PortRange;
+use incoming::IncomingPaths;
 use receive::{Reader, Sink, Turn};
 use stream::{Role, Stream, Way};
-use ways::WayState;
+use ways::{HALF_FRAME_MAX, WayState};
 
 /// The token of the socket that others connect to. The poller has the one above for itself.
 const LISTENER: Token = Token(usize::MAX - 1);
@@ -51,6 +53,8 @@ pub struct TcpConfig {
     pub ports: PortRange,
     /// What who connects must know.
     pub token: LinkToken,
+    /// Paths to a peer, and from it: others are refused.
+    pub paths: u16,
     /// Bytes of a full packet: header, payload, trailer.
     pub packet_bytes: u16,
     /// Differentiated services code point of everything sent, 0 to 63.
@@ -69,7 +73,7 @@ pub struct TcpLink {
     /// By token.
     streams: Slab<Stream>,
     outgoing: HashMap<Way, WayState>,
-    incoming: HashMap<Way, usize>,
+    incoming: IncomingPaths,
     /// Connections without a purpose so far, the oldest first.
     unfinished: VecDeque<usize>,
     /// Those that may hold something received, in the order in which they are read.
@@ -177,7 +181,7 @@ impl Link for TcpLink {
             is_listener_readable: true,
             streams: Slab::new(),
             outgoing: HashMap::new(),
-            incoming: HashMap::new(),
+            incoming: IncomingPaths::default(),
             unfinished: VecDeque::new(),
             readable: VecDeque::new(),
             sendable: Vec::new(),
@@ -299,10 +303,14 @@ impl Link for TcpLink {
                 *failures = 0;
             }
         }
-        match turn {
-            Turn::More => self.set_readable(slot),
-            Turn::Drained => {}
-            Turn::Ended => self.close(slot),
+        let half_by = stream
+            .is_half()
+            .then(|| stream.half_by.unwrap_or(self.now + HALF_FRAME_MAX));
+        match (turn, half_by) {
+            (Turn::More, _) => self.set_readable(slot),
+            (Turn::Drained, None) => {}
+            (Turn::Drained, Some(half_by)) => self.check_by(half_by),
+            (Turn::Ended, _) => self.close(slot),
         }
         packets
     }
@@ -359,7 +367,7 @@ impl Link for TcpLink {
     fn send_control(&mut self, destination: Destination<'_, TcpPeer>, packet: &[u8]) {
         let slot = match destination {
             Destination::Path(peer, path) => self.outgoing((peer.0, path)),
-            Destination::Reverse(peer, path) => self.incoming.get(&(peer.0, path)).copied(),
+            Destination::Reverse(peer, path) => self.incoming.get(&(peer.0, path)),
             Destination::Source(source) => Some(slot_of(source)),
         };
         let Some((slot, stream)) = slot.and_then(|slot| Some((slot, self.streams.get_mut(slot)?)))

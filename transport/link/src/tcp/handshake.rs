@@ -109,14 +109,18 @@ impl TcpLink {
             return self.refuse(slot);
         };
         // Who has only the token takes no other machine's place.
-        if preamble.token != self.config.token || preamble.from.host() != host {
+        let is_known = preamble.token == self.config.token && preamble.from.host() == host;
+        if !is_known || u16::from(preamble.path.0) >= self.config.paths {
             return self.refuse(slot);
         }
         let way = (preamble.from, preamble.path);
+        let Ok(before) = self.incoming.insert(way, slot) else {
+            return self.refuse(slot);
+        };
         stream.role = Role::Incoming { way };
         self.unfinished.retain(|&other| other != slot);
         // The other end has made a new one: it has given the old one up.
-        if let Some(before) = self.incoming.insert(way, slot) {
+        if let Some(before) = before {
             self.close(before);
         }
         true

@@ -129,6 +129,7 @@ impl Reader {
                 if *is_wanted {
                     sink.hand_over(buffer, *frame);
                 }
+                stream.half_by = None;
                 if let Input::Part { buffer, .. } = std::mem::take(&mut stream.input)
                     && self.spare.len() < SPARE_MAX
                 {
@@ -158,6 +159,7 @@ impl Reader {
                 Ok(Some(frame)) if frame <= have => {
                     sink.hand_over(&mut self.read[at..], frame);
                     stream.is_bulk = frame >= PLACE_BYTES_MIN;
+                    stream.half_by = None;
                     at += frame;
                 }
                 Ok(Some(frame)) if have >= ENVELOPE_BYTES => {
@@ -213,6 +215,7 @@ impl Reader {
             return Ok(0);
         };
         self.placements += 1;
+        stream.half_by = None;
         let (first, ahead) = (&front[ENVELOPE_BYTES..], &mut self.ahead[..]);
         let landed = sink
             .handler

@@ -85,6 +85,8 @@ pub(super) struct Stream {
     pub(super) socket: TcpStream,
     pub(super) role: Role,
     pub(super) input: Input,
+    /// Until when the rest of a frame has to come; set in the first check after its beginning has.
+    pub(super) half_by: Option<Time>,
     /// The last packet was long: what follows is likely a payload that is better read into its place.
     pub(super) is_bulk: bool,
     /// It is among those that may hold something received.
@@ -105,6 +107,7 @@ impl Stream {
             socket,
             role,
             input: Input::default(),
+            half_by: None,
             is_bulk: false,
             is_readable: false,
             has_sent: false,
@@ -140,6 +143,14 @@ impl Stream {
         match self.role {
             Role::Outgoing { way, .. } | Role::Incoming { way } => Some(way),
             Role::Unfinished { .. } => None,
+        }
+    }
+
+    /// Whether a part of a frame has come.
+    pub(super) fn is_half(&self) -> bool {
+        match self.input {
+            Input::Head { filled, .. } => filled > 0,
+            Input::Part { .. } => true,
         }
     }
 

@@ -13,6 +13,10 @@ use crate::link::{Link as _, PathChange, PathCondition};
 /// Who has connected says what for within this, and who is connected to answers.
 const HANDSHAKE_MAX: Nanos = Nanos::from_secs(3);
 
+/// The rest of a frame has to come within this, counted from the first check after its beginning: then its buffer is given
+/// back. An honest sender gives a connection up sooner on which nothing is taken.
+pub(super) const HALF_FRAME_MAX: Nanos = Nanos::from_secs(20);
+
 /// A path whose connection broke takes chunks again after this, doubled with each attempt that brought nothing.
 const BACKOFF_MIN: Nanos = Nanos::from_millis(10);
 const BACKOFF_DOUBLED_MAX: u32 = 7;
@@ -47,9 +51,7 @@ impl TcpLink {
             Role::Outgoing { way, failures, .. } => self.set_broken(way, failures + 1),
             Role::Unfinished { .. } => self.unfinished.retain(|&other| other != slot),
             Role::Incoming { way } => {
-                if self.incoming.get(&way) == Some(&slot) {
-                    self.incoming.remove(&way);
-                }
+                self.incoming.remove(&way, slot);
             }
         }
     }
@@ -126,6 +128,7 @@ impl TcpLink {
         };
         let mut over = Vec::new();
         for (slot, stream) in &mut self.streams {
+            let is_half = stream.is_half();
             let is_over = match &mut stream.role {
                 Role::Outgoing { connect_by, .. } => match stream.has_sent {
                     false => due(*connect_by),
@@ -134,7 +137,12 @@ impl TcpLink {
                 Role::Unfinished { finish_by, .. } => {
                     due(*finish_by.get_or_insert(now + HANDSHAKE_MAX))
                 }
-                Role::Incoming { .. } => false,
+                // What has come and was not read yet may be the rest.
+                Role::Incoming { .. } => {
+                    is_half
+                        && due(*stream.half_by.get_or_insert(now + HALF_FRAME_MAX))
+                        && !stream.is_readable
+                }
             };
             if is_over {
                 over.push(slot);
@@ -167,6 +175,10 @@ impl TcpLink {
         match stream.role {
             Role::Unfinished { .. } => {
                 self.refuse(slot);
+            }
+            Role::Incoming { .. } => {
+                self.counters.bad_frames += 1;
+                self.close(slot);
             }
             // Nothing is under way on it: nothing is lost.
             Role::Outgoing { way, .. } if stream.has_sent && stream.waiting() == 0 => {

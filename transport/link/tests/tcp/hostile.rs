@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use weft_core::units::Nanos;
 use weft_link::{Link, Sent};
 
-use crate::pair::{End, HERE, PAYLOAD, drive, frame, packet, preamble};
+use crate::pair::{End, HERE, PATHS, PAYLOAD, drive, frame, packet, preamble};
 
 fn connect(port: u16) -> TcpStream {
     let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("it listens");
@@ -151,6 +151,59 @@ fn a_peer_that_stops_within_a_frame_holds_nobody_up_and_may_go_on_later() {
     }
     let payload = &long[68..];
     assert!(end.arrivals.placed.is_empty() || end.arrivals.memory == *payload);
+}
+
+#[test]
+fn who_leaves_a_frame_unfinished_is_closed_after_a_while_and_who_goes_on_is_not() {
+    let mut end = End::open(HERE[0], 17_132);
+    let (short, long) = (frame(&packet(1, 0, 10)), frame(&packet(2, 0, PAYLOAD)));
+    let mut peers = [0, 1].map(|path| {
+        let mut peer = connect(17_132);
+        peer.write_all(&preamble(17_132, path, 17_133)).unwrap();
+        peer.write_all(&short).unwrap();
+        peer
+    });
+    let arrived =
+        |count: u64| move |ends: &[&mut End]| ends[0].link.counters().received_packets == count;
+    drive(&mut [&mut end], "the first frames", arrived(2));
+    for peer in &mut peers {
+        // They leave in one segment, and are read together.
+        peer.write_all(&[&short[..], &long[..5_000]].concat())
+            .unwrap();
+    }
+    drive(&mut [&mut end], "the second frames", arrived(4));
+    // A link looks for what has waited for too long at the times that it names: from here on 20 s are left.
+    end.now = end.link.flush_at().expect("it waits for the rest");
+    end.turn();
+    let [stops, goes_on] = &mut peers;
+    goes_on.write_all(&long[5_000..]).unwrap();
+    goes_on.write_all(&long[..5_000]).unwrap();
+    drive(&mut [&mut end], "the third frame", arrived(5));
+    end.now = end.now + Nanos::from_millis(19_999);
+    end.turn();
+    assert!(!is_closed(stops));
+    end.now = end.now + Nanos::from_millis(1);
+    drive(&mut [&mut end], "its end", |_| is_closed(stops));
+    assert!(!is_closed(goes_on));
+    goes_on.write_all(&long[5_000..]).unwrap();
+    drive(&mut [&mut end], "the fourth frame", arrived(6));
+    assert_eq!(end.link.counters().bad_frames, 1);
+}
+
+#[test]
+fn a_path_that_the_link_does_not_have_is_refused() {
+    let mut end = End::open(HERE[0], 17_136);
+    let [last, beyond] = [PATHS - 1, PATHS].map(|path| {
+        let mut peer = connect(17_136);
+        peer.write_all(&preamble(17_136, path, 17_137)).unwrap();
+        peer.write_all(&frame(&packet(1, 0, 10))).unwrap();
+        peer
+    });
+    drive(&mut [&mut end], "its end, and a packet", |ends| {
+        is_closed(&beyond) && ends[0].arrivals.packets.len() == 1
+    });
+    assert!(!is_closed(&last));
+    assert_eq!(end.link.counters().strangers, 1);
 }
 
 #[test]

@@ -26,6 +26,9 @@ pub(crate) const HERE: [IpAddr; 2] = [
 /// Payload of a full packet.
 pub(crate) const PAYLOAD: usize = 32 << 10;
 
+/// Paths of each link.
+pub(crate) const PATHS: u8 = 16;
+
 /// A machine that has much else to do needs no more than this.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -53,6 +56,7 @@ impl End {
                 count: 1,
             },
             token: token(port),
+            paths: PATHS.into(),
             packet_bytes: (PAYLOAD + OVERHEAD_BYTES) as u16,
             dscp: 0,
         })

@@ -26,6 +26,9 @@ const USER_TIMEOUT_MS: u32 = 10_000;
 /// Buffers that are kept for what is sent next.
 const SPARE_MAX: usize = 8;
 
+/// Of larger ones none is kept: a turn's chunks and a little more need less.
+const SPARE_BYTES_MAX: usize = 512 << 10;
+
 /// A path to or from another link: the address of the other end, and the number of the path at the end that sends data.
 pub(super) type Way = (LinkAddress, PathId);
 
@@ -169,6 +172,12 @@ impl Stream {
         if self.out.is_empty() {
             self.out = spare.pop().unwrap_or_default();
         }
+        // What has left makes room once it is as much as what has to be moved: each byte is moved once at most, and the buffer
+        // is never longer than twice what waits.
+        if self.out.len() < self.end + room && self.sent >= self.waiting() {
+            self.out.copy_within(self.sent..self.end, 0);
+            (self.sent, self.end) = (0, self.waiting());
+        }
         let needed = self.end + room;
         if self.out.len() < needed {
             self.out.resize(needed, 0);
@@ -204,7 +213,7 @@ impl Stream {
         }
         (self.sent, self.end) = (0, 0);
         let out = std::mem::take(&mut self.out);
-        if spare.len() < SPARE_MAX {
+        if spare.len() < SPARE_MAX && out.len() <= SPARE_BYTES_MAX {
             spare.push(out);
         }
         Ok(())
@@ -229,5 +238,68 @@ pub(super) fn set_dscp(socket: &impl AsFd, here: IpAddr, dscp: u8) -> io::Result
     match here {
         IpAddr::V4(_) => SockRef::from(socket).set_tos_v4(class.into()),
         IpAddr::V6(_) => Ok(setsockopt(socket, sockopt::Ipv6TClass, &class.into())?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::*;
+
+    /// Bytes that always wait.
+    const WAITING: usize = 1 << 20;
+    /// Bytes that are put, or read, at once.
+    const PIECE: usize = 64 << 10;
+    /// The bytes of the stream are those of a pattern of so many, over and over.
+    const PERIOD: usize = 251;
+
+    #[test]
+    fn a_socket_that_always_leaves_some_needs_room_for_what_waits_and_no_more() {
+        let pattern: Vec<u8> = (0..PIECE + PERIOD).map(|at| (at % PERIOD) as u8).collect();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        // What the kernel keeps is less than what waits.
+        let buffer = 128 << 10;
+        SockRef::from(&listener)
+            .set_recv_buffer_size(buffer)
+            .unwrap();
+        let there = listener.local_addr().unwrap();
+        let socket = Stream::connect(there.ip(), there, 0).unwrap();
+        SockRef::from(&socket).set_send_buffer_size(buffer).unwrap();
+        let (mut reader, _) = listener.accept().unwrap();
+        let role = Role::Unfinished {
+            host: Host::from(there.ip()),
+            finish_by: None,
+            said: [0; PREAMBLE_BYTES],
+            bytes: 0,
+        };
+        let mut stream = Stream::new(socket, role, Time::ZERO);
+        let (mut spare, mut counters) = (Vec::new(), Counters::default());
+        let mut received = vec![0; PIECE];
+        let (mut put, mut read) = (0, 0);
+        while read < 8 * WAITING {
+            while stream.waiting() < WAITING {
+                let from = put % PERIOD;
+                put += stream.put(PIECE, &mut spare, |room| {
+                    room.copy_from_slice(&pattern[from..][..PIECE]);
+                    PIECE
+                });
+            }
+            stream.flush(&mut spare, &mut counters).unwrap();
+            assert!(stream.waiting() > 0, "the kernel has taken all of it");
+            let bytes = reader.read(&mut received).unwrap();
+            assert!(received[..bytes] == pattern[read % PERIOD..][..bytes]);
+            read += bytes;
+        }
+        let room = stream.out.len();
+        assert!(room <= 2 * (WAITING + PIECE) + PIECE, "{room} B");
+        while read < put {
+            if stream.waiting() > 0 {
+                stream.flush(&mut spare, &mut counters).unwrap();
+            }
+            read += reader.read(&mut received).unwrap();
+        }
+        assert!(spare.is_empty(), "a large buffer is not kept");
     }
 }

@@ -22,9 +22,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::Sender;
 use pair::{PATIENCE, Pair, Side, bytes_of, pattern, region, remote, secret, start};
 use weft_engine::{
-    DomainId, DropReason, Engine, EngineConfig, Event, PortRange, Progress, WriteRequest,
+    ConnectionId, DomainId, DropReason, Engine, EngineConfig, Event, Nanos, PortRange, Progress,
+    WriteRequest,
 };
 
 const DOMAIN: DomainId = DomainId(1);
@@ -165,6 +167,68 @@ fn bytes_that_are_damaged_on_the_way_are_found_and_sent_again() {
         let found = there.drops.get(DropReason::Checksum) + there.drops.get(DropReason::Seal);
         assert!(found + there.link.bad_frames > 0, "{there:?}");
     }
+}
+
+/// A connection of `a` to `b` that belongs to `owner`, by its id at `a`.
+fn join(a: &Engine, b: &Engine, owner: &str, events: &Sender<Event>) -> ConnectionId {
+    let (end, its) = (a.allocate(DOMAIN, secret(1)), b.allocate(DOMAIN, secret(2)));
+    let (nobody, _) = crossbeam_channel::unbounded();
+    b.connect(its.id, remote(&end, secret(1)), nobody).unwrap();
+    let mut to_b = remote(&its, secret(2));
+    to_b.owner = owner.into();
+    a.connect(end.id, to_b, events.clone()).unwrap();
+    end.id
+}
+
+#[test]
+fn connections_to_a_second_owner_learn_that_a_path_takes_nothing_and_send_there_once() {
+    let adapt = |config: &mut EngineConfig| {
+        config.paths = 1;
+        config.stall_timeout = Nanos::from_secs(1);
+    };
+    let a = start(|config| {
+        adapt(config);
+        config.progress = Progress::Threads(1);
+    });
+    let mut silent = start(adapt);
+    let source = pattern(32 << 20, 8);
+    let key = silent.register(DOMAIN, region(8, 0));
+    let (sender, events) = crossbeam_channel::unbounded();
+    let write = |connection, bytes| {
+        let request = WriteRequest {
+            connection,
+            source: Arc::clone(&source).into(),
+            source_offset: 0,
+            bytes,
+            key,
+            offset: 0,
+            immediate: None,
+            context: 0,
+        };
+        a.write(request).unwrap();
+    };
+    let fails = |id: ConnectionId| match events.recv_timeout(PATIENCE).unwrap() {
+        Event::Failed {
+            connection,
+            failure,
+        } => assert_eq!((connection, failure.reason()), (id, "Stalled")),
+        event => panic!("{event:?}"),
+    };
+    let first = join(&a, &silent, "first", &sender);
+    // Once it has answered, more than one packet is under way.
+    write(first, 8);
+    while events.is_empty() {
+        silent.poll(Duration::from_millis(1)).unwrap();
+    }
+    assert!(matches!(events.recv().unwrap(), Event::Written { .. }));
+    // It reads nothing from here on: this fills the path.
+    write(first, source.len() as u64);
+    fails(first);
+    let sent = a.snapshot().stats().chunks_sent;
+    let second = join(&a, &silent, "second", &sender);
+    write(second, source.len() as u64);
+    fails(second);
+    assert_eq!(a.snapshot().stats().chunks_sent, sent + 1);
 }
 
 #[test]

@@ -348,6 +348,12 @@ impl Link for TcpLink {
         });
         self.counters.sent_packets += u64::from(packets);
         self.counters.sent_bytes += bytes as u64;
+        if stream.is_blocked() {
+            // Who did not know that the path takes nothing learns it: connections to another owner there, say.
+            self.changes
+                .push_back(PathChange::new(way, PathCondition::Blocked));
+            return Sent::Kept;
+        }
         if stream.waiting() < GATHER_BYTES {
             return Sent::Whole;
         }

@@ -149,6 +149,17 @@ impl Stream {
         }
     }
 
+    /// Whether the endpoint was told that its path takes no chunk.
+    pub(super) fn is_blocked(&self) -> bool {
+        matches!(
+            self.role,
+            Role::Outgoing {
+                is_blocked: true,
+                ..
+            }
+        )
+    }
+
     /// Whether a part of a frame has come.
     pub(super) fn is_half(&self) -> bool {
         match self.input {
@@ -172,8 +183,8 @@ impl Stream {
         if self.out.is_empty() {
             self.out = spare.pop().unwrap_or_default();
         }
-        // What has left makes room once it is as much as what has to be moved: each byte is moved once at most, and the buffer
-        // is never longer than twice what waits.
+        // What has left makes room once it is as much as what has to be moved: so each byte is moved once at most, and the
+        // buffer is as long as twice what waits at most.
         if self.out.len() < self.end + room && self.sent >= self.waiting() {
             self.out.copy_within(self.sent..self.end, 0);
             (self.sent, self.end) = (0, self.waiting());

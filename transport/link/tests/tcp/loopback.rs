@@ -148,6 +148,36 @@ fn a_path_that_breaks_is_told_of_and_made_again_by_what_is_sent_after_a_while() 
 }
 
 #[test]
+fn who_sends_on_a_blocked_path_is_told_each_time_and_nothing_is_lost() {
+    // Its backlog takes the connection.
+    let slow = TcpListener::bind((Ipv4Addr::LOCALHOST, 17_052)).unwrap();
+    let mut a = End::open(HERE[0], 17_051);
+    let peer = a.link.peer(&address(17_052)).unwrap();
+    let chunk = [packet(1, 0, PAYLOAD), packet(2, 0, PAYLOAD)];
+    let mut chunks = 1;
+    while a.send(&peer, 3, &chunk) != Sent::Kept {
+        chunks += 1;
+    }
+    // Connections that share the link and have paths of their own know nothing of this.
+    for _ in 0..2 {
+        assert_eq!(a.send(&peer, 3, &chunk), Sent::Kept);
+        chunks += 1;
+    }
+    let told: Vec<_> = std::iter::from_fn(|| a.link.poll_path()).collect();
+    let conditions: Vec<_> = told.iter().map(|it| (it.path, it.condition)).collect();
+    assert_eq!(conditions, [(PathId(3), PathCondition::Blocked); 3]);
+    let (mut taken, _) = slow.accept().unwrap();
+    taken.set_nonblocking(true).unwrap();
+    let bytes: Vec<u8> = chunk.iter().flat_map(|packet| frame(packet)).collect();
+    let (mut piece, mut received) = (vec![0; 1 << 20], 0);
+    drive(&mut [&mut a], "all that was kept", |ends| {
+        // Nothing has come, or a part.
+        received += taken.read(&mut piece).unwrap_or(0);
+        received == 48 + chunks * bytes.len() && ends[0].was_told(3, PathCondition::Ready)
+    });
+}
+
+#[test]
 fn an_idle_connection_is_closed_unnoticed_and_made_again() {
     // Its backlog takes the connection, and nobody ever reads.
     let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 17_046)).unwrap();

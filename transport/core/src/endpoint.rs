@@ -307,13 +307,14 @@ impl<P: Eq> Endpoint<P> {
     /// The link takes no chunk on a path to the NICs that `is_peer` names from now on, or takes them again.
     pub fn set_path_blocked(
         &mut self,
+        now: Time,
         is_peer: impl Fn(&P) -> bool,
         path: PathId,
         is_blocked: bool,
     ) {
         for place in self.peers.places_of(is_peer) {
             if let Some(peer) = self.peers.get_mut(place) {
-                peer.paths.set_blocked(path, is_blocked);
+                peer.paths.set_blocked(now, path, is_blocked);
             }
             if !is_blocked {
                 self.for_each_of_peer(place, |_| ());

@@ -624,7 +624,8 @@ impl Worker {
             } = change;
             let is_peer = |peer: &PeerNic| peer.address == to;
             let is_blocked = condition != PathCondition::Ready;
-            self.endpoint.set_path_blocked(is_peer, path, is_blocked);
+            self.endpoint
+                .set_path_blocked(self.now, is_peer, path, is_blocked);
             if condition == PathCondition::Broken {
                 tracing::debug!(address = %to, path = path.0, "the connection of a path broke");
                 self.endpoint.break_path(self.now, is_peer, path);

@@ -582,11 +582,18 @@ impl PathSet {
         None
     }
 
+    /// The paths that are probed: those that are not live, where the link takes anything.
+    fn probed(&self) -> impl DoubleEndedIterator<Item = (usize, &Path)> + Clone {
+        let paths = self.paths.iter().enumerate();
+        paths.filter(|(index, path)| {
+            path.state != PathState::Live && self.takes_chunks(PathId(*index as u8))
+        })
+    }
+
     /// The path to probe first: the one of which most probes went unanswered, once it is due, so that one soon tells whether
     /// short packets come through; then the others in turns.
     fn first_to_probe(&self, now: Time) -> Option<usize> {
-        let paths = self.paths.iter().enumerate();
-        let waiting = paths.filter(|(_, path)| path.state != PathState::Live);
+        let waiting = self.probed();
         let first = waiting
             .clone()
             .rev()
@@ -612,11 +619,7 @@ impl PathSet {
         if self.live.len() == self.paths.len() {
             return None;
         }
-        let waiting = self
-            .paths
-            .iter()
-            .filter(|path| path.state != PathState::Live);
-        let first = waiting.map(|path| path.probe_at).min()?;
+        let first = self.probed().map(|(_, path)| path.probe_at).min()?;
         Some(first.max(self.probe_from))
     }
 

@@ -20,8 +20,9 @@ fn reliable() -> Pair {
 }
 
 fn block(pair: &mut Pair, path: u8, is_blocked: bool) {
+    let now = pair.now;
     let endpoint = &mut pair.ends[0].host.endpoint;
-    endpoint.set_path_blocked(|&peer| peer == 1, PathId(path), is_blocked);
+    endpoint.set_path_blocked(now, |&peer| peer == 1, PathId(path), is_blocked);
 }
 
 fn break_path(pair: &mut Pair, path: u8) {
@@ -72,6 +73,20 @@ fn a_broken_path_is_used_again_once_it_has_answered_a_probe() {
     break_path(&mut pair, 1);
     pair.write(200_000);
     pair.run();
+    assert_eq!(pair.path_state(1), PathState::Live);
+}
+
+#[test]
+fn a_broken_path_is_probed_and_used_as_soon_as_the_link_takes_anything_there() {
+    let mut pair = reliable();
+    pair.drop_all(|packet| packet.is_data());
+    pair.write(1_000);
+    block(&mut pair, 1, true);
+    break_path(&mut pair, 1);
+    pair.run_for(Nanos::from_millis(10));
+    assert_eq!(pair.path_state(1), PathState::Suspect);
+    block(&mut pair, 1, false);
+    pair.run_for(Nanos::from_millis(10));
     assert_eq!(pair.path_state(1), PathState::Live);
 }
 

@@ -9,12 +9,16 @@ impl PathSet {
         self.reliable
     }
 
-    /// The link takes no chunk on `path` from now on, or takes them again.
-    pub fn set_blocked(&mut self, path: PathId, is_blocked: bool) {
+    /// The link takes no chunk on `path` from now on, or takes them again. Until then it is not probed; what was not answered
+    /// before is asked for again at once.
+    pub fn set_blocked(&mut self, now: Time, path: PathId, is_blocked: bool) {
         match (self.blocked.binary_search(&path), is_blocked) {
             (Err(at), true) if self.contains(path) => self.blocked.insert(at, path),
             (Ok(at), false) => {
                 self.blocked.remove(at);
+                let state = &mut self.paths[usize::from(path.0)];
+                state.probe_at = now;
+                state.probing = false;
             }
             _ => {}
         }

@@ -105,6 +105,25 @@ fn a_replayed_packet_puts_the_timeout_off_little_and_a_slower_path_is_followed()
 }
 
 #[test]
+fn a_path_on_which_the_link_takes_nothing_is_probed_when_it_takes_something_again() {
+    let mut set = set(2);
+    let path = PathId(1);
+    for (broken, ready) in [(ms(1), ms(11)), (ms(12), ms(5_000))] {
+        set.on_broken(broken, path);
+        set.set_blocked(broken, path, true);
+        assert_eq!((set.poll_probe(broken), set.poll_timeout()), (None, None));
+        // A probe that was under way is not missed either.
+        assert_eq!(set.poll_probe(ready), None);
+        assert_eq!(state(&set, 1), Some(PathState::Suspect));
+        set.set_blocked(ready, path, false);
+        assert_eq!(set.poll_timeout(), Some(ready));
+        assert_eq!(set.poll_probe(ready), Some((path, 0)));
+    }
+    answer(&mut set, ms(5_001), 1);
+    assert_eq!(set.live(), 2);
+}
+
+#[test]
 fn many_losses_of_one_event_are_one_timeout() {
     let mut set = set(1);
     answer(&mut set, ms(0), 0);

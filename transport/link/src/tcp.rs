@@ -70,6 +70,8 @@ pub struct TcpLink {
     config: TcpConfig,
     listener: TcpListener,
     is_listener_readable: bool,
+    /// Connections were taken in this turn: others wait for the next one.
+    has_accepted: bool,
     /// By token.
     streams: Slab<Stream>,
     outgoing: HashMap<Way, WayState>,
@@ -179,6 +181,7 @@ impl Link for TcpLink {
             config,
             listener,
             is_listener_readable: true,
+            has_accepted: false,
             streams: Slab::new(),
             outgoing: HashMap::new(),
             incoming: IncomingPaths::default(),
@@ -263,15 +266,17 @@ impl Link for TcpLink {
     }
 
     fn is_readable(&self) -> bool {
-        !self.readable.is_empty() || self.is_listener_readable
+        !self.readable.is_empty() || self.is_listener_readable && !self.has_accepted
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
-        self.sendable.is_empty() && self.changes.is_empty()
+        self.has_accepted = false;
+        self.sendable.is_empty() && self.changes.is_empty() && !self.is_listener_readable
     }
 
     fn receive(&mut self, handler: &mut impl Handler) -> usize {
-        if self.is_listener_readable {
+        if self.is_listener_readable && !self.has_accepted {
+            self.has_accepted = true;
             self.accept();
         }
         let Some(slot) = self.readable.pop_front() else {
@@ -401,6 +406,7 @@ impl Link for TcpLink {
 
     fn flush(&mut self, now: Time) -> bool {
         self.now = now;
+        self.has_accepted = false;
         let busy = !self.sendable.is_empty();
         self.send_gathered();
         if self.check_at.is_some_and(|at| at <= now) {

@@ -40,8 +40,16 @@ pub(super) fn listen(config: &TcpConfig) -> Result<TcpListener, LinkError> {
 }
 
 impl TcpLink {
-    /// Takes what has been connected.
+    /// Takes what has been connected. Where room may be short, what the unfinished ones have said is read first: none that
+    /// has said what for goes for a new one.
     pub(super) fn accept(&mut self) {
+        if self.unfinished.len() + ACCEPTS_MAX > UNFINISHED_MAX {
+            for slot in self.unfinished.clone() {
+                if self.read_preamble(slot) {
+                    self.set_readable(slot);
+                }
+            }
+        }
         for _ in 0..ACCEPTS_MAX {
             let (socket, host) = match self.listener.accept() {
                 Ok((socket, peer)) => (socket, Host::from(peer.ip())),
@@ -64,9 +72,7 @@ impl TcpLink {
                 self.counters.strangers += 1;
                 self.close(oldest);
             }
-            let here = self.config.address;
             let set = socket.set_nonblocking(true);
-            let set = set.and_then(|()| stream::set_options(&socket, here, self.config.dscp));
             let role = Role::Unfinished {
                 host,
                 finish_by: None,
@@ -114,6 +120,12 @@ impl TcpLink {
             return self.refuse(slot);
         }
         let way = (preamble.from, preamble.path);
+        let (here, dscp) = (self.config.address, self.config.dscp);
+        if stream::set_options(&stream.socket, here, dscp).is_err() {
+            // As in `accept`.
+            self.close(slot);
+            return false;
+        }
         let Ok(before) = self.incoming.insert(way, slot) else {
             return self.refuse(slot);
         };

@@ -105,6 +105,29 @@ fn who_says_nothing_has_three_seconds_and_many_who_do_make_room_for_one_who_spea
 }
 
 #[test]
+fn who_has_spoken_is_not_closed_to_make_room_for_others() {
+    let mut end = End::open(HERE[0], 17_140);
+    let mut peers: Vec<TcpStream> = (0..64).map(|_| connect(17_140)).collect();
+    // Sixteen are taken in a turn.
+    for _ in 0..5 {
+        end.turn();
+    }
+    for (from, peer) in (17_141..).zip(&mut peers) {
+        peer.write_all(&preamble(17_140, 0, from)).unwrap();
+    }
+    let silent: Vec<TcpStream> = (0..16).map(|_| connect(17_140)).collect();
+    end.turn();
+    assert_eq!(end.link.counters().strangers, 0);
+    for peer in &mut peers {
+        peer.write_all(&frame(&packet(1, 0, 10))).unwrap();
+    }
+    drive(&mut [&mut end], "a packet of each", |ends| {
+        ends[0].arrivals.packets.len() == 64
+    });
+    assert!(!silent.iter().any(is_closed));
+}
+
+#[test]
 fn a_length_that_no_packet_has_ends_its_connection_only() {
     let mut end = End::open(HERE[0], 17_108);
     for (at, length) in [0, 15, PAYLOAD as u32 + 65, u32::MAX]

@@ -112,19 +112,26 @@ fn two_tenants_share_the_link_evenly_when_one_has_many_connections() {
 
 #[test]
 fn what_is_sent_under_a_rate_cap_is_the_cap() {
-    let mut config = config();
-    config.endpoint.rate_cap_bps = Some(80_000_000);
-    let mut pair = Pair::new(config, Recorder::default());
-    pair.connect(0, DomainId(1));
-    write(&mut pair, 0, 1, 4 * MEBIBYTE);
-    pair.run_for(Nanos::from_millis(110));
-    let link_headers = 28;
-    let data = pair.wire.of(0, Kind::Data);
-    let bytes: usize = data
-        .map(|(_, datagrams, packets)| datagrams.bytes.len() + packets * link_headers)
-        .sum();
-    // 10 MB/s for 110 ms and the 10 ms that a full bucket holds, to the nearest chunk.
-    assert!(bytes.abs_diff(1_200_000) < 5_000, "{bytes} B");
+    // Each packet with its headers, and packets that are cut to segments.
+    for segment_bytes in [u32::MAX, 250] {
+        let mut config = config();
+        config.endpoint.rate_cap_bps = Some(80_000_000);
+        config.endpoint.link_segment_bytes = segment_bytes;
+        let mut pair = Pair::new(config, Recorder::default());
+        pair.connect(0, DomainId(1));
+        write(&mut pair, 0, 1, 4 * MEBIBYTE);
+        pair.run_for(Nanos::from_millis(110));
+        let link_headers = 28;
+        let data = pair.wire.of(0, Kind::Data);
+        let bytes: usize = data
+            .map(|(_, datagrams, packets)| {
+                let bytes = datagrams.bytes.len();
+                bytes + packets.max(bytes.div_ceil(segment_bytes as usize)) * link_headers
+            })
+            .sum();
+        // 10 MB/s for 110 ms and the 10 ms that a full bucket holds, to the nearest chunk.
+        assert!(bytes.abs_diff(1_200_000) < 5_000, "{bytes} B");
+    }
 }
 
 #[test]

@@ -51,7 +51,8 @@ pub enum Encryption {
 pub struct EngineConfig {
     /// Where the NIC is reached.
     pub address: LinkAddress,
-    /// Bytes of the largest IP packet, 1280 or more; both ends must agree. Over TCP it is the kernel's affair.
+    /// Bytes of the largest IP packet, 1280 or more; both ends must agree. Over TCP it is the kernel's affair, and only says by
+    /// how many headers the egress cap counts.
     pub mtu: u16,
     /// Paths used between this NIC and another, 1 to 256; both ends must agree.
     pub paths: u16,

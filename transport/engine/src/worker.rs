@@ -150,6 +150,7 @@ impl Worker {
                 reliable,
                 rate_cap_bps: config.egress.cap_bps.map(|bps| bps / u64::from(workers)),
                 link_header_bytes: link.address().header_bytes().into(),
+                link_segment_bytes: link.address().segment_bytes(config.mtu),
                 cipher: &weft_crypto::AES_128_GCM,
                 seed,
             },
@@ -697,7 +698,8 @@ impl Worker {
 
     pub(crate) fn take_egress_report(&mut self) -> EgressReport {
         let sent = self.link.counters();
-        let headers = sent.sent_packets * u64::from(self.link.address().header_bytes());
+        let config = self.endpoint.config();
+        let headers = config.link_headers(sent.sent_packets, sent.sent_bytes);
         EgressReport {
             sent_bytes: sent.sent_bytes + headers,
             was_held_back: self.endpoint.take_held_back(),

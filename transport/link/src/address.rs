@@ -130,11 +130,20 @@ impl LinkAddress {
         }
     }
 
-    /// Bytes that the link and the layers below it add to each packet, up to IP.
+    /// Bytes that the link and the layers below it add to each packet, up to IP; over TCP to each segment.
     pub fn header_bytes(&self) -> u16 {
         match *self {
             Self::Udp { address, .. } => datagram::header_bytes(address),
             Self::Tcp { address, .. } => datagram::ip_bytes(address) + TCP_BYTES,
+        }
+    }
+
+    /// Bytes of packets to which these are added once where an IP packet has `mtu` bytes at most: over TCP the kernel cuts what
+    /// it is given. [`u32::MAX`]: each packet has its own.
+    pub fn segment_bytes(&self, mtu: u16) -> u32 {
+        match self {
+            Self::Udp { .. } => u32::MAX,
+            Self::Tcp { .. } => mtu.saturating_sub(self.header_bytes()).max(1).into(),
         }
     }
 
@@ -197,16 +206,24 @@ mod tests {
         assert_eq!(whole.to_string(), "fd00::1 UDP ports 4000-4015");
     }
 
+    fn tcp() -> LinkAddress {
+        let whole = udp("fd00::1", 4000, 16);
+        LinkAddress::Tcp {
+            address: whole.ip(),
+            ports: whole.ports(),
+            token: LinkToken(72_623_859_790_382_856),
+        }
+    }
+
+    #[test]
+    fn a_segment_is_what_the_mtu_leaves_of_a_stream() {
+        assert_eq!(tcp().segment_bytes(9000), 9000 - 40 - 32);
+        assert_eq!(udp("fd00::1", 4000, 1).segment_bytes(9000), u32::MAX);
+    }
+
     #[test]
     fn no_token_is_printed() {
-        let whole = udp("fd00::1", 4000, 16);
-        let (address, ports) = (whole.ip(), whole.ports());
-        let token = LinkToken(72_623_859_790_382_856);
-        let tcp = LinkAddress::Tcp {
-            address,
-            ports,
-            token,
-        };
+        let tcp = tcp();
         let text = format!("{tcp} {tcp:?}");
         assert!(text.starts_with("fd00::1 TCP ports 4000-4015 Tcp {") && !text.contains("726"));
     }

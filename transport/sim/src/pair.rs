@@ -171,6 +171,7 @@ impl PairConfig {
                 reliable: false,
                 rate_cap_bps: None,
                 link_header_bytes: 28,
+                link_segment_bytes: u32::MAX,
                 cipher: &AES_128_GCM,
                 seed: 1,
             },

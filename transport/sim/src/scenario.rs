@@ -367,6 +367,7 @@ impl Scenario {
             reliable: false,
             rate_cap_bps: self.rate_cap_bps,
             link_header_bytes: LINK_HEADER_BYTES,
+            link_segment_bytes: u32::MAX,
             cipher: self.cipher,
             seed,
         }

@@ -33,10 +33,21 @@ pub struct EndpointConfig {
     pub rate_cap_bps: Option<u64>,
     /// What the link adds to each packet, for the rate cap: bytes of the IP and UDP headers, say.
     pub link_header_bytes: u32,
+    /// Bytes of packets to which a link adds that once that cuts them as a stream: of a TCP segment. [`u32::MAX`] where each
+    /// packet has its own headers and no more.
+    pub link_segment_bytes: u32,
     /// Encrypts where both ends require it.
     pub cipher: &'static dyn Cipher,
     /// Of all draws.
     pub seed: u64,
+}
+
+impl EndpointConfig {
+    /// Bytes that the link adds to packets that were sent together and have `bytes` bytes.
+    pub fn link_headers(&self, packets: u64, bytes: u64) -> u64 {
+        let segments = bytes.div_ceil(u64::from(self.link_segment_bytes.max(1)));
+        segments.max(packets) * u64::from(self.link_header_bytes)
+    }
 }
 
 /// This end of a connection.

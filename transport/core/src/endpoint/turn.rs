@@ -274,7 +274,8 @@ impl<P: Eq> Endpoint<P> {
             .poll_control(now, paths, &mut self.rng, buffer)?;
         // It goes whatever the cap says, and counts.
         if let Some(cap) = &mut self.rate_cap {
-            cap.charge_control(packet.bytes as u64 + u64::from(self.config.link_header_bytes));
+            let bytes = packet.bytes as u64;
+            cap.charge_control(bytes + self.config.link_headers(1, bytes));
         }
         Some((open.peer, packet.path, packet.owner, packet.bytes))
     }
@@ -325,9 +326,8 @@ impl<P: Eq> Endpoint<P> {
                 continue;
             };
             if let Some(cap) = &mut self.rate_cap {
-                let headers =
-                    u64::from(departure.packets) * u64::from(self.config.link_header_bytes);
-                cap.charge(u64::from(departure.bytes) + headers);
+                let (packets, bytes) = (u64::from(departure.packets), u64::from(departure.bytes));
+                cap.charge(bytes + self.config.link_headers(packets, bytes));
             }
             self.schedule.charge(slot, departure.bytes.into());
             touch(&mut self.touched, &mut self.eventful, slot, open);

@@ -148,6 +148,7 @@ fn endpoint(index: usize, congestion: CongestionKind, now: Time) -> Endpoint<usi
         first_chunk: ChunkNumber(0),
         rate_cap_bps: None,
         link_header_bytes: LINK_HEADER as u32,
+        link_segment_bytes: u32::MAX,
         cipher: &AES_128_GCM,
         seed: index as u64,
     };

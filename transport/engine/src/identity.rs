@@ -43,7 +43,7 @@ pub(crate) fn reset_token(key: u64, peer: Host) -> u64 {
     cut(&key, &peer.0)
 }
 
-/// What who connects to an engine of this node must know: it is told with the engine's address.
+/// The token that a peer sends first when it connects to an engine of this node. It is told with the engine's address.
 pub(crate) fn link_token(node_key: &Secret) -> LinkToken {
     let key = hmac::Key::new(hmac::HMAC_SHA256, &node_key.0);
     LinkToken(cut(&key, b"weft link"))

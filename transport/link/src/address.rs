@@ -31,7 +31,7 @@ pub enum LinkAddress {
         address: IpAddr,
         /// One port to connect to for each worker: an engine with one worker has one.
         ports: PortRange,
-        /// Who does not know it is no peer. Drawn by this end.
+        /// A peer sends it first, and a connection without it is closed. An engine derives it from its node's key.
         token: LinkToken,
     },
 }
@@ -57,7 +57,7 @@ impl FromStr for LinkKind {
     }
 }
 
-/// What an end asks of who connects to it: told to peers with the address, and to nobody else.
+/// What an end demands of those that connect to it. Peers are told it with the address, and nobody else is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LinkToken(pub u64);
 

@@ -71,7 +71,8 @@ pub trait Link: Sized {
     /// From here on what comes ends the wait of [`crate::Waiter`]. Answers whether nothing has come so far.
     fn prepare_to_sleep(&mut self) -> bool;
 
-    /// Receives one batch, one system call at most, and hands it over. Answers how many runs.
+    /// Receives one batch and hands it over: what one system call brings over UDP, a connection's share of a turn over TCP.
+    /// Answers how many runs.
     fn receive(&mut self, handler: &mut impl Handler) -> usize;
 
     /// Whether a chunk can be sent: none is kept that keeps all paths from sending.
@@ -179,7 +180,9 @@ pub enum Destination<'a, P> {
 pub enum Sent {
     /// It left.
     Whole,
-    /// The system takes no more yet. The link keeps the rest; [`Link::can_send`] is false until it has left.
+    /// The system takes no more yet, and the link keeps the rest. Until that has left, a link that keeps one chunk for all
+    /// paths answers false to [`Link::can_send`], and one that keeps them by path says that the path is
+    /// [`PathCondition::Blocked`].
     Kept,
     /// The system refused it or a part of it; to recovery it is a loss like any other.
     Dropped(Refusal),
@@ -255,11 +258,11 @@ pub struct Counters {
     pub placed_bytes: u64,
     /// Connections of paths that broke; their chunks are sent again.
     pub broken_paths: u64,
-    /// Connections closed because the one who made them does not know this end's token, gives another IP address than its
-    /// own or a path that there is not, has too many, or said nothing in time.
+    /// Connections closed because their makers did not send this end's token, gave an IP address that is not their own or a
+    /// path that does not exist, had too many connections, or said nothing in time.
     pub strangers: u64,
-    /// Connections closed because of bytes that are no packets, a payload that is damaged or has no place any more, or a
-    /// packet whose end did not come.
+    /// Connections closed because of bytes that are no packets, a payload that was read into its place and is
+    /// damaged or has no place any more, or a packet whose end did not come.
     pub bad_frames: u64,
 }
 

@@ -1,9 +1,9 @@
 //! TCP: a path is a connection, made by the end that sends data on it. The kernel resends what is lost.
 //!
-//! What a socket does not take is kept with its connection and blocks that path alone. A connection that breaks is told of
-//! ([`PathChange::Broken`]), and made again by what is sent on its path after a while. Acknowledgements go back on the
-//! connection that the data came on. Who connects names its path, its own address and the token of the end that it
-//! connects to; who does not know that one is closed at once.
+//! What a socket does not take is kept with its connection and blocks that path alone. When a connection breaks, the link
+//! says so ([`PathCondition::Broken`]), and what is sent on that path after a while connects it again. Acknowledgements go
+//! back on the connection that the data came on. An end that connects sends its path, its own address and the token of the
+//! other end first; a connection without that token is closed at once.
 
 mod frame;
 mod handshake;
@@ -51,7 +51,7 @@ pub struct TcpConfig {
     pub address: IpAddr,
     /// The link is connected to at the first of these.
     pub ports: PortRange,
-    /// What who connects must know.
+    /// What every peer sends first when it connects here.
     pub token: LinkToken,
     /// Paths to a peer, and from it: others are refused.
     pub paths: u16,

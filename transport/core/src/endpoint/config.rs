@@ -23,8 +23,9 @@ pub struct EndpointConfig {
     /// The number of the first chunk in both directions of every connection, the same at both ends: 0, but
     /// in tests of the numbers' wrap.
     pub first_chunk: ChunkNumber,
-    /// Whether the link has made sure that its peers are where they are said to be, as a TCP handshake does. If not,
-    /// one packet of each connection is under way until the peer has answered (RFC 9000, section 8).
+    /// Whether the caller has made sure that its peers are where they are said to be. If not, one packet of each connection is
+    /// under way until the peer has answered (RFC 9000, section 8). The engine says no over TCP, too, whose handshake shows
+    /// where a peer is: a packet that comes before the peer's end of the connection is made is lost there.
     pub peers_validated: bool,
     /// Whether the link delivers what it takes, in order on each path, or says that a path has broken
     /// ([`Endpoint::break_path`](super::Endpoint::break_path)). Then only that and the timeout tell of losses.

@@ -62,7 +62,7 @@ pub struct PathSetConfig {
     /// The floor of the retransmission timeout: 250 µs where the worker busy-polls or the NIC
     /// stamps time (STELLAR, section 7), 5 ms where a sleeping thread may wake late.
     pub rto_min: Nanos,
-    /// Whether the link has made sure that the NIC is where it is said to be, as a TCP handshake does.
+    /// Whether the NIC is known to be where it is said to be before it has answered.
     pub validated: bool,
     /// Whether the link delivers what it takes, in order on each path, or says that a path has broken.
     pub reliable: bool,

@@ -15,7 +15,7 @@ use clap::Parser;
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, CpuSet, sched_setaffinity, setns};
 use nix::unistd::Pid;
-use weft_engine::{Encryption, PortRange, Progress};
+use weft_engine::{Encryption, LinkKind, PortRange, Progress};
 use weft_tests::bench::blaster::{self, Blaster, BlasterConfig};
 use weft_tests::bench::ends::Ends;
 use weft_tests::bench::host::{Host, Setup};
@@ -143,6 +143,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             count: 16,
         };
         let setup = Setup {
+            link: LinkKind::Udp,
             address: arguments.addresses[end],
             ports,
             mtu: arguments.mtu,

@@ -332,7 +332,9 @@ impl Connection {
         if let Some(packet) = receive.poll_refusal(false, out, seal, remote, number) {
             return Some(packet);
         }
-        if let Some(packet) = receive.poll_revoked(out, seal, remote, number) {
+        if receive.has_revocations()
+            && let Some(packet) = receive.poll_revoked(out, seal, remote, number)
+        {
             return Some(packet);
         }
         let timers = &mut self.timers;

@@ -31,6 +31,7 @@ pub use key_phase::KeyPhase;
 pub use request::{Atomic, Request};
 pub(crate) use revoke::REVOCATIONS_MAX;
 pub use revoke::{Revoke, Revoked};
+pub(crate) use seal::LONG_BYTES;
 pub use seal::{Cipher, Envelope, Integrity, OpenedData, PacketKey, Seal, Secret, payload_crc};
 
 /// The wire version: the low four bits of every datagram's first byte.

@@ -3,7 +3,7 @@
 use super::work::Pages;
 use crate::memory::Place;
 use crate::units::{ChunkNumber, PathId};
-use crate::wire::{DataHeader, Flags, Seal};
+use crate::wire::{DataHeader, Flags, LONG_BYTES, Seal};
 use core::ops::Range;
 use serde::{Deserialize, Serialize};
 
@@ -92,6 +92,19 @@ impl Chunk {
     /// If `out` is shorter than the payload and [`crate::wire::OVERHEAD_BYTES`].
     #[inline(always)]
     pub fn seal(&self, i: u32, payload: &[u8], out: &mut [u8]) -> usize {
+        match payload.len() >= LONG_BYTES {
+            true => self.seal_long(i, payload, out),
+            false => self.seal.seal_data(&self.header(i), payload, out),
+        }
+    }
+
+    #[cold]
+    fn seal_long(&self, i: u32, payload: &[u8], out: &mut [u8]) -> usize {
+        self.seal.seal_long_data(&self.header(i), payload, out)
+    }
+
+    #[inline(always)]
+    fn header(&self, i: u32) -> DataHeader {
         let index = self.index(i);
         let (mut flags, mut immediate) = (self.first.flags, self.first.immediate);
         if index + 1 < u32::from(self.first.packets) {
@@ -104,15 +117,14 @@ impl Chunk {
             None => self.first.offset + at,
             Some(pages) => pages.place_of(self.start + at),
         };
-        let header = DataHeader {
+        DataHeader {
             packet: index as u8,
             flags,
             immediate,
             packet_number: self.first.packet_number + u64::from(i),
             offset,
             ..self.first
-        };
-        self.seal.seal_data(&header, payload, out)
+        }
     }
 }
 

@@ -45,6 +45,7 @@ pub struct RttEstimator {
 
 impl RttEstimator {
     /// Takes one sample in; samples above 4.2 s count as that.
+    #[inline]
     pub fn update(&mut self, sample: Nanos) {
         let sample = u32::try_from(sample.get()).unwrap_or(u32::MAX).max(1);
         if self.smoothed == 0 {

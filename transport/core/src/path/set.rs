@@ -619,6 +619,11 @@ impl PathSet {
         if self.live.len() == self.paths.len() {
             return None;
         }
+        self.next_probe()
+    }
+
+    #[cold]
+    fn next_probe(&self) -> Option<Time> {
         let first = self.probed().map(|(_, path)| path.probe_at).min()?;
         Some(first.max(self.probe_from))
     }
@@ -626,14 +631,16 @@ impl PathSet {
     /// The retransmission timeout of something sent on `path` whose answer the peer may put off for `put_off`:
     /// max(rtoMin, srtt + 4·rttvar + put_off), as RFC 9002, section 6.2.1. Round trips are measured without
     /// that time.
+    #[inline]
     pub fn rto(&self, path: PathId, put_off: Nanos) -> Nanos {
         self.round_trip_bound(path)
-            .map_or(self.rto_min.times(4), |bound| bound + put_off)
+            .map_or_else(|| self.rto_min.times(4), |bound| bound + put_off)
             .max(self.rto_min)
     }
 
     /// A round trip measured on `path`, at most four timeouts: a packet that the network copied
     /// and delivers much later is echoed too, and must not put the path's timeout off for long.
+    #[inline]
     pub fn bounded(&self, path: PathId, rtt: Nanos) -> Nanos {
         let most = self
             .round_trip_bound(path)

@@ -238,33 +238,59 @@ impl Seal {
             .expect("a packet is longer than a header");
         let (middle, trailer) = rest.split_at_mut(payload.len());
         header.emit(self.phase, front);
-        let is_long = payload.len() >= LONG_BYTES;
-        if is_long {
-            middle.copy_from_slice(payload);
-        }
-        // Of a shorter payload the checksum first: it brings it into the cache that the copy reads from.
-        let checksummed = if is_long { &*middle } else { payload };
+        // The checksum first: it brings the payload into the cache that the copy reads from.
         let (hash, crc) = match &self.protection {
             Protection::Hash(key) => {
-                let crc = payload_crc(checksummed);
+                let crc = payload_crc(payload);
                 (key.data_hash(front, crc), crc)
             }
             Protection::GroupHash(key) => {
-                let crc = payload_crc(checksummed);
+                let crc = payload_crc(payload);
                 (key.group_hash(front, crc), crc)
             }
             Protection::Aead(key) => {
-                if !is_long {
-                    middle.copy_from_slice(payload);
-                }
+                middle.copy_from_slice(payload);
                 trailer.copy_from_slice(&key.seal(header.packet_number, front, middle));
                 return length;
             }
             Protection::Trusted => (0, 0),
         };
-        if !is_long {
-            middle.copy_from_slice(payload);
-        }
+        middle.copy_from_slice(payload);
+        put_u64(trailer, field::trailer::HASH, hash);
+        put_u32(trailer, field::trailer::CRC, crc);
+        put_u32(trailer, field::trailer::ZERO, 0);
+        length
+    }
+
+    /// The same of a payload of [`LONG_BYTES`], which is copied before its checksum is taken.
+    pub(crate) fn seal_long_data(
+        &self,
+        header: &DataHeader,
+        payload: &[u8],
+        out: &mut [u8],
+    ) -> usize {
+        let length = payload.len() + OVERHEAD_BYTES;
+        let (front, rest) = out[..length]
+            .split_first_chunk_mut::<HEADER_BYTES>()
+            .expect("a packet is longer than a header");
+        let (middle, trailer) = rest.split_at_mut(payload.len());
+        header.emit(self.phase, front);
+        middle.copy_from_slice(payload);
+        let (hash, crc) = match &self.protection {
+            Protection::Hash(key) => {
+                let crc = payload_crc(middle);
+                (key.data_hash(front, crc), crc)
+            }
+            Protection::GroupHash(key) => {
+                let crc = payload_crc(middle);
+                (key.group_hash(front, crc), crc)
+            }
+            Protection::Aead(key) => {
+                trailer.copy_from_slice(&key.seal(header.packet_number, front, middle));
+                return length;
+            }
+            Protection::Trusted => (0, 0),
+        };
         put_u64(trailer, field::trailer::HASH, hash);
         put_u32(trailer, field::trailer::CRC, crc);
         put_u32(trailer, field::trailer::ZERO, 0);
@@ -388,7 +414,7 @@ impl Seal {
 
 /// A payload as long is copied before its checksum is taken: the processor's string copy streams it from memory as fast as
 /// memory gives it, and the copy is read from the cache. By three packets of 1,408 bytes each way takes as long.
-const LONG_BYTES: usize = 16 << 10;
+pub(crate) const LONG_BYTES: usize = 16 << 10;
 
 /// The shortest payload of which `crc32c` interleaves three parts of 256 B.
 #[cfg(target_arch = "x86_64")]

@@ -80,8 +80,8 @@ impl ExpectedDropsOnly {
                 // Of what ends a message, `placed` says only that it is here.
                 let again = before && self.in_order && header.flags.contains(Flags::LAST);
                 let is_here = empty || request || received.placed.contains(&Ticket::of(&header));
-                if is_here && !again {
-                    if header.packets > *of && !whole {
+                if is_here && !again && !whole {
+                    if header.packets > *of {
                         (*of, *packets) = (header.packets, 0);
                     }
                     *packets |= 1 << header.packet;

@@ -108,7 +108,14 @@ impl ReceiveHalf {
         Ok(())
     }
 
+    /// Whether a revocation is to be answered.
+    #[inline]
+    pub(in super::super) fn has_revocations(&self) -> bool {
+        !self.revoked.asked.is_empty()
+    }
+
     /// Writes the next answer to a revocation: of a message of which no placement is under way.
+    #[cold]
     pub(in super::super) fn poll_revoked(
         &mut self,
         out: &mut [u8],

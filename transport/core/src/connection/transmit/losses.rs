@@ -180,6 +180,7 @@ impl SendHalf {
     }
 
     /// How long an answer is waited for, as long as answers come.
+    #[inline]
     fn single_timeout(&self, sent: &Sent, paths: &PathSet) -> Nanos {
         match self.is_unheard(paths) {
             true => FIRST_ANSWER,
@@ -187,6 +188,7 @@ impl SendHalf {
         }
     }
 
+    #[inline]
     fn timeout(&self, sent: &Sent, paths: &PathSet) -> Nanos {
         self.single_timeout(sent, paths).times(1 << self.backoff)
     }

@@ -26,16 +26,24 @@ impl PathSet {
 
     #[inline]
     pub(super) fn takes_chunks(&self, path: PathId) -> bool {
-        self.blocked.is_empty() || self.blocked.binary_search(&path).is_err()
+        self.blocked.is_empty() || !self.is_path_blocked(path)
+    }
+
+    #[cold]
+    fn is_path_blocked(&self, path: PathId) -> bool {
+        self.blocked.binary_search(&path).is_ok()
     }
 
     /// Whether the link takes no chunk on any of the paths that are given data.
+    #[inline]
     pub fn is_blocked(&self) -> bool {
-        !self.blocked.is_empty()
-            && !self
-                .candidates()
-                .iter()
-                .any(|&path| self.takes_chunks(path))
+        !self.blocked.is_empty() && self.are_candidates_blocked()
+    }
+
+    #[cold]
+    fn are_candidates_blocked(&self) -> bool {
+        let mut candidates = self.candidates().iter();
+        !candidates.any(|&path| self.takes_chunks(path))
     }
 
     /// The link says that what was under way on `path` is lost.

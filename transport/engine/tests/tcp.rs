@@ -173,10 +173,12 @@ fn bytes_that_are_damaged_on_the_way_are_found_and_sent_again() {
 fn join(a: &Engine, b: &Engine, owner: &str, events: &Sender<Event>) -> ConnectionId {
     let (end, its) = (a.allocate(DOMAIN, secret(1)), b.allocate(DOMAIN, secret(2)));
     let (nobody, _) = crossbeam_channel::unbounded();
-    b.connect(its.id, remote(&end, secret(1)), nobody).unwrap();
+    b.connect(its.id, remote(&end, secret(1)), nobody)
+        .expect("it connects");
     let mut to_b = remote(&its, secret(2));
     to_b.owner = owner.into();
-    a.connect(end.id, to_b, events.clone()).unwrap();
+    a.connect(end.id, to_b, events.clone())
+        .expect("it connects");
     end.id
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use weft_core::connection::Settings;
 use weft_core::memory::Access;
 use weft_core::units::ConnectionId;
@@ -10,7 +11,7 @@ use weft_crypto::part_secret;
 use weft_link::LinkAddress;
 
 /// One part of an end that is split over several workers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndPart {
     /// What the peer puts into the packets of this part.
     pub id: ConnectionId,
@@ -21,7 +22,7 @@ pub struct EndPart {
 }
 
 /// This end of a connection to be: what the other end must be told.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LocalEnd {
     /// What the peer puts into its packets. Of a split connection it is the first part's, and the one that
     /// calls and events name.

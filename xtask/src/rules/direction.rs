@@ -45,6 +45,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "weft-engine",
         &["weft-core", "weft-crypto", "weft-link", "weft-memory"],
     ),
+    ("weft-transfer-engine", &["weft-engine"]),
     ("weft-device-socket", &["weft-device", "weft-memory"]),
     (
         "weft-device-server",

@@ -1,0 +1,153 @@
+//! The settings of a TransferEngine, and how its NICs start by them.
+
+use std::io::{Error, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use ring::rand::{SecureRandom, SystemRandom};
+use weft_engine::{DomainId, Encryption, Engine, EngineConfig, Nanos, PortRange, Progress, Secret};
+
+use crate::error::TransferError;
+
+/// All memory and all connections of an engine are in one protection domain: only keys open memory.
+pub(crate) const DOMAIN: DomainId = DomainId(1);
+
+/// Most NICs of an engine: their ends fit one message of set-up.
+pub(crate) const NICS_MAX: usize = 128;
+
+/// More paths bring little (STELLAR, section 7).
+const PATHS_MAX: u16 = 128;
+
+/// A NIC to use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NicConfig {
+    /// An IPv4 or IPv6 address of the NIC.
+    pub address: IpAddr,
+    /// Its speed in bits per second, at least 1: NICs get work in this proportion.
+    pub speed_bps: u64,
+}
+
+/// The settings of a TransferEngine. The defaults work on a laptop.
+#[derive(Debug, Clone)]
+pub struct TransferEngineConfig {
+    /// 1 to 128 NICs. Default: 127.0.0.1.
+    pub nics: Vec<NicConfig>,
+    /// UDP ports of each NIC; both ends must agree. Default: 16, which make 256 pairs for 128 paths.
+    pub ports_per_nic: u16,
+    /// Where the engine looks for free ports. Each NIC also listens on the TCP port with the number of its first UDP port.
+    /// Default: 20000 to 32767, below those that the system gives to any program.
+    pub ports: RangeInclusive<u16>,
+    /// Worker threads of each NIC, a divisor of `ports_per_nic`; both ends must agree. Default: 1.
+    pub workers_per_nic: u16,
+    /// Bytes of the largest IP packet; both ends must agree. Default: 1500.
+    pub mtu: u16,
+    /// Whether data is encrypted; both ends must agree. Set-up always is. Default: off.
+    pub encryption: Encryption,
+    /// A connection with bytes under way that receives nothing for this time fails. Default: 10 s.
+    pub stall_timeout: Duration,
+    /// How long connecting to a peer may take. Default: 5 s.
+    pub connect_timeout: Duration,
+    /// How long a stopped operation waits for the peer to confirm the stop. Default: 1 s.
+    pub cancel_timeout: Duration,
+    /// How often the words of watchers are read. Default: 50 µs.
+    pub watch_interval: Duration,
+}
+
+impl Default for TransferEngineConfig {
+    fn default() -> Self {
+        Self {
+            nics: vec![NicConfig {
+                address: Ipv4Addr::LOCALHOST.into(),
+                speed_bps: 10_000_000_000,
+            }],
+            ports_per_nic: 16,
+            ports: 20_000..=32_767,
+            workers_per_nic: 1,
+            mtu: 1500,
+            encryption: Encryption::Off,
+            stall_timeout: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(5),
+            cancel_timeout: Duration::from_secs(1),
+            watch_interval: Duration::from_micros(50),
+        }
+    }
+}
+
+/// A NIC in use.
+#[derive(Debug)]
+pub(crate) struct Nic {
+    pub(crate) engine: Engine,
+    pub(crate) speed_bps: u64,
+}
+
+impl TransferEngineConfig {
+    /// Starts an engine for each NIC on free ports, and a listener for set-up beside it.
+    pub(crate) fn start_nics(&self) -> Result<Vec<(Nic, TcpListener)>, TransferError> {
+        if self.nics.is_empty() || self.nics.len() > NICS_MAX {
+            return Err(TransferError::Invalid {
+                field: "nics",
+                problem: "must be 1 to 128 NICs",
+            });
+        }
+        let node_key = Secret(random()?);
+        let start = |nic| self.start_nic(nic, &node_key);
+        self.nics.iter().map(start).collect()
+    }
+
+    fn start_nic(
+        &self,
+        nic: &NicConfig,
+        node_key: &Secret,
+    ) -> Result<(Nic, TcpListener), TransferError> {
+        // Those of one worker, at both ends.
+        let ports_of_worker = self.ports_per_nic / self.workers_per_nic.max(1);
+        let paths = ports_of_worker.saturating_mul(ports_of_worker);
+        let nanos = |time: Duration| Nanos::new(time.as_nanos().try_into().unwrap_or(u64::MAX));
+        for first in self.ports.clone().step_by(self.ports_per_nic.max(1).into()) {
+            let last = first.saturating_add(self.ports_per_nic.max(1) - 1);
+            if !self.ports.contains(&last) {
+                break;
+            }
+            // Engines of this machine take turns by it: who has the TCP port may try the UDP ports.
+            let listener = match TcpListener::bind(SocketAddr::new(nic.address, first)) {
+                Ok(listener) => listener,
+                Err(error) if error.kind() == ErrorKind::AddrInUse => continue,
+                Err(error) => return Err(TransferError::system("bind")(error)),
+            };
+            let ports = PortRange {
+                first,
+                count: self.ports_per_nic,
+            };
+            let config = EngineConfig {
+                mtu: self.mtu,
+                encryption: self.encryption,
+                stall_timeout: nanos(self.stall_timeout),
+                rto_min: Nanos::from_millis(5).min(nanos(self.stall_timeout)),
+                progress: Progress::Threads(self.workers_per_nic.into()),
+                split: self.workers_per_nic,
+                paths: paths.clamp(1, PATHS_MAX),
+                ..EngineConfig::new(nic.address, ports, node_key.clone())
+            };
+            match Engine::start(config) {
+                Ok(engine) => {
+                    let speed_bps = nic.speed_bps.max(1);
+                    return Ok((Nic { engine, speed_bps }, listener));
+                }
+                Err(error) if error.reason() == "PortTaken" => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(TransferError::Invalid {
+            field: "ports",
+            problem: "has too few free ports in a row: widen the range, or lower ports_per_nic",
+        })
+    }
+}
+
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], TransferError> {
+    let mut bytes = [0; N];
+    let filled = SystemRandom::new().fill(&mut bytes);
+    filled.map_err(|error| TransferError::system("getrandom")(Error::other(error.to_string())))?;
+    Ok(bytes)
+}

@@ -1,0 +1,248 @@
+//! Set-up. The control thread calls peers, lets callers in, and holds a TLS connection for each session: its end says at
+//! once that the peer is gone.
+//!
+//! The caller sends [`Hello`]. The other end joins the ends in it to its own and answers with those, or with the reason why
+//! not; the caller joins them too.
+
+use std::io;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ring::digest::{SHA256, digest};
+use rustls::ServerConfig;
+use rustls::pki_types::ServerName;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::timeout;
+use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+
+use crate::address::{EngineAddress, JoinToken};
+use crate::failure::Cause;
+use crate::session::{End, Ends, Session};
+use crate::shared::Shared;
+use crate::tls::{SERVER_NAME, client_of, is_other_certificate};
+
+/// Most bytes of a message: 129 ends of 16 workers with IPv6 addresses are less.
+const MESSAGE_BYTES_MAX: usize = 1 << 18;
+
+/// Callers that are let in at a time, before they have shown the token. Others wait.
+const CALLERS_MAX: usize = 64;
+
+/// After this silence the system asks whether the machine of the peer is alive, each second, five times.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+
+#[derive(Serialize, Deserialize)]
+struct Hello {
+    /// Of the engine that is called.
+    token: JoinToken,
+    ends: Vec<End>,
+}
+
+type Answer = Result<Vec<End>, String>;
+
+/// The thread's body.
+pub(crate) fn run(
+    shared: &Arc<Shared>,
+    server: ServerConfig,
+    listeners: Vec<TcpListener>,
+    mut commands: UnboundedReceiver<Option<EngineAddress>>,
+) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return tracing::error!("no peer can connect: no event queue ({error})"),
+    };
+    let acceptor = TlsAcceptor::from(Arc::new(server));
+    // What is under way when this ends, ends with the runtime.
+    runtime.block_on(async {
+        for listener in listeners {
+            let (shared, acceptor) = (Arc::clone(shared), acceptor.clone());
+            tokio::spawn(async move {
+                if let Err(error) = accept(&shared, &acceptor, listener).await {
+                    tracing::error!("no peer can call: {error}");
+                }
+            });
+        }
+        while let Some(Some(address)) = commands.recv().await {
+            let shared = Arc::clone(shared);
+            tokio::spawn(async move {
+                let called = call(&shared, &address);
+                let called = timeout(shared.config.connect_timeout, called).await;
+                let slow = |_| Err(Cause::Unreachable("it does not answer in time".to_owned()));
+                match called.unwrap_or_else(slow) {
+                    Ok((session, stream)) => {
+                        shared.connected(address.token, &session);
+                        hold(&shared, &session, stream).await;
+                    }
+                    Err(cause) => shared.dial_failed(&address, &cause),
+                }
+            });
+        }
+    });
+}
+
+async fn accept(
+    shared: &Arc<Shared>,
+    acceptor: &TlsAcceptor,
+    listener: TcpListener,
+) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let callers = Arc::new(Semaphore::new(CALLERS_MAX));
+    while let Ok(permit) = Arc::clone(&callers).acquire_owned().await {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Most likely too many files are open: some close after a while.
+                tracing::warn!("a caller was not accepted: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let (shared, acceptor) = (Arc::clone(shared), acceptor.clone());
+        tokio::spawn(async move {
+            let answered = answer(&shared, &acceptor, stream);
+            let answered = timeout(shared.config.connect_timeout, answered).await;
+            drop(permit);
+            match answered {
+                Ok(Ok((session, stream))) => {
+                    hold(&shared, &session, stream).await;
+                }
+                Ok(Err(error)) => tracing::warn!("a caller was not let in: {error}"),
+                Err(_) => tracing::warn!("a caller was not let in: it was too slow"),
+            }
+        });
+    }
+    Ok(())
+}
+
+/// Lets a caller in that has the token.
+async fn answer(
+    shared: &Shared,
+    acceptor: &TlsAcceptor,
+    stream: TcpStream,
+) -> io::Result<(Arc<Session>, server::TlsStream<TcpStream>)> {
+    prepare(&stream)?;
+    let mut stream = acceptor.accept(stream).await?;
+    let hello: Hello = receive(&mut stream).await?;
+    let joined = check(shared, &hello.token).and_then(|()| {
+        let ends = Ends::allocate(shared, hello.ends.len().saturating_sub(1))?;
+        let session = ends.join(hello.ends)?;
+        Ok((ends, session))
+    });
+    match joined {
+        Ok((ends, session)) => {
+            send(&mut stream, &Answer::Ok(ends.offer())).await?;
+            ends.keep();
+            Ok((session, stream))
+        }
+        Err(why) => {
+            send(&mut stream, &Answer::Err(why.clone())).await?;
+            stream.shutdown().await?;
+            Err(io::Error::other(why))
+        }
+    }
+}
+
+fn check(shared: &Shared, token: &JoinToken) -> Result<(), String> {
+    // The time to compare hashes tells nothing about the token.
+    let [given, right] = [token, &shared.address.token].map(|token| digest(&SHA256, token));
+    match given.as_ref() == right.as_ref() {
+        true => Ok(()),
+        false => Err("the token is wrong: use the string of main_address".to_owned()),
+    }
+}
+
+/// Connects to a peer.
+async fn call(
+    shared: &Shared,
+    peer: &EngineAddress,
+) -> Result<(Arc<Session>, client::TlsStream<TcpStream>), Cause> {
+    let broken = |error: io::Error| Cause::Unreachable(error.to_string());
+    let mut stream = connect(peer).await?;
+    // A peer has an endpoint for each NIC.
+    let links = shared.nics.len().max(peer.endpoints.len());
+    let ends = Ends::allocate(shared, links).map_err(Cause::Refused)?;
+    let hello = Hello {
+        token: peer.token,
+        ends: ends.offer(),
+    };
+    send(&mut stream, &hello).await.map_err(broken)?;
+    let answer: Answer = receive(&mut stream).await.map_err(broken)?;
+    let session = answer.and_then(|theirs| ends.join(theirs));
+    let session = session.map_err(Cause::Refused)?;
+    ends.keep();
+    Ok((session, stream))
+}
+
+/// A TLS connection to the first endpoint that answers.
+async fn connect(peer: &EngineAddress) -> Result<client::TlsStream<TcpStream>, Cause> {
+    let broken = |error: String| Cause::Unreachable(error);
+    let config = client_of(&peer.certificate).map_err(|error| broken(error.to_string()))?;
+    let connector = TlsConnector::from(Arc::new(config));
+    let mut cause = broken("its address has no endpoint".to_owned());
+    for endpoint in peer.endpoints.iter() {
+        let name = ServerName::try_from(SERVER_NAME);
+        let name = name.map_err(|error| broken(error.to_string()))?;
+        let connecting = async {
+            let stream = TcpStream::connect(endpoint).await?;
+            prepare(&stream)?;
+            connector.connect(name, stream).await
+        };
+        match connecting.await {
+            Ok(stream) => return Ok(stream),
+            Err(error) if is_other_certificate(&error) => cause = Cause::AnotherGeneration,
+            Err(error) => cause = broken(format!("{endpoint}: {error}")),
+        }
+    }
+    Err(cause)
+}
+
+/// Waits for the end of a session.
+async fn hold<S: AsyncRead + AsyncWrite + Unpin>(
+    shared: &Shared,
+    session: &Arc<Session>,
+    mut stream: S,
+) {
+    tokio::select! {
+        // The peer sends nothing more: this is the end.
+        _ = stream.read_u8() => shared.end_session(session, &Cause::PeerEnded),
+        () = session.hang_up.notified() => {}
+    }
+    // A dead peer does not read it.
+    let _ = timeout(shared.config.connect_timeout, stream.shutdown()).await;
+}
+
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE)
+        .with_interval(Duration::from_secs(1))
+        .with_retries(5);
+    SockRef::from(stream).set_tcp_keepalive(&keepalive)
+}
+
+async fn send<S: AsyncWrite + Unpin>(stream: &mut S, message: &impl Serialize) -> io::Result<()> {
+    let bytes = postcard::to_allocvec(message).map_err(io::Error::other)?;
+    stream.write_u32_le(bytes.len() as u32).await?;
+    stream.write_all(&bytes).await?;
+    stream.flush().await
+}
+
+async fn receive<S: AsyncRead + Unpin, T: DeserializeOwned>(stream: &mut S) -> io::Result<T> {
+    let bytes = stream.read_u32_le().await? as usize;
+    if bytes > MESSAGE_BYTES_MAX {
+        return Err(io::Error::other("a message of set-up is too long"));
+    }
+    let mut message = vec![0; bytes];
+    stream.read_exact(&mut message).await?;
+    postcard::from_bytes(&message).map_err(io::Error::other)
+}

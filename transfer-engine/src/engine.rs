@@ -1,0 +1,176 @@
+//! The engine: how it starts and ends, its memory, its receives and its watchers. `submit` has its operations.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use crossbeam_channel::unbounded;
+use weft_engine::{Access, Key, Region};
+
+use crate::address::{EngineAddress, MrDescriptor};
+use crate::callbacks::{Callbacks, join, spawn};
+use crate::config::{DOMAIN, TransferEngineConfig, random};
+use crate::control;
+use crate::counters::{ImmCounter, ImmCounters};
+use crate::error::TransferError;
+use crate::events;
+use crate::receives::Receives;
+use crate::region::MemoryRegion;
+use crate::shared::{Shared, Wake, lock};
+use crate::tls::new_identity;
+
+/// A running engine. Dropping it ends all that is under way, and peers notice at once. In a forked process each call fails
+/// with [`TransferError::Forked`].
+pub struct TransferEngine {
+    pub(crate) shared: Arc<Shared>,
+    /// Set-up, events, callbacks: joined in this order.
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What an engine has: a program that leaks sees it here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    /// Peers that this engine has connected to, or is connecting to.
+    pub peers: usize,
+    /// Connections of the NICs.
+    pub connections: usize,
+    /// Operations that have not ended.
+    pub operations: usize,
+    /// Counters of immediates.
+    pub counters: usize,
+    /// Registered regions.
+    pub regions: usize,
+}
+
+impl TransferEngine {
+    /// Starts an engine on free ports of its NICs.
+    pub fn start(config: TransferEngineConfig) -> Result<Self, TransferError> {
+        let (nics, listeners): (Vec<_>, Vec<_>) = config.start_nics()?.into_iter().unzip();
+        let endpoints: io::Result<_> = listeners.iter().map(|it| it.local_addr()).collect();
+        let identity = new_identity().map_err(TransferError::system("make a certificate"));
+        let (certificate, server) = identity?;
+        let address = EngineAddress {
+            endpoints: endpoints.map_err(TransferError::system("getsockname"))?,
+            certificate: certificate.to_vec().into(),
+            token: random()?,
+        };
+        let (callbacks, callback_thread) = Callbacks::start(config.watch_interval)?;
+        let (events, receivers): (Vec<_>, Vec<_>) = nics.iter().map(|_| unbounded()).unzip();
+        let (to_events, wakes) = unbounded();
+        let (to_control, commands) = tokio::sync::mpsc::unbounded_channel();
+        let shared = Arc::new(Shared {
+            config,
+            nics,
+            events,
+            address,
+            started: Instant::now(),
+            process: std::process::id(),
+            operations: Mutex::default(),
+            to_events,
+            peers: Mutex::default(),
+            by_connection: Mutex::new(HashMap::new()),
+            waiting_reads: AtomicUsize::new(0),
+            counters: ImmCounters::new(),
+            receives: Receives::default(),
+            callbacks,
+            to_control,
+        });
+        let for_events = Arc::clone(&shared);
+        let run = move || events::run(&for_events, &receivers, &wakes);
+        let event_thread = spawn("weft-events", run)?;
+        let for_control = Arc::clone(&shared);
+        let run = move || control::run(&for_control, server, listeners, commands);
+        let control_thread = spawn("weft-control", run)?;
+        let threads = vec![control_thread, event_thread, callback_thread];
+        Ok(Self { shared, threads })
+    }
+
+    /// How peers reach this engine. A secret: who has it may connect.
+    pub fn main_address(&self) -> &EngineAddress {
+        &self.shared.address
+    }
+
+    /// Registers memory under one key on all NICs. Peers that have the descriptor may use it as `access` says. Nothing is
+    /// pinned or copied.
+    pub fn reg_mr(
+        &self,
+        region: Arc<Region>,
+        access: Access,
+    ) -> Result<(MemoryRegion, MrDescriptor), TransferError> {
+        let shared = &self.shared;
+        shared.check_process()?;
+        TransferError::check_at_least_one("bytes", region.len())?;
+        let key = Key(u64::from_le_bytes(random()?));
+        for nic in &shared.nics {
+            let region = Arc::clone(&region);
+            nic.engine.register_as(key, DOMAIN, access, region);
+        }
+        let descriptor = MrDescriptor {
+            engine: shared.address.clone(),
+            key,
+            bytes: region.len(),
+            access,
+        };
+        let handle = MemoryRegion::new(region, descriptor.clone(), Arc::downgrade(shared));
+        Ok((handle, descriptor))
+    }
+
+    /// Allocates zeros, at least 1 byte, and registers them for all access. Other processes may map them.
+    pub fn alloc(&self, bytes: u64) -> Result<(MemoryRegion, MrDescriptor), TransferError> {
+        TransferError::check_at_least_one("bytes", bytes)?;
+        let region = Region::memfd("weft-memory", bytes)?;
+        self.reg_mr(Arc::new(region), Access::ALL)
+    }
+
+    /// The counter of an immediate, read without a lock. [`TransferEngine::free_imm`] ends it: then take a new one.
+    pub fn imm_counter(&self, immediate: u32) -> ImmCounter {
+        self.shared.counters.counter(immediate)
+    }
+
+    /// What the engine has.
+    pub fn counts(&self) -> Result<Counts, TransferError> {
+        let shared = &self.shared;
+        shared.check_process()?;
+        let snapshots: Vec<_> = shared
+            .nics
+            .iter()
+            .map(|nic| nic.engine.snapshot())
+            .collect();
+        Ok(Counts {
+            peers: lock(&shared.peers).len(),
+            connections: snapshots.iter().map(|it| it.connections.len()).sum(),
+            operations: shared.operations().len(),
+            counters: shared.counters.len(),
+            regions: snapshots.first().map_or(0, |it| it.regions.armed),
+        })
+    }
+}
+
+impl Drop for TransferEngine {
+    fn drop(&mut self) {
+        let shared = &self.shared;
+        let mut threads = std::mem::take(&mut self.threads).into_iter();
+        if shared.check_process().is_err() {
+            // The threads are in another process. Files and memory end with this one.
+            std::mem::forget(Arc::clone(shared));
+            return threads.for_each(std::mem::forget);
+        }
+        let _ = shared.to_control.send(None);
+        threads.next().into_iter().for_each(join);
+        shared.end();
+        let _ = shared.to_events.send(Wake::Stop);
+        threads.next().into_iter().for_each(join);
+        shared.callbacks.end();
+        threads.for_each(join);
+    }
+}
+
+impl fmt::Debug for TransferEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TransferEngine({})", self.shared.address.name())
+    }
+}

@@ -1,0 +1,120 @@
+//! The events thread: what the NICs' engines report ends operations and counts immediates, and deadlines pass.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Select, TryRecvError};
+use weft_engine::{ConnectionId, Event, Failure};
+
+use crate::failure::Cause;
+use crate::operations::{Deadline, End, PartId, Step};
+use crate::session::Session;
+use crate::shared::{Shared, Wake, lock};
+use crate::submit::signal;
+
+/// Events of one NIC that are handled before those of the others.
+const EVENTS_PER_TURN: usize = 256;
+
+/// The thread's body.
+pub(crate) fn run(shared: &Shared, nics: &[Receiver<Event>], wakes: &Receiver<Wake>) {
+    let mut select = Select::new();
+    for events in nics {
+        select.recv(events);
+    }
+    select.recv(wakes);
+    loop {
+        let until = shared.pass_deadlines();
+        let Ok(ready) = select.ready_deadline(shared.started + until) else {
+            continue;
+        };
+        match nics.get(ready) {
+            Some(events) => {
+                for event in events.try_iter().take(EVENTS_PER_TURN) {
+                    shared.handle(ready, &event);
+                }
+            }
+            None => match wakes.try_recv() {
+                Ok(Wake::Stop) | Err(TryRecvError::Disconnected) => return,
+                Ok(Wake::Deadline) | Err(TryRecvError::Empty) => {}
+            },
+        }
+    }
+}
+
+impl Shared {
+    /// Stops and ends what is due. Answers when to look again.
+    fn pass_deadlines(&self) -> Duration {
+        loop {
+            let due = self.operations().poll(self.now());
+            match due {
+                Deadline::Passed(operation) => self.stop(operation, &Cause::DeadlinePassed),
+                Deadline::Ended(ended) => self.tell([ended]),
+                Deadline::Until(until) => return until,
+            }
+        }
+    }
+
+    fn handle(&self, nic: usize, event: &Event) {
+        let connection = event.connection();
+        match *event {
+            Event::Written { context, .. } | Event::Completed { context, .. } => {
+                self.posted_ended(nic, connection, context, End::Done);
+            }
+            Event::Cancelled { context, .. } => {
+                self.posted_ended(nic, connection, context, End::Cancelled);
+            }
+            Event::Delivered { immediate, .. } | Event::Signal { immediate, .. } => {
+                for part in self.counters.add(immediate) {
+                    self.end_part(part, End::Done);
+                }
+            }
+            Event::Received {
+                context,
+                bytes,
+                immediate,
+                ..
+            } => self.received(context, bytes, immediate),
+            Event::Failed { failure, .. } => {
+                if let Some(session) = self.session(nic, connection) {
+                    // That the peer has ended says more.
+                    if failure != Failure::PeerRestarted {
+                        let _ = session.failure.set(failure);
+                    }
+                    self.end_session(&session, &Cause::Connection(failure));
+                }
+            }
+            // The end of the connection follows, and says why.
+            Event::RequestFailed { .. } => {}
+            Event::Closed { .. } => self.connection_closed(nic, connection),
+        }
+    }
+
+    fn posted_ended(&self, nic: usize, connection: ConnectionId, part: PartId, end: End) {
+        let step = self.operations().end(part, end);
+        match step {
+            Step::Nothing => {}
+            Step::Ended(ended) => self.tell([ended]),
+            Step::Signal(part, immediate) => match self.session(nic, connection) {
+                Some(session) => {
+                    self.post(&session, part, signal(immediate), session.next_link(0));
+                }
+                None => self.end_part(part, End::Failed(Cause::PeerEnded)),
+            },
+        }
+        // It may have been a read: the next one may begin.
+        if self.waiting_reads.load(Ordering::Relaxed) > 0
+            && let Some(session) = self.session(nic, connection)
+        {
+            let next = lock(&session.reads).pop_front();
+            if let Some((part, work, link)) = next {
+                self.waiting_reads.fetch_sub(1, Ordering::Relaxed);
+                self.post(&session, part, work, &link);
+            }
+        }
+    }
+
+    fn session(&self, nic: usize, connection: ConnectionId) -> Option<Arc<Session>> {
+        lock(&self.by_connection).get(&(nic, connection)).cloned()
+    }
+}

@@ -1,0 +1,103 @@
+//! Why an operation has not done its work.
+
+use std::fmt;
+
+/// How far an operation was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Connecting to the peer. No byte has left.
+    Connect,
+    /// Posting a work request. No byte has left.
+    Post,
+    /// Moving bytes.
+    Transfer,
+    /// Waiting for a count of immediates.
+    Count,
+}
+
+/// What ended an operation.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The deadline passed.
+    #[error(
+        "the deadline passed: check that the peer is alive and that the deadline is long enough"
+    )]
+    DeadlinePassed,
+    /// [`crate::Operation::cancel`].
+    #[error("the program cancelled it")]
+    Cancelled,
+    /// No endpoint of the peer answers.
+    #[error(
+        "the peer cannot be reached ({0}): check that it runs and that its control ports are open"
+    )]
+    Unreachable(String),
+    /// Another engine answers at the endpoint of the peer.
+    #[error(
+        "the peer was restarted, and its old keys are refused: get its new address and descriptors"
+    )]
+    AnotherGeneration,
+    /// The two ends do not fit.
+    #[error("the connection was refused: {0}")]
+    Refused(String),
+    /// The control connection ended.
+    #[error(
+        "the peer ended the connection: its process has ended, or it dropped or removed this peer"
+    )]
+    PeerEnded,
+    /// A data connection failed. A failure ends all operations under way with this peer.
+    #[error("{0}")]
+    Connection(weft_engine::Failure),
+    /// This end removed the peer, or dropped the engine.
+    #[error("this end removed the peer or dropped the engine")]
+    EndedHere,
+    /// The NIC's engine did not take the work request.
+    #[error("{text}")]
+    NotPosted {
+        /// A stable name.
+        reason: &'static str,
+        /// What the engine says.
+        text: String,
+    },
+}
+
+impl Cause {
+    /// A stable name for metrics and logs.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::DeadlinePassed => "DeadlinePassed",
+            Self::Cancelled => "Cancelled",
+            Self::Unreachable(_) => "Unreachable",
+            Self::AnotherGeneration => "AnotherGeneration",
+            Self::Refused(_) => "Refused",
+            Self::PeerEnded => "PeerEnded",
+            Self::Connection(failure) => failure.reason(),
+            Self::EndedHere => "EndedHere",
+            Self::NotPosted { reason, .. } => reason,
+        }
+    }
+}
+
+/// Where and why an operation ended without its work done.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub struct Failure {
+    /// [`crate::EngineAddress::name`] of the peer; `None` for a count, which any peer may reach.
+    pub peer: Option<String>,
+    /// The two ends of the connection, once there is one.
+    pub path: Option<String>,
+    /// How far the operation was.
+    pub stage: Stage,
+    /// Why it ended.
+    pub cause: Cause,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let peer = self.peer.as_deref().unwrap_or("any peer");
+        write!(f, "{peer}, stage {:?}", self.stage)?;
+        if let Some(path) = &self.path {
+            write!(f, ", path {path}")?;
+        }
+        write!(f, ": {}", self.cause)
+    }
+}

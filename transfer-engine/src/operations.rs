@@ -1,0 +1,338 @@
+//! The table of operations. Sans-IO: time is an argument, counted from the start of the engine, and the caller tells the
+//! operations that ended.
+//!
+//! An operation has parts. A part waits for its connection, is posted on one, or waits for a count. The operation ends with
+//! its last part. A cancel or a deadline *stops* it: parts that wait are dropped, and each posted part ends when its
+//! connection says so, or when the time to confirm is over. The id of a part is the context of its work request. No id is
+//! used twice: late reports find nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use weft_engine::ConnectionId;
+
+use crate::address::EngineAddress;
+use crate::failure::{Cause, Failure, Stage};
+use crate::operation::{Outcome, State};
+
+/// A century: a deadline that is later is this one.
+const DEADLINE_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// The events thread looks at the deadlines at least this often, so that only an earlier one has to wake it.
+const TICK: Duration = Duration::from_millis(500);
+
+/// Names a part; that of the first part names the operation.
+pub(crate) type PartId = u64;
+
+/// A connection of a NIC.
+pub(crate) struct Link {
+    pub(crate) nic: usize,
+    pub(crate) connection: ConnectionId,
+    /// Of the slower of its two NICs.
+    pub(crate) speed_bps: u64,
+    /// Its two ends, for people.
+    pub(crate) path: String,
+}
+
+/// Where a part is.
+pub(crate) enum Place {
+    /// It waits until it is posted.
+    Waiting,
+    Posted(Arc<Link>),
+    /// It waits for a count of this immediate.
+    Expected(u32),
+    Ended,
+}
+
+pub(crate) struct Part {
+    /// `None` for a count.
+    pub(crate) peer: Option<EngineAddress>,
+    pub(crate) place: Place,
+}
+
+impl Part {
+    fn failure(&self, cause: Cause) -> Failure {
+        let (stage, path) = match &self.place {
+            Place::Waiting | Place::Ended => (Stage::Connect, None),
+            Place::Posted(link) => (Stage::Transfer, Some(link.path.clone())),
+            Place::Expected(_) => (Stage::Count, None),
+        };
+        Failure {
+            peer: self.peer.as_ref().map(EngineAddress::name),
+            path,
+            stage,
+            cause,
+        }
+    }
+}
+
+struct Entry {
+    state: Arc<State>,
+    parts: Vec<Part>,
+    /// Parts that have not ended.
+    left: usize,
+    deadline: Duration,
+    /// The last part is a signal with this immediate. It waits until all others are done.
+    signal: Option<u32>,
+    /// Of the first part that failed.
+    failure: Option<Failure>,
+    /// It was stopped, and why.
+    stopped: Option<Failure>,
+    /// A part was stopped before it was done.
+    is_cut_short: bool,
+}
+
+impl Entry {
+    fn outcome(self) -> Ended {
+        let outcome = match (self.stopped, self.failure) {
+            (None, None) => Outcome::Done,
+            (None, Some(failure)) => Outcome::Failed(failure),
+            (Some(_), Some(failure)) => Outcome::Unconfirmed(failure),
+            (Some(stopped), None) if self.left > 0 => Outcome::Unconfirmed(stopped),
+            (Some(stopped), None) if self.is_cut_short => Outcome::Reusable(stopped),
+            (Some(_), None) => Outcome::Done,
+        };
+        let state = self.state;
+        Ended { state, outcome }
+    }
+}
+
+/// An operation that has ended, and has to be told.
+pub(crate) struct Ended {
+    pub(crate) state: Arc<State>,
+    pub(crate) outcome: Outcome,
+}
+
+/// How a part ends.
+pub(crate) enum End {
+    Done,
+    /// Its connection confirms that no byte of it lands any more.
+    Cancelled,
+    Failed(Cause),
+    /// The same before it was taken: no byte has left.
+    NotPosted(Cause),
+}
+
+/// What the end of a part leads to.
+pub(crate) enum Step {
+    Nothing,
+    Ended(Ended),
+    /// The caller posts this part as a signal, on the connection of the part that has ended.
+    Signal(PartId, u32),
+}
+
+/// What a stop leads to.
+#[derive(Default)]
+pub(crate) struct Stop {
+    /// The caller has their connections cancel these.
+    pub(crate) posted: Vec<(PartId, Arc<Link>)>,
+    /// The caller forgets that the part waits for this immediate.
+    pub(crate) expected: Option<u32>,
+    pub(crate) ended: Option<Ended>,
+}
+
+/// What the deadlines ask for.
+pub(crate) enum Deadline {
+    /// The deadline of this operation has passed: the caller stops it.
+    Passed(PartId),
+    /// The time to confirm the stop is over.
+    Ended(Ended),
+    /// Nothing until then.
+    Until(Duration),
+}
+
+#[derive(Default)]
+pub(crate) struct Operations {
+    next: PartId,
+    entries: BTreeMap<PartId, Entry>,
+    deadlines: BTreeSet<(Duration, PartId)>,
+    /// When the events thread looks at the deadlines next.
+    sleeps_until: Duration,
+}
+
+impl Operations {
+    /// Begins an operation, at least 1 part. Their ids follow each other. With `signal` the last part is that signal.
+    /// Answers the first id, and whether the events thread has to be woken.
+    pub(crate) fn begin(
+        &mut self,
+        state: Arc<State>,
+        parts: Vec<Part>,
+        signal: Option<u32>,
+        deadline: Duration,
+    ) -> (PartId, bool) {
+        let id = self.next;
+        self.next += parts.len() as u64;
+        let deadline = deadline.min(DEADLINE_MAX);
+        self.deadlines.insert((deadline, id));
+        let entry = Entry {
+            state,
+            left: parts.len(),
+            parts,
+            deadline,
+            signal,
+            failure: None,
+            stopped: None,
+            is_cut_short: false,
+        };
+        self.entries.insert(id, entry);
+        (id, deadline < self.sleeps_until)
+    }
+
+    /// The operation of a part, and which part of it that is.
+    fn find(&mut self, part: PartId) -> Option<(PartId, &mut Entry, usize)> {
+        let (&id, entry) = self.entries.range_mut(..=part).next_back()?;
+        let index = (part - id) as usize;
+        (index < entry.parts.len()).then_some((id, entry, index))
+    }
+
+    /// The caller is about to post a part. Answers whether it should.
+    pub(crate) fn post(&mut self, part: PartId, link: &Arc<Link>) -> bool {
+        match self.find(part) {
+            Some((_, entry, index)) if entry.stopped.is_none() => {
+                entry.parts[index].place = Place::Posted(Arc::clone(link));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The part was not posted after all, and waits again.
+    pub(crate) fn unpost(&mut self, part: PartId) {
+        if let Some((_, entry, index)) = self.find(part) {
+            entry.parts[index].place = Place::Waiting;
+        }
+    }
+
+    /// Whether the operation of a part was stopped, and goes on.
+    pub(crate) fn is_stopped(&mut self, part: PartId) -> bool {
+        self.find(part)
+            .is_some_and(|(_, entry, _)| entry.stopped.is_some())
+    }
+
+    /// Ends a part.
+    pub(crate) fn end(&mut self, part: PartId, end: End) -> Step {
+        let Some((id, entry, index)) = self.find(part) else {
+            return Step::Nothing;
+        };
+        let part = &mut entry.parts[index];
+        let failure = match end {
+            _ if matches!(part.place, Place::Ended) => return Step::Nothing,
+            End::Done => None,
+            End::Cancelled => {
+                entry.is_cut_short = true;
+                None
+            }
+            End::Failed(cause) => Some(part.failure(cause)),
+            End::NotPosted(cause) => Some(Failure {
+                stage: Stage::Post,
+                ..part.failure(cause)
+            }),
+        };
+        part.place = Place::Ended;
+        entry.left -= 1;
+        if entry.failure.is_none() {
+            entry.failure = failure;
+        }
+        if entry.left == 1
+            && let Some(immediate) = entry.signal.take()
+        {
+            if entry.failure.is_none() {
+                return Step::Signal(id + entry.parts.len() as u64 - 1, immediate);
+            }
+            entry.left = 0;
+        }
+        match entry.left {
+            0 => self.remove(id).map_or(Step::Nothing, Step::Ended),
+            _ => Step::Nothing,
+        }
+    }
+
+    /// Fails all parts on a connection of a NIC, which is over and reports nothing more; with `None` all there are.
+    pub(crate) fn fail(&mut self, on: Option<(usize, ConnectionId)>, cause: &Cause) -> Vec<Ended> {
+        let is_meant = |part: &Part| match (&part.place, on) {
+            (Place::Posted(link), Some(on)) => (link.nic, link.connection) == on,
+            (_, on) => on.is_none(),
+        };
+        let entries = self.entries.iter();
+        let parts = entries.flat_map(|(id, entry)| (*id..).zip(&entry.parts));
+        let meant = parts.filter(|(_, part)| is_meant(part));
+        let meant: Vec<PartId> = meant.map(|(id, _)| id).collect();
+        let end = |part| match self.end(part, End::Failed(cause.clone())) {
+            Step::Ended(ended) => Some(ended),
+            Step::Nothing | Step::Signal(..) => None,
+        };
+        meant.into_iter().filter_map(end).collect()
+    }
+
+    /// Stops an operation. Parts that are posted have until `until` to end. Once more changes nothing.
+    pub(crate) fn stop(&mut self, operation: PartId, cause: &Cause, until: Duration) -> Stop {
+        let mut stop = Stop::default();
+        let Some(entry) = self.entries.get_mut(&operation) else {
+            return stop;
+        };
+        if entry.stopped.is_some() {
+            return stop;
+        }
+        entry.signal = None;
+        for (id, part) in (operation..).zip(&mut entry.parts) {
+            match &part.place {
+                Place::Ended => continue,
+                Place::Posted(link) => {
+                    // What is under way tells most of an operation.
+                    if stop.posted.is_empty() {
+                        entry.stopped = Some(part.failure(cause.clone()));
+                    }
+                    stop.posted.push((id, Arc::clone(link)));
+                    continue;
+                }
+                Place::Expected(immediate) => stop.expected = Some(*immediate),
+                Place::Waiting => {}
+            }
+            let failure = || part.failure(cause.clone());
+            entry.stopped.get_or_insert_with(failure);
+            part.place = Place::Ended;
+            entry.left -= 1;
+            entry.is_cut_short = true;
+        }
+        if entry.left == 0 {
+            stop.ended = self.remove(operation);
+        } else {
+            self.deadlines.remove(&(entry.deadline, operation));
+            entry.deadline = until;
+            self.deadlines.insert((until, operation));
+        }
+        stop
+    }
+
+    /// What is due now. The caller calls this until it is [`Deadline::Until`].
+    pub(crate) fn poll(&mut self, now: Duration) -> Deadline {
+        match self.deadlines.first() {
+            Some(&(at, id)) if at <= now => match self.entries.get(&id) {
+                Some(entry) if entry.stopped.is_none() => Deadline::Passed(id),
+                _ => self
+                    .remove(id)
+                    .map_or(Deadline::Passed(id), Deadline::Ended),
+            },
+            next => {
+                let tick = now + TICK;
+                self.sleeps_until = next.map_or(tick, |(at, _)| tick.min(*at));
+                Deadline::Until(self.sleeps_until)
+            }
+        }
+    }
+
+    /// Operations that have not ended.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    fn remove(&mut self, operation: PartId) -> Option<Ended> {
+        let entry = self.entries.remove(&operation)?;
+        self.deadlines.remove(&(entry.deadline, operation));
+        Some(entry.outcome())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,161 @@
+//! The peers that this engine has called. Work waits for the session, and goes over it while it lasts. The sessions of
+//! callers only serve them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use weft_engine::{ConnectionId, Post, WorkRequest};
+
+use crate::address::{EngineAddress, JoinToken};
+use crate::engine::TransferEngine;
+use crate::failure::Cause;
+use crate::operations::{End, PartId};
+use crate::session::Session;
+use crate::shared::{Shared, lock};
+
+/// A part and its work; `None` only connects.
+type Given = (PartId, Option<Post>);
+
+/// A peer that is connected, or being connected when it has no session.
+#[derive(Default)]
+pub(crate) struct Peer {
+    session: Option<Arc<Session>>,
+    /// Waits for the session.
+    waiting: Vec<Given>,
+}
+
+impl Shared {
+    /// Gives work to the session with a peer, or has it wait for one.
+    pub(crate) fn give(&self, address: &EngineAddress, given: Given) {
+        let session = {
+            let mut peers = lock(&self.peers);
+            let peer = peers.entry(address.token).or_insert_with(|| {
+                // The thread ends after the engine.
+                let _ = self.to_control.send(Some(address.clone()));
+                Peer::default()
+            });
+            match &peer.session {
+                Some(session) => Arc::clone(session),
+                None => return peer.waiting.push(given),
+            }
+        };
+        self.give_session(&session, given);
+    }
+
+    fn give_session(&self, session: &Session, (part, work): Given) {
+        let Some(work) = work else {
+            return self.end_part(part, End::Done);
+        };
+        let link = match &work.request {
+            WorkRequest::Send(_) => &session.messages,
+            WorkRequest::Read(read) => session.next_link(read.bytes),
+            request => session.next_link(request.bytes()),
+        };
+        self.post(session, part, work, link);
+    }
+
+    /// A peer is connected: what has waited for it is posted.
+    pub(crate) fn connected(&self, peer: JoinToken, session: &Arc<Session>) {
+        loop {
+            let waiting = {
+                let mut peers = lock(&self.peers);
+                match peers.get_mut(&peer) {
+                    Some(peer) if peer.session.is_none() && peer.waiting.is_empty() => {
+                        peer.session = Some(Arc::clone(session));
+                        break;
+                    }
+                    Some(peer) if peer.session.is_none() => Some(std::mem::take(&mut peer.waiting)),
+                    _ => None,
+                }
+            };
+            let Some(waiting) = waiting else {
+                // The program has removed the peer since.
+                return self.end_session(session, &Cause::EndedHere);
+            };
+            // What is submitted meanwhile comes after what has waited.
+            for given in waiting {
+                self.give_session(session, given);
+            }
+        }
+        if session.ended.get().is_some() {
+            self.forget_session(session);
+        }
+    }
+
+    /// A peer cannot be connected: what waits fails.
+    pub(crate) fn dial_failed(&self, address: &EngineAddress, cause: &Cause) {
+        tracing::warn!(peer = address.name(), "cannot connect: {cause}");
+        let peer = {
+            let mut peers = lock(&self.peers);
+            let is_waiting = peers
+                .get(&address.token)
+                .is_some_and(|it| it.session.is_none());
+            is_waiting.then(|| peers.remove(&address.token)).flatten()
+        };
+        self.end_peer(peer, cause);
+    }
+
+    /// Ends a session. What is posted fails when its connection says that it is closed: what was done before is done.
+    pub(crate) fn end_session(&self, session: &Arc<Session>, cause: &Cause) {
+        if session.ended.set(cause.clone()).is_err() {
+            return;
+        }
+        self.forget_session(session);
+        let reads = std::mem::take(&mut *lock(&session.reads));
+        self.waiting_reads.fetch_sub(reads.len(), Ordering::Relaxed);
+        for (part, _, _) in reads {
+            self.end_part(part, End::NotPosted(cause.clone()));
+        }
+        for link in session.all_links() {
+            self.nics[link.nic].engine.close(link.connection);
+        }
+        session.hang_up.notify_one();
+    }
+
+    fn forget_session(&self, session: &Arc<Session>) {
+        let is_other = |it: &Arc<Session>| !Arc::ptr_eq(it, session);
+        lock(&self.peers).retain(|_, peer| peer.session.as_ref().is_none_or(is_other));
+    }
+
+    /// A connection is closed, and reports nothing more.
+    pub(crate) fn connection_closed(&self, nic: usize, connection: ConnectionId) {
+        let session = lock(&self.by_connection).remove(&(nic, connection));
+        if let Some(session) = session {
+            let failure = session.failure.get().copied().map(Cause::Connection);
+            let cause = failure.or_else(|| session.ended.get().cloned());
+            let cause = cause.unwrap_or(Cause::PeerEnded);
+            let ended = self.operations().fail(Some((nic, connection)), &cause);
+            self.tell(ended);
+        }
+    }
+
+    fn end_peer(&self, peer: Option<Peer>, cause: &Cause) {
+        let Some(Peer { session, waiting }) = peer else {
+            return;
+        };
+        for (part, _) in waiting {
+            self.end_part(part, End::Failed(cause.clone()));
+        }
+        if let Some(session) = session {
+            self.end_session(&session, cause);
+        }
+    }
+
+    /// The program drops the engine: everything ends.
+    pub(crate) fn end(&self) {
+        let sessions: Vec<_> = lock(&self.by_connection).values().cloned().collect();
+        for session in sessions {
+            self.end_session(&session, &Cause::EndedHere);
+        }
+        let ended = self.operations().fail(None, &Cause::EndedHere);
+        self.tell(ended);
+    }
+}
+
+impl TransferEngine {
+    /// Ends what this engine has under way with a peer, and its connections to it. The next operation connects again.
+    pub fn remove_peer(&self, peer: &EngineAddress) {
+        let peer = lock(&self.shared.peers).remove(&peer.token);
+        self.shared.end_peer(peer, &Cause::EndedHere);
+    }
+}

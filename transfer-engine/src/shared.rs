@@ -1,0 +1,166 @@
+//! What the threads of a TransferEngine share. The calls of the program (`submit`), the events of the NICs (`events`) and
+//! set-up (`control`) meet here.
+//!
+//! A lock is held with no other one, but the operations' with that of a session's reads; and none while code of the program
+//! runs.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+use tokio::sync::mpsc::UnboundedSender;
+use weft_engine::{ConnectionId, EngineError, Event, Post, PostError, WorkRequest};
+
+use crate::address::{EngineAddress, JoinToken};
+use crate::callbacks::Callbacks;
+use crate::config::{Nic, TransferEngineConfig};
+use crate::counters::ImmCounters;
+use crate::error::TransferError;
+use crate::failure::Cause;
+use crate::operations::{End, Ended, Link, Operations, PartId, Step};
+use crate::peers::Peer;
+use crate::receives::Receives;
+use crate::session::Session;
+
+/// What the program asks of the events thread.
+pub(crate) enum Wake {
+    /// A deadline is earlier than the thread knows.
+    Deadline,
+    Stop,
+}
+
+pub(crate) struct Shared {
+    pub(crate) config: TransferEngineConfig,
+    pub(crate) nics: Vec<Nic>,
+    /// Where the connections of each NIC report.
+    pub(crate) events: Vec<Sender<Event>>,
+    pub(crate) address: EngineAddress,
+    pub(crate) started: Instant,
+    /// The process that has the threads.
+    pub(crate) process: u32,
+    pub(crate) operations: Mutex<Operations>,
+    pub(crate) to_events: Sender<Wake>,
+    pub(crate) peers: Mutex<HashMap<JoinToken, Peer>>,
+    /// By NIC and connection.
+    pub(crate) by_connection: Mutex<HashMap<(usize, ConnectionId), Arc<Session>>>,
+    /// Reads of all sessions that wait for another read.
+    pub(crate) waiting_reads: AtomicUsize,
+    pub(crate) counters: ImmCounters,
+    pub(crate) receives: Receives,
+    pub(crate) callbacks: Callbacks,
+    /// Has the control thread connect to a peer; `None` ends it.
+    pub(crate) to_control: UnboundedSender<Option<EngineAddress>>,
+}
+
+impl Shared {
+    pub(crate) fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Refuses a process that was forked from the one with the threads.
+    pub(crate) fn check_process(&self) -> Result<(), TransferError> {
+        match self.process == std::process::id() {
+            true => Ok(()),
+            false => Err(TransferError::Forked {
+                parent: self.process,
+            }),
+        }
+    }
+
+    pub(crate) fn operations(&self) -> MutexGuard<'_, Operations> {
+        lock(&self.operations)
+    }
+
+    /// Tells of operations that have ended.
+    pub(crate) fn tell(&self, ended: impl IntoIterator<Item = Ended>) {
+        for Ended { state, outcome } in ended {
+            if let Some(callback) = state.end(outcome) {
+                self.callbacks.call(callback);
+            }
+        }
+    }
+
+    /// Ends a part that has no signal behind it.
+    pub(crate) fn end_part(&self, part: PartId, end: End) {
+        let step = self.operations().end(part, end);
+        if let Step::Ended(ended) = step {
+            self.tell([ended]);
+        }
+    }
+
+    /// Stops an operation: nothing more of it is posted, and connections cancel what is.
+    pub(crate) fn stop(&self, operation: PartId, cause: &Cause) {
+        let until = self.now() + self.config.cancel_timeout;
+        let stop = self.operations().stop(operation, cause, until);
+        if let Some(immediate) = stop.expected {
+            self.counters.forget(immediate, operation);
+        }
+        self.tell(stop.ended);
+        for (part, link) in &stop.posted {
+            self.cancel(*part, link);
+        }
+        if !stop.posted.is_empty() {
+            // The time to confirm may end before the events thread looks at the deadlines.
+            let _ = self.to_events.send(Wake::Deadline);
+        }
+    }
+
+    pub(crate) fn cancel(&self, part: PartId, link: &Link) {
+        // What is refused ends by itself, or when the time to confirm is over.
+        let _ = self.nics[link.nic].engine.cancel(link.connection, part);
+    }
+
+    /// Posts work on a connection. Of what is not posted the part ends.
+    pub(crate) fn post(&self, session: &Session, part: PartId, mut work: Post, link: &Arc<Link>) {
+        work.connection = link.connection;
+        match &mut work.request {
+            WorkRequest::Write(it) => it.token = part,
+            WorkRequest::WritePages(it) => it.token = part,
+            WorkRequest::Send(it) => it.token = part,
+            WorkRequest::ReportWrite(it) => it.token = part,
+            WorkRequest::Read(it) => it.token = part,
+            WorkRequest::Atomic(it) => it.token = part,
+        }
+        let is_read = matches!(work.request, WorkRequest::Read(_));
+        // Under this lock: a read that ends meanwhile finds the one that waits.
+        let waiting = is_read.then(|| (lock(&session.reads), work.clone()));
+        if let Some(cause) = session.ended.get() {
+            drop(waiting);
+            return self.end_part(part, End::NotPosted(cause.clone()));
+        }
+        // Before it is posted: its end may be reported at once.
+        if !self.operations().post(part, link) {
+            return;
+        }
+        match (self.nics[link.nic].engine.post(work), waiting) {
+            (Ok(()), _) => {
+                // The stop may have come before the connection had it.
+                if self.operations().is_stopped(part) {
+                    self.cancel(part, link);
+                }
+            }
+            (Err(EngineError::Post(PostError::TooManyRequests)), Some((mut reads, work))) => {
+                self.operations().unpost(part);
+                reads.push_back((part, work, Arc::clone(link)));
+                self.waiting_reads.fetch_add(1, Ordering::Relaxed);
+            }
+            (Err(error), waiting) => {
+                drop(waiting);
+                // A session that is over says more than its connection, which is not there any more.
+                let cause = session.ended.get().cloned();
+                let cause = cause.unwrap_or_else(|| Cause::NotPosted {
+                    reason: error.reason(),
+                    text: error.to_string(),
+                });
+                self.end_part(part, End::NotPosted(cause));
+            }
+        }
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while it holds one of these locks.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

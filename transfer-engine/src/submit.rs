@@ -1,0 +1,390 @@
+//! The operations: what a program submits, and the checks that refuse it at once.
+
+use std::sync::Arc;
+
+use weft_engine::{
+    Access, ConnectionId, Piece, Post, Read, Region, SIGNAL, SendMessage, WorkRequest, Write,
+    WritePages,
+};
+
+use crate::address::{EngineAddress, MrDescriptor};
+use crate::engine::TransferEngine;
+use crate::error::TransferError;
+use crate::operation::{Operation, Options, State};
+use crate::operations::{End, Part, PartId, Place};
+use crate::region::MemoryRegion;
+use crate::shared::Wake;
+
+/// With several NICs, work of this many bytes or more is cut: the gain is more than the round trip that its immediate then
+/// takes.
+const CUT_BYTES_MIN: u64 = 1 << 20;
+
+/// Parts of such work for each NIC: NICs of different speeds share them in proportion.
+const CUTS_PER_NIC: u64 = 4;
+
+/// Cuts lie at multiples of this, so that no two NICs touch one page of memory.
+const CUT_UNIT: u64 = 4096;
+
+/// A write of contiguous bytes.
+#[derive(Debug, Clone)]
+pub struct SingleWrite {
+    /// The memory and the offset to write from. Do not change the bytes before the operation has ended.
+    pub source: (MemoryRegion, u64),
+    /// The memory and the offset to write to; it needs [`Access::WRITE`].
+    pub destination: (MrDescriptor, u64),
+    /// How many bytes, at least 1.
+    pub bytes: u64,
+    /// Counts once at the peer when all bytes are there.
+    pub immediate: Option<u32>,
+}
+
+/// A read of contiguous bytes.
+#[derive(Debug, Clone)]
+pub struct SingleRead {
+    /// The memory and the offset to read from; it needs [`Access::READ`].
+    pub source: (MrDescriptor, u64),
+    /// The memory and the offset to read to; it needs [`Access::WRITE`].
+    pub destination: (MemoryRegion, u64),
+    /// How many bytes, at least 1.
+    pub bytes: u64,
+}
+
+/// Pages of a region: page `indices[i]` begins at `offset + indices[i] * stride` bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pages {
+    /// Which pages.
+    pub indices: Vec<u32>,
+    /// Bytes from the beginning of a page to that of the next.
+    pub stride: u64,
+    /// Where page 0 begins.
+    pub offset: u64,
+}
+
+impl Pages {
+    /// Where each page begins. One beyond 2^64 begins at the end, where no page fits.
+    fn offsets(&self) -> Vec<u64> {
+        let offset = |index: &u32| {
+            let distance = self.stride.saturating_mul(u64::from(*index));
+            self.offset.saturating_add(distance)
+        };
+        self.indices.iter().map(offset).collect()
+    }
+}
+
+/// A write of pages, the i-th of the source to the i-th of the destination.
+#[derive(Debug, Clone)]
+pub struct PagedWrites {
+    /// The memory and the pages to write from. Do not change the bytes before the operation has ended.
+    pub source: (MemoryRegion, Pages),
+    /// The memory and the pages to write to, as many; it needs [`Access::WRITE`].
+    pub destination: (MrDescriptor, Pages),
+    /// Bytes of each page, at least 1.
+    pub page_bytes: u32,
+    /// Counts once at the peer when all pages are there.
+    pub immediate: Option<u32>,
+}
+
+/// Peers for [`TransferEngine::submit_barrier`].
+#[derive(Debug, Clone)]
+pub struct PeerGroup(Arc<[EngineAddress]>);
+
+/// A work request that is on no connection yet.
+fn post(request: impl Into<WorkRequest>, pieces: Vec<Piece>) -> Post {
+    Post {
+        connection: ConnectionId(0),
+        request: request.into(),
+        pieces,
+    }
+}
+
+pub(crate) fn signal(immediate: u32) -> Post {
+    let write = Write {
+        token: 0,
+        bytes: 0,
+        key: SIGNAL,
+        offset: 0,
+        immediate: Some(immediate),
+    };
+    post(write, Vec::new())
+}
+
+/// A part for a peer. Without work it only connects.
+type Given = (EngineAddress, Option<Post>);
+
+/// The immediate of a part that is whole, or of the signal behind several.
+fn either(cuts: &[(u64, u64)], immediate: Option<u32>) -> (Option<u32>, Option<u32>) {
+    match cuts.len() {
+        0 | 1 => (immediate, None),
+        _ => (None, immediate),
+    }
+}
+
+fn piece(source: &Arc<Region>, offset: u64, bytes: u64) -> Piece {
+    Piece {
+        source: Arc::clone(source).into(),
+        offset,
+        bytes,
+    }
+}
+
+/// An operation fails when a part of it fails; the failure names the first one. Each call that submits one refuses what it
+/// can check here with a [`TransferError`] that names the field; then nothing was begun.
+impl TransferEngine {
+    /// Connects to a peer. Other operations do that when they need it.
+    pub fn connect(
+        &self,
+        peer: &EngineAddress,
+        options: Options,
+    ) -> Result<Operation, TransferError> {
+        self.submit(vec![(peer.clone(), None)], None, options)
+    }
+
+    /// Writes bytes. A write of 1 MiB or more uses all NICs.
+    pub fn submit_single_write(
+        &self,
+        write: &SingleWrite,
+        options: Options,
+    ) -> Result<Operation, TransferError> {
+        let cuts = self.cuts(write.bytes, CUT_UNIT);
+        let (whole, last) = either(&cuts, write.immediate);
+        let parts = cuts.iter().map(|cut| self.write(write, *cut, whole));
+        self.submit(parts.collect::<Result<_, _>>()?, last, options)
+    }
+
+    /// Writes to many peers, at least 1 write. Each write uses one NIC.
+    pub fn submit_scatter(
+        &self,
+        writes: &[SingleWrite],
+        options: Options,
+    ) -> Result<Operation, TransferError> {
+        TransferError::check_at_least_one("writes", writes.len() as u64)?;
+        let whole = |write: &SingleWrite| self.write(write, (0, write.bytes), write.immediate);
+        let parts = writes.iter().map(whole);
+        self.submit(parts.collect::<Result<_, _>>()?, None, options)
+    }
+
+    /// Writes pages of one size, at least 1. Pages of 1 MiB or more together use all NICs.
+    pub fn submit_paged_writes(
+        &self,
+        write: &PagedWrites,
+        options: Options,
+    ) -> Result<Operation, TransferError> {
+        let bytes = u64::from(write.page_bytes);
+        let (source, from) = (&write.source.0, write.source.1.offsets());
+        let (to, offsets) = (&write.destination.0, write.destination.1.offsets());
+        TransferError::check_at_least_one("page_bytes", bytes)?;
+        TransferError::check_at_least_one("pages", from.len() as u64)?;
+        if from.len() != offsets.len() {
+            return Err(TransferError::Invalid {
+                field: "destination",
+                problem: "has another number of pages than source",
+            });
+        }
+        let last = |offsets: &[u64]| offsets.iter().max().copied().unwrap_or(0);
+        let source = source.check("source", &self.shared, last(&from), bytes)?;
+        to.check("destination", Access::WRITE, last(&offsets), bytes)?;
+        let cuts = self.cuts(bytes.saturating_mul(from.len() as u64), bytes);
+        let (whole, last) = either(&cuts, write.immediate);
+        let part = |(at, length): (u64, u64)| {
+            let pages = (at / bytes) as usize..((at + length) / bytes) as usize;
+            let mut pieces: Vec<Piece> = Vec::new();
+            for &offset in &from[pages.clone()] {
+                match pieces.last_mut() {
+                    Some(last) if last.offset + last.bytes == offset => last.bytes += bytes,
+                    _ => pieces.push(piece(source, offset, bytes)),
+                }
+            }
+            let pages = WritePages {
+                token: 0,
+                key: to.key,
+                pages: weft_engine::Pages {
+                    bytes: write.page_bytes,
+                    offsets: Arc::new(offsets[pages].to_vec()),
+                },
+                immediate: whole,
+            };
+            (to.engine.clone(), Some(post(pages, pieces)))
+        };
+        self.submit(cuts.into_iter().map(part).collect(), last, options)
+    }
+
+    /// Reads bytes. A read of 1 MiB or more uses all NICs.
+    pub fn submit_read(
+        &self,
+        read: &SingleRead,
+        options: Options,
+    ) -> Result<Operation, TransferError> {
+        let (bytes, (source, from)) = (read.bytes, &read.source);
+        let (to, to_offset) = &read.destination;
+        TransferError::check_at_least_one("bytes", bytes)?;
+        source.check("source", Access::READ, *from, bytes)?;
+        to.check("destination", &self.shared, *to_offset, bytes)?;
+        let to = to.descriptor();
+        to.check("destination", Access::WRITE, *to_offset, bytes)?;
+        let part = |(at, bytes)| {
+            let read = Read {
+                token: 0,
+                bytes,
+                key: source.key,
+                offset: from + at,
+                to_key: to.key,
+                to_offset: to_offset + at,
+            };
+            (source.engine.clone(), Some(post(read, Vec::new())))
+        };
+        let cuts = self.cuts(bytes, CUT_UNIT);
+        self.submit(cuts.into_iter().map(part).collect(), None, options)
+    }
+
+    /// Sends a message to the receives of a peer; it may be empty. Messages from one engine to one peer arrive in order. A
+    /// message that finds no receive waits, and later ones wait behind it. A message that is longer than the receives ends
+    /// the connections with the peer.
+    pub fn submit_send(
+        &self,
+        peer: &EngineAddress,
+        message: Vec<u8>,
+        immediate: Option<u32>,
+        options: Options,
+    ) -> Result<Operation, TransferError> {
+        let bytes = message.len() as u64;
+        let send = SendMessage {
+            token: 0,
+            bytes,
+            immediate,
+        };
+        let piece = Piece {
+            source: Arc::new(message.into_boxed_slice()).into(),
+            offset: 0,
+            bytes,
+        };
+        let part = (peer.clone(), Some(post(send, vec![piece])));
+        self.submit(vec![part], None, options)
+    }
+
+    /// Makes a group of peers, at least 1, and begins to connect to them.
+    pub fn add_peer_group(&self, peers: Vec<EngineAddress>) -> Result<PeerGroup, TransferError> {
+        TransferError::check_at_least_one("peers", peers.len() as u64)?;
+        let connect = peers.iter().map(|peer| (peer.clone(), None)).collect();
+        self.submit(connect, None, Options::default())?;
+        Ok(PeerGroup(peers.into()))
+    }
+
+    /// Has `immediate` count once at each peer of a group. With [`TransferEngine::expect_imm_count`] at each peer it is a
+    /// barrier.
+    pub fn submit_barrier(
+        &self,
+        group: &PeerGroup,
+        immediate: u32,
+        options: Options,
+    ) -> Result<Operation, TransferError> {
+        let part = |peer: &EngineAddress| (peer.clone(), Some(signal(immediate)));
+        self.submit(group.0.iter().map(part).collect(), None, options)
+    }
+
+    /// Waits until the count of an immediate is `count` or more. The count begins at 0 and grows until
+    /// [`TransferEngine::free_imm`]. The order of the messages does not matter.
+    pub fn expect_imm_count(
+        &self,
+        immediate: u32,
+        count: u64,
+        options: Options,
+    ) -> Result<Operation, TransferError> {
+        let (id, operation) = self.begin(
+            vec![Part {
+                peer: None,
+                place: Place::Expected(immediate),
+            }],
+            None,
+            options,
+        )?;
+        if self.shared.counters.expect(immediate, count, id) {
+            self.shared.end_part(id, End::Done);
+        }
+        Ok(operation)
+    }
+
+    /// Ends the counter of an immediate and returns its count: the next message with this immediate is the first one. An
+    /// operation that expects a higher count then ends by its deadline.
+    pub fn free_imm(&self, immediate: u32) -> u64 {
+        self.shared.counters.free(immediate)
+    }
+
+    /// `bytes` bytes of a write, from its byte `at` on.
+    fn write(
+        &self,
+        write: &SingleWrite,
+        (at, bytes): (u64, u64),
+        immediate: Option<u32>,
+    ) -> Result<Given, TransferError> {
+        let ((source, from), (to, offset)) = (&write.source, &write.destination);
+        TransferError::check_at_least_one("bytes", write.bytes)?;
+        let source = source.check("source", &self.shared, *from, write.bytes)?;
+        to.check("destination", Access::WRITE, *offset, write.bytes)?;
+        let pieces = vec![piece(source, from + at, bytes)];
+        let write = Write {
+            token: 0,
+            bytes,
+            key: to.key,
+            offset: offset + at,
+            immediate,
+        };
+        Ok((to.engine.clone(), Some(post(write, pieces))))
+    }
+
+    /// Begins and lengths of the parts of work of `bytes` bytes, at multiples of `unit`.
+    fn cuts(&self, bytes: u64, unit: u64) -> Vec<(u64, u64)> {
+        let cuts = match self.shared.nics.len() as u64 {
+            nics @ 2.. if bytes >= CUT_BYTES_MIN => nics * CUTS_PER_NIC,
+            _ => 1,
+        };
+        let length = bytes.div_ceil(cuts).next_multiple_of(unit);
+        let part = |cut| (cut * length, length.min(bytes.saturating_sub(cut * length)));
+        let parts = (0..cuts).map(part);
+        parts
+            .take_while(|(at, _)| *at == 0 || *at < bytes)
+            .collect()
+    }
+
+    /// Begins an operation and gives its parts to the peers. A part without work only connects. With `signal` this immediate
+    /// counts when all parts are done.
+    fn submit(
+        &self,
+        work: Vec<Given>,
+        signal: Option<u32>,
+        options: Options,
+    ) -> Result<Operation, TransferError> {
+        let peers = work.iter().map(|(peer, _)| peer);
+        let last = peers.clone().next().filter(|_| signal.is_some());
+        let part = |peer: &EngineAddress| Part {
+            peer: Some(peer.clone()),
+            place: Place::Waiting,
+        };
+        let parts = peers.chain(last).map(part).collect();
+        let (id, operation) = self.begin(parts, signal, options)?;
+        for (part, (peer, work)) in (id..).zip(work) {
+            self.shared.give(&peer, (part, work));
+        }
+        Ok(operation)
+    }
+
+    fn begin(
+        &self,
+        parts: Vec<Part>,
+        signal: Option<u32>,
+        options: Options,
+    ) -> Result<(PartId, Operation), TransferError> {
+        let shared = &self.shared;
+        shared.check_process()?;
+        let state = State::new(options.completion);
+        let deadline = shared.now().saturating_add(options.deadline);
+        let (id, wakes) = shared
+            .operations()
+            .begin(Arc::clone(&state), parts, signal, deadline);
+        if wakes {
+            // The thread ends after the engine.
+            let _ = shared.to_events.send(Wake::Deadline);
+        }
+        let shared = Arc::downgrade(shared);
+        Ok((id, Operation { id, state, shared }))
+    }
+}

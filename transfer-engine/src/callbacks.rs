@@ -11,7 +11,6 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use weft_engine::{Region, Words};
 
-use crate::engine::TransferEngine;
 use crate::error::TransferError;
 
 /// Gets the old and the new value of a word, on the callback thread.
@@ -68,17 +67,8 @@ impl Callbacks {
         let _ = self.0.send(Job::Call(call));
     }
 
-    /// Ends the thread when it has made the calls until now.
-    pub(crate) fn end(&self) {
-        let _ = self.0.send(Job::Stop);
-    }
-}
-
-impl TransferEngine {
-    /// A word of 64 bits, 0 at first, which this or another process or a device increments. `handler` gets its old and new
-    /// value within about [`crate::TransferEngineConfig::watch_interval`]; several changes may come as one.
-    pub fn alloc_watcher(&self, handler: WatchHandler) -> Result<Watcher, TransferError> {
-        self.shared.check_process()?;
+    /// Watches a new word until the [`Watcher`] is dropped.
+    pub(crate) fn watch(&self, handler: WatchHandler) -> Result<Watcher, TransferError> {
         let region = Arc::new(Region::memfd("weft-watcher", PAGE_BYTES)?);
         let words = Words::new(&region, 0, 1).map_err(|_| TransferError::OutOfBounds {
             field: "watcher",
@@ -91,9 +81,13 @@ impl TransferEngine {
             words,
             handler,
         });
-        let job = Job::Watch(Arc::downgrade(&watched));
-        let _ = self.shared.callbacks.0.send(job);
+        let _ = self.0.send(Job::Watch(Arc::downgrade(&watched)));
         Ok(Watcher(watched))
+    }
+
+    /// Ends the thread when it has made the calls until now.
+    pub(crate) fn end(&self) {
+        let _ = self.0.send(Job::Stop);
     }
 }
 

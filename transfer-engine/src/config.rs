@@ -16,6 +16,9 @@ pub(crate) const DOMAIN: DomainId = DomainId(1);
 /// Most NICs of an engine: their ends fit one message of set-up.
 pub(crate) const NICS_MAX: usize = 128;
 
+/// Sends go over the first NIC.
+pub(crate) const MESSAGE_NIC: usize = 0;
+
 /// More paths bring little (STELLAR, section 7).
 const PATHS_MAX: u16 = 128;
 

@@ -23,8 +23,9 @@ use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
 use crate::address::{EngineAddress, JoinToken};
+use crate::ends::{End, Ends};
 use crate::failure::Cause;
-use crate::session::{End, Ends, Session};
+use crate::session::Session;
 use crate::shared::Shared;
 use crate::tls::{SERVER_NAME, client_of, is_other_certificate};
 

@@ -1,4 +1,4 @@
-//! The engine: how it starts and ends, its memory, its receives and its watchers. `submit` has its operations.
+//! The engine: how it starts and ends, its memory, its receives, its watchers and its peers. `submit` has its operations.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,15 +12,17 @@ use crossbeam_channel::unbounded;
 use weft_engine::{Access, Key, Region};
 
 use crate::address::{EngineAddress, MrDescriptor};
-use crate::callbacks::{Callbacks, join, spawn};
-use crate::config::{DOMAIN, TransferEngineConfig, random};
+use crate::callbacks::{Callbacks, WatchHandler, Watcher, join, spawn};
+use crate::config::{DOMAIN, MESSAGE_NIC, TransferEngineConfig, random};
 use crate::control;
 use crate::counters::{ImmCounter, ImmCounters};
 use crate::error::TransferError;
 use crate::events;
-use crate::receives::Receives;
+use crate::failure::Cause;
+use crate::lock::lock;
+use crate::receives::{MessageHandler, Receives};
 use crate::region::MemoryRegion;
-use crate::shared::{Shared, Wake, lock};
+use crate::shared::{Shared, Wake};
 use crate::tls::new_identity;
 
 /// A running engine. Dropping it ends all that is under way, and peers notice at once. In a forked process each call fails
@@ -124,6 +126,33 @@ impl TransferEngine {
         TransferError::check_at_least_one("bytes", bytes)?;
         let region = Region::memfd("weft-memory", bytes)?;
         self.reg_mr(Arc::new(region), Access::ALL)
+    }
+
+    /// Posts `count` buffers of `bytes` bytes that the messages of all peers share, once for an engine. A message frees its
+    /// buffer when its turn to be handled comes.
+    pub fn submit_recvs(
+        &self,
+        bytes: u64,
+        count: u64,
+        handler: MessageHandler,
+    ) -> Result<(), TransferError> {
+        let shared = &self.shared;
+        shared.check_process()?;
+        let engine = &shared.nics[MESSAGE_NIC].engine;
+        shared.receives.submit(engine, bytes, count, handler)
+    }
+
+    /// A word of 64 bits, 0 at first, which this or another process or a device increments. `handler` gets its old and new
+    /// value within about [`TransferEngineConfig::watch_interval`]; several changes may come as one.
+    pub fn alloc_watcher(&self, handler: WatchHandler) -> Result<Watcher, TransferError> {
+        self.shared.check_process()?;
+        self.shared.callbacks.watch(handler)
+    }
+
+    /// Ends what this engine has under way with a peer, and its connections to it. The next operation connects again.
+    pub fn remove_peer(&self, peer: &EngineAddress) {
+        let peer = lock(&self.shared.peers).remove(&peer.token);
+        self.shared.end_peer(peer, &Cause::EndedHere);
     }
 
     /// The counter of an immediate, read without a lock. [`TransferEngine::free_imm`] ends it: then take a new one.

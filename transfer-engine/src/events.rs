@@ -8,10 +8,11 @@ use crossbeam_channel::{Receiver, Select, TryRecvError};
 use weft_engine::{ConnectionId, Event, Failure};
 
 use crate::failure::Cause;
+use crate::lock::lock;
 use crate::operations::{Deadline, End, PartId, Step};
 use crate::session::Session;
-use crate::shared::{Shared, Wake, lock};
-use crate::submit::signal;
+use crate::shared::{Shared, Wake};
+use crate::work_request::signal;
 
 /// Events of one NIC that are handled before those of the others.
 const EVENTS_PER_TURN: usize = 256;
@@ -74,7 +75,9 @@ impl Shared {
                 bytes,
                 immediate,
                 ..
-            } => self.received(context, bytes, immediate),
+            } => self
+                .receives
+                .received(&self.callbacks, context, bytes, immediate),
             Event::Failed { failure, .. } => {
                 if let Some(session) = self.session(nic, connection) {
                     // That the peer has ended says more.

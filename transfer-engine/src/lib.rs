@@ -47,12 +47,15 @@ mod callbacks;
 mod config;
 mod control;
 mod counters;
+mod ends;
 mod engine;
 mod error;
 mod events;
 mod failure;
+mod lock;
 mod operation;
 mod operations;
+mod outcome;
 mod peers;
 mod receives;
 mod region;
@@ -60,6 +63,7 @@ mod session;
 mod shared;
 mod submit;
 mod tls;
+mod work_request;
 
 /// The primitives of `counters`. The model compiles the same file with loom's.
 mod sync {
@@ -81,7 +85,8 @@ pub use counters::ImmCounter;
 pub use engine::{Counts, TransferEngine};
 pub use error::TransferError;
 pub use failure::{Cause, Failure, Stage};
-pub use operation::{Completion, Operation, Options, Outcome};
+pub use operation::{Operation, Options};
+pub use outcome::{Completion, Outcome};
 pub use receives::MessageHandler;
 pub use region::MemoryRegion;
 pub use submit::{PagedWrites, Pages, PeerGroup, SingleRead, SingleWrite};

@@ -14,7 +14,7 @@ use weft_engine::ConnectionId;
 
 use crate::address::EngineAddress;
 use crate::failure::{Cause, Failure, Stage};
-use crate::operation::{Outcome, State};
+use crate::outcome::{Outcome, State};
 
 /// A century: a deadline that is later is this one.
 const DEADLINE_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);

@@ -4,25 +4,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use weft_engine::{ConnectionId, Post, WorkRequest};
+use weft_engine::{ConnectionId, WorkRequest};
 
 use crate::address::{EngineAddress, JoinToken};
-use crate::engine::TransferEngine;
 use crate::failure::Cause;
-use crate::operations::{End, PartId};
+use crate::lock::lock;
+use crate::operations::End;
 use crate::session::Session;
-use crate::shared::{Shared, lock};
-
-/// A part and its work; `None` only connects.
-type Given = (PartId, Option<Post>);
-
-/// A peer that is connected, or being connected when it has no session.
-#[derive(Default)]
-pub(crate) struct Peer {
-    session: Option<Arc<Session>>,
-    /// Waits for the session.
-    waiting: Vec<Given>,
-}
+use crate::shared::{Given, Peer, Shared};
 
 impl Shared {
     /// Gives work to the session with a peer, or has it wait for one.
@@ -129,7 +118,7 @@ impl Shared {
         }
     }
 
-    fn end_peer(&self, peer: Option<Peer>, cause: &Cause) {
+    pub(crate) fn end_peer(&self, peer: Option<Peer>, cause: &Cause) {
         let Some(Peer { session, waiting }) = peer else {
             return;
         };
@@ -149,13 +138,5 @@ impl Shared {
         }
         let ended = self.operations().fail(None, &Cause::EndedHere);
         self.tell(ended);
-    }
-}
-
-impl TransferEngine {
-    /// Ends what this engine has under way with a peer, and its connections to it. The next operation connects again.
-    pub fn remove_peer(&self, peer: &EngineAddress) {
-        let peer = lock(&self.shared.peers).remove(&peer.token);
-        self.shared.end_peer(peer, &Cause::EndedHere);
     }
 }

@@ -3,16 +3,12 @@
 use std::sync::{Arc, OnceLock};
 
 use weft_engine::{
-    Access, ConnectionId, EngineError, Key, ReceiveBuffer, Region, SharedReceiveQueue,
+    Access, ConnectionId, Engine, EngineError, Key, ReceiveBuffer, Region, SharedReceiveQueue,
 };
 
+use crate::callbacks::Callbacks;
 use crate::config::DOMAIN;
-use crate::engine::TransferEngine;
 use crate::error::TransferError;
-use crate::shared::Shared;
-
-/// Sends go over the first NIC.
-pub(crate) const MESSAGE_NIC: usize = 0;
 
 /// Gets the bytes of a message and its immediate, which is not counted. The callback thread calls it, one message after the
 /// other.
@@ -44,30 +40,27 @@ impl Buffers {
     }
 }
 
-impl TransferEngine {
-    /// Posts `count` buffers of `bytes` bytes that the messages of all peers share, once for an engine. A message frees its
-    /// buffer when its turn to be handled comes.
-    pub fn submit_recvs(
+impl Receives {
+    /// Registers `count` buffers of `bytes` bytes with the engine of a NIC, and posts them.
+    pub(crate) fn submit(
         &self,
+        engine: &Engine,
         bytes: u64,
         count: u64,
         handler: MessageHandler,
     ) -> Result<(), TransferError> {
-        let shared = &self.shared;
-        shared.check_process()?;
         TransferError::check_at_least_one("bytes", bytes)?;
         TransferError::check_at_least_one("count", count)?;
         let region = Arc::new(Region::memfd("weft-receives", bytes.saturating_mul(count))?);
-        let engine = &shared.nics[MESSAGE_NIC].engine;
         let key = engine.register_for(DOMAIN, Access::WRITE, Arc::clone(&region));
         let buffers = Arc::new(Buffers {
-            queue: Arc::clone(&shared.receives.queue),
+            queue: Arc::clone(&self.queue),
             region,
             key,
             buffer_bytes: bytes,
             handler,
         });
-        if shared.receives.buffers.set(Arc::clone(&buffers)).is_err() {
+        if self.buffers.set(Arc::clone(&buffers)).is_err() {
             engine.deregister(key);
             return Err(TransferError::Invalid {
                 field: "submit_recvs",
@@ -77,23 +70,30 @@ impl TransferEngine {
         (0..count).for_each(|buffer| buffers.post(buffer));
         Ok(())
     }
-}
 
-impl Shared {
-    /// Has a connection take the buffers, and wait for them as long as the sender's deadline lets it.
-    pub(crate) fn receive_messages(&self, connection: ConnectionId) -> Result<(), EngineError> {
-        let engine = &self.nics[MESSAGE_NIC].engine;
+    /// Has a connection of `engine` take the buffers, and wait for them as long as the sender's deadline lets it.
+    pub(crate) fn share(
+        &self,
+        engine: &Engine,
+        connection: ConnectionId,
+    ) -> Result<(), EngineError> {
         engine.set_waits_for_receiver(connection, true)?;
-        engine.share_receives(connection, Arc::clone(&self.receives.queue))
+        engine.share_receives(connection, Arc::clone(&self.queue))
     }
 
     /// A message is in a buffer, which is posted again when its turn comes: a slow program slows its senders, and its memory
     /// does not grow.
-    pub(crate) fn received(&self, buffer: u64, bytes: u64, immediate: Option<u32>) {
-        let Some(buffers) = self.receives.buffers.get().cloned() else {
+    pub(crate) fn received(
+        &self,
+        callbacks: &Callbacks,
+        buffer: u64,
+        bytes: u64,
+        immediate: Option<u32>,
+    ) {
+        let Some(buffers) = self.buffers.get().cloned() else {
             return;
         };
-        self.callbacks.call(Box::new(move || {
+        callbacks.call(Box::new(move || {
             let mut message = vec![0; bytes.min(buffers.buffer_bytes) as usize];
             let offset = buffer * buffers.buffer_bytes;
             let read = buffers.region.read(offset, &mut message);

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
@@ -19,8 +19,8 @@ use crate::config::{Nic, TransferEngineConfig};
 use crate::counters::ImmCounters;
 use crate::error::TransferError;
 use crate::failure::Cause;
+use crate::lock::lock;
 use crate::operations::{End, Ended, Link, Operations, PartId, Step};
-use crate::peers::Peer;
 use crate::receives::Receives;
 use crate::session::Session;
 
@@ -29,6 +29,17 @@ pub(crate) enum Wake {
     /// A deadline is earlier than the thread knows.
     Deadline,
     Stop,
+}
+
+/// A part and its work; `None` only connects.
+pub(crate) type Given = (PartId, Option<Post>);
+
+/// A peer that is connected, or being connected when it has no session.
+#[derive(Default)]
+pub(crate) struct Peer {
+    pub(crate) session: Option<Arc<Session>>,
+    /// Waits for the session.
+    pub(crate) waiting: Vec<Given>,
 }
 
 pub(crate) struct Shared {
@@ -158,9 +169,4 @@ impl Shared {
             }
         }
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it holds one of these locks.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

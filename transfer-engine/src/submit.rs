@@ -2,18 +2,17 @@
 
 use std::sync::Arc;
 
-use weft_engine::{
-    Access, ConnectionId, Piece, Post, Read, Region, SIGNAL, SendMessage, WorkRequest, Write,
-    WritePages,
-};
+use weft_engine::{Access, Piece, Post, Read, SendMessage, Write, WritePages};
 
 use crate::address::{EngineAddress, MrDescriptor};
 use crate::engine::TransferEngine;
 use crate::error::TransferError;
-use crate::operation::{Operation, Options, State};
+use crate::operation::{Operation, Options};
 use crate::operations::{End, Part, PartId, Place};
+use crate::outcome::State;
 use crate::region::MemoryRegion;
 use crate::shared::Wake;
+use crate::work_request::{piece, post, signal};
 
 /// With several NICs, work of this many bytes or more is cut: the gain is more than the round trip that its immediate then
 /// takes.
@@ -88,26 +87,6 @@ pub struct PagedWrites {
 #[derive(Debug, Clone)]
 pub struct PeerGroup(Arc<[EngineAddress]>);
 
-/// A work request that is on no connection yet.
-fn post(request: impl Into<WorkRequest>, pieces: Vec<Piece>) -> Post {
-    Post {
-        connection: ConnectionId(0),
-        request: request.into(),
-        pieces,
-    }
-}
-
-pub(crate) fn signal(immediate: u32) -> Post {
-    let write = Write {
-        token: 0,
-        bytes: 0,
-        key: SIGNAL,
-        offset: 0,
-        immediate: Some(immediate),
-    };
-    post(write, Vec::new())
-}
-
 /// A part for a peer. Without work it only connects.
 type Given = (EngineAddress, Option<Post>);
 
@@ -116,14 +95,6 @@ fn either(cuts: &[(u64, u64)], immediate: Option<u32>) -> (Option<u32>, Option<u
     match cuts.len() {
         0 | 1 => (immediate, None),
         _ => (None, immediate),
-    }
-}
-
-fn piece(source: &Arc<Region>, offset: u64, bytes: u64) -> Piece {
-    Piece {
-        source: Arc::clone(source).into(),
-        offset,
-        bytes,
     }
 }
 

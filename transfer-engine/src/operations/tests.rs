@@ -1,7 +1,7 @@
 //! Operations in virtual time.
 
 use super::*;
-use crate::operation::Completion;
+use crate::outcome::Completion;
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -9,14 +9,14 @@ use std::time::Instant;
 use tokio::sync::{Mutex, watch};
 use tonic::Status;
 use weft_proto::Message as _;
-use weft_proto::engine::v1::{DeviceHealth, RefusedAttempts};
+use weft_proto::engine::v1::DeviceHealth;
 
 use crate::cdi::{Cdi, remedy};
 use crate::claims::{self, Lost};
 use crate::engine::{DeviceLimits, Engine};
 use crate::namespaces::{self, NotListed};
 use crate::pods::{Allocation, Pod, PodResources};
-use crate::reconcile::{Decision, EngineDevice, Found, Health, OfEngine, Reconciler, pod_named};
+use crate::reconcile::{EngineDevice, Found, Health, OfEngine, Reconciler, pod_named};
 use crate::{Config, Flags};
 
 /// What the ids of devices begin with; the engine may have others, as those of claims, which are nobody's here.
@@ -165,16 +165,12 @@ impl Devices {
         if let Ok(of_engine) = &found.engine {
             reconciler.refused = of_engine.refused;
         }
-        self.tell_agent(&decision, reconciler.refused);
+        self.tell_agent(&reconciler.said(&decision));
         decision.health
     }
 
     /// Lets the node's agent read how devices are, and that this program runs. It never sees half of a file.
-    fn tell_agent(&self, decision: &Decision, refused: Option<RefusedAttempts>) {
-        let health = DeviceHealth {
-            refused,
-            ..decision.health.to_proto(decision.in_use)
-        };
+    fn tell_agent(&self, health: &DeviceHealth) {
         let temporary = self.health_file.with_extension("new");
         let written = fs::write(&temporary, health.encode_to_vec());
         let written = written.and_then(|()| fs::rename(&temporary, &self.health_file));

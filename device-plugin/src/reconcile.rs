@@ -139,6 +139,7 @@ impl Health {
             by_claims: in_use.by_claims,
             // Said beside it.
             refused: None,
+            made: Vec::new(),
         }
     }
 }
@@ -193,8 +194,10 @@ impl Reconciler {
             // Those of claims are found otherwise.
             device.fault == Fault::DeviceLost && !id.starts_with(claims::ID_PREFIX)
         });
+        // One of an earlier release names the lost ones only.
+        let made = lost.map(|(id, _)| id).chain(&said.made);
         Self {
-            in_use: lost.map(|(id, _)| id.clone()).collect(),
+            in_use: made.cloned().collect(),
             counts: InUse {
                 by_resource: said.in_use.saturating_sub(said.by_claims),
                 by_claims: said.by_claims,
@@ -205,6 +208,15 @@ impl Reconciler {
             },
             refused: said.refused,
             ..Self::default()
+        }
+    }
+
+    /// What the node's agent is told of a decision, and the next device plugin goes on from.
+    pub(crate) fn said(&self, decision: &Decision) -> DeviceHealth {
+        DeviceHealth {
+            refused: self.refused,
+            made: self.in_use.iter().cloned().collect(),
+            ..decision.health.to_proto(decision.in_use)
         }
     }
 
@@ -527,7 +539,7 @@ mod tests {
         };
         let told = |reconciler: &mut Reconciler, found: &Found| {
             let decision = reconciler.decide(found, at(1));
-            decision.health.to_proto(decision.in_use)
+            reconciler.said(&decision)
         };
         let said = told(&mut reconciler, &lost);
         assert_eq!((said.devices.len(), said.in_use), (1, 5));
@@ -543,6 +555,26 @@ mod tests {
         let mut reconciler = Reconciler::resume(&said);
         let gone = told(&mut reconciler, &found(&[("b", IDLE)], &["b"]));
         assert_eq!((gone.devices.len(), gone.in_use), (0, 1));
+    }
+
+    #[test]
+    fn a_device_that_is_lost_while_no_device_plugin_runs_is_told_from_one_that_was_never_made() {
+        let mut reconciler = Reconciler::default();
+        let before = found(&[("a", IDLE), ("b", IDLE)], &["a", "b", "c"]);
+        let decision = reconciler.decide(&before, at(0));
+        let said = reconciler.said(&decision);
+        assert!(said.devices.is_empty());
+        // Engine and device plugin have been killed, and the container that is to have `c` has not started yet.
+        let mut reconciler = Reconciler::resume(&said);
+        let decision = reconciler.decide(&found(&[], &["a", "b", "c"]), at(0));
+        let said = reconciler.said(&decision);
+        let lost = said.devices.iter().map(|it| (&*it.device, &*it.reason));
+        let lost: Vec<(&str, &str)> = lost.collect();
+        assert_eq!(lost, [("a", "DeviceLost"), ("b", "DeviceLost")]);
+        // They stay lost for the next one, until they are made again.
+        let mut reconciler = Reconciler::resume(&said);
+        let health = reconciler.decide(&found(&[("a", IDLE)], &["a", "b", "c"]), at(0));
+        assert!(health.health.unhealthy.keys().eq(["b"]));
     }
 
     #[test]

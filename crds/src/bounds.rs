@@ -84,7 +84,8 @@ fn label_value() -> Value {
     json!({"type": "string", "maxLength": LABEL_VALUE_MAX, "pattern": LABEL_VALUE})
 }
 
-/// Bounds each text of a status that its type leaves open, and those of a condition as Kubernetes does.
+/// Bounds each text and number of a status that its type leaves open, and the texts of a condition as Kubernetes does. The API
+/// server knows int32 and int64 only, and would take a larger number than a type of other width has.
 pub(crate) fn bound_status(schema: &mut Value) {
     if schema["properties"].get("lastTransitionTime").is_some() {
         for (field, most) in [("type", 316), ("reason", 1024), ("message", 32768)] {
@@ -96,6 +97,14 @@ pub(crate) fn bound_status(schema: &mut Value) {
     let is_open = |key| schema.get(key).is_none();
     if schema["type"] == "string" && is_open("enum") && is_open("format") && is_open("maxLength") {
         schema["maxLength"] = json!(STATUS_TEXT_MAX);
+    }
+    let number_max = match schema["format"].as_str() {
+        Some("uint16") => Some(f64::from(u16::MAX)),
+        Some("uint32") => Some(f64::from(u32::MAX)),
+        _ => None,
+    };
+    if let Some(most) = number_max.filter(|_| schema.get("maximum").is_none()) {
+        schema["maximum"] = json!(most);
     }
     if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
         properties.values_mut().for_each(bound_status);

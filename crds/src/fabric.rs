@@ -334,12 +334,12 @@ pub struct Devices {
     #[schemars(range(min = 1024, max = 65535))]
     #[serde(default = "first_device_port")]
     pub first_port: u16,
-    /// Most that a device sends, Mbit/s. Without it the devices of a node share its link evenly.
+    /// Most that a device sends, Mbit/s; no limit when absent. The devices of a node share its link by their weights, share.
     #[schemars(range(min = 1, max = 10_000_000))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cap_mbps: Option<u32>,
     /// Most work requests that a device begins per second; no limit when absent.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 4_294_967_295_u32))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operations_per_second: Option<u32>,
     /// The part of the node's link that each device has, beside others that want more than theirs: a weight. A DeviceClass can say

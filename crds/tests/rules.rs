@@ -463,6 +463,36 @@ fn each_field(path: &str, schema: &Value, check: &mut impl FnMut(&str, &Value)) 
     }
 }
 
+/// One object with a number that its type cannot hold would end the operator's watch of its whole kind.
+#[test]
+fn every_number_that_the_api_server_takes_fits_its_type() {
+    let mut numbers = 0;
+    for document in documents() {
+        let schema = &document.definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        each_field(&document.name, schema, &mut |path, field| {
+            if field["type"] != "integer" {
+                return;
+            }
+            numbers += 1;
+            let most = match field["format"].as_str() {
+                Some("uint8") => u32::from(u8::MAX),
+                Some("uint16") => u32::from(u16::MAX),
+                Some("uint32") => u32::MAX,
+                // The API server itself refuses a number that is none.
+                Some("int64") => return,
+                other => panic!("{path}: say here what a number of format {other:?} can hold"),
+            };
+            let bound = |key: &str| {
+                let bound = field[key].as_f64();
+                bound.unwrap_or_else(|| panic!("{path} has no {key}"))
+            };
+            assert!(bound("minimum") >= 0.0, "{path}");
+            assert!(bound("maximum") <= f64::from(most), "{path}");
+        });
+    }
+    assert!(numbers >= 50, "{numbers} numbers");
+}
+
 #[test]
 fn kubectl_explain_says_what_each_value_of_an_enum_does() {
     let mut enums = 0;

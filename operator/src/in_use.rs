@@ -30,6 +30,44 @@ pub enum Feature {
 /// # Errors
 /// The API server does not say.
 pub(crate) async fn find(client: &Client, features: &[Feature]) -> Result<Vec<String>, CallError> {
+    let Some((nodes, fabrics)) = nodes_and_fabrics(client).await? else {
+        return Ok(Vec::new());
+    };
+    let forced = forced(&fabrics);
+    let mut in_use = of_nodes(&nodes, &forced, features);
+    if features.contains(&Feature::Claims) && !features.contains(&Feature::Devices) {
+        let pools = claims::pods_by_pool(client).await?;
+        let all_are_forced = forced.len() == fabrics.len();
+        in_use.extend(of_pools(&pools, &nodes, &forced, all_are_forced));
+    }
+    Ok(in_use)
+}
+
+/// Which pods have devices by claims of nodes that have left their fabric: no FabricNode counts them.
+///
+/// # Errors
+/// The API server does not say.
+pub(crate) async fn find_outside_fabrics(client: &Client) -> Result<Vec<String>, CallError> {
+    let Some((nodes, fabrics)) = nodes_and_fabrics(client).await? else {
+        return Ok(Vec::new());
+    };
+    let mut pools = match claims::pods_by_pool(client).await {
+        Ok(pools) => pools,
+        // The operator's account may list claims where the chart has devices by claims.
+        Err(error) if error.has_code(403) => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let names: BTreeSet<String> = nodes.iter().map(FabricNode::name_any).collect();
+    pools.retain(|pool, _| !names.contains(pool));
+    let forced = forced(&fabrics);
+    let all_are_forced = !fabrics.is_empty() && forced.len() == fabrics.len();
+    Ok(of_pools(&pools, &nodes, &forced, all_are_forced))
+}
+
+/// All of them; `None` where the definitions are gone, and with them all nodes.
+async fn nodes_and_fabrics(
+    client: &Client,
+) -> Result<Option<(Vec<FabricNode>, Vec<RdmaFabric>)>, CallError> {
     let all = ListParams::default();
     let nodes: Api<FabricNode> = Api::all(client.clone());
     let fabrics: Api<RdmaFabric> = Api::all(client.clone());
@@ -39,24 +77,20 @@ pub(crate) async fn find(client: &Client, features: &[Feature]) -> Result<Vec<St
             .map(|fabrics| (nodes.items, fabrics.items)),
         Err(error) => Err(error),
     };
-    let (nodes, fabrics) = match found {
-        Ok(found) => found,
-        // The definition is gone, and with it all nodes.
-        Err(error) if error.is_conflict() => return Ok(Vec::new()),
-        Err(error) => return Err(error),
-    };
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.is_conflict() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The fabrics whose pods do not count.
+fn forced(fabrics: &[RdmaFabric]) -> BTreeSet<String> {
     let forced = fabrics.iter().filter(|fabric| {
         let force = fabric.annotations().get(FORCE);
         force.is_some_and(|value| value == "true")
     });
-    let forced: BTreeSet<String> = forced.map(RdmaFabric::name_any).collect();
-    let mut in_use = of_nodes(&nodes, &forced, features);
-    if features.contains(&Feature::Claims) && !features.contains(&Feature::Devices) {
-        let pools = claims::pods_by_pool(client).await?;
-        let all_are_forced = forced.len() == fabrics.len();
-        in_use.extend(of_pools(&pools, &nodes, &forced, all_are_forced));
-    }
-    Ok(in_use)
+    forced.map(RdmaFabric::name_any).collect()
 }
 
 /// How many devices and volumes the pods of which node have.
@@ -113,9 +147,11 @@ fn of_pools(
 
 #[cfg(test)]
 mod tests {
+    use kube::api::DynamicObject;
     use serde_json::json;
 
     use super::*;
+    use crate::controllers::tests::{api_server::ApiServer, scenario};
 
     fn node(name: &str, devices: u32, volumes: u32) -> FabricNode {
         let node = json!({
@@ -184,5 +220,37 @@ mod tests {
         // Its node has left the fabric.
         assert_eq!(of_pools(&pools, &[], &forced, false), [text]);
         assert!(of_pools(&pools, &[], &forced, true).is_empty());
+    }
+
+    #[tokio::test]
+    async fn pods_with_claims_of_a_node_that_left_its_fabric_are_found() {
+        let server = ApiServer::new();
+        server.put(&scenario::ready("n1", "default"));
+        for node in ["n1", "n9"] {
+            let device = json!({"request": "rdma", "driver": claims::DRIVER, "pool": node, "device": "vdev-1"});
+            let claim = json!({
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaim",
+                "metadata": {"namespace": "team-a", "name": node},
+                "status": {
+                    "allocation": {"devices": {"results": [device]}},
+                    "reservedFor": [{"resource": "pods", "name": format!("of-{node}"), "uid": node}],
+                },
+            });
+            let claim: DynamicObject = serde_json::from_value(claim).unwrap();
+            server.put_dynamic("resourceclaims", &claim);
+        }
+        let expected = ["devices by claims of node n9 (team-a/of-n9)"];
+        let client = server.client();
+        // Also where there is no fabric any more.
+        assert_eq!(find_outside_fabrics(&client).await.unwrap(), expected);
+        let mut fabric = scenario::fabric("default", 0);
+        server.put(&fabric);
+        assert_eq!(find_outside_fabrics(&client).await.unwrap(), expected);
+        let forced = [(FORCE.to_owned(), "true".to_owned())];
+        fabric.metadata.annotations = Some(forced.into());
+        server.put(&fabric);
+        let found = find_outside_fabrics(&client).await.unwrap();
+        assert_eq!(found, Vec::<String>::new());
     }
 }

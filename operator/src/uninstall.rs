@@ -58,8 +58,10 @@ pub enum UninstallError {
     },
     /// Pods use what the chart brought.
     #[error(
-        "pods use {0}; `kubectl weft devices -A` lists those with devices. Delete these pods, or uninstall all the same after \
-         `kubectl annotate rdmafabrics --all {FORCE}=true`: then programs with devices fail, and pods with volumes cannot end. \
+        "pods use {0}; `kubectl weft devices -A` lists those with devices. Delete these pods, those of a node \
+         in no fabric once it is in one again, or uninstall all the same after `kubectl annotate rdmafabrics --all {FORCE}=true`: \
+         then programs with devices fail, and pods with volumes or claims cannot end. Remove that annotation afterwards, it outlives the \
+         release. \
          To keep the release, `helm rollback` it to its last revision: helm has noted that it is uninstalled"
     )]
     InUse(String),
@@ -125,8 +127,10 @@ pub async fn run(client: Client, board: impl LeaseStore) -> Result<(), Uninstall
 
 async fn nothing_is_in_use(client: &Client) -> Result<(), UninstallError> {
     let all = [Feature::Devices, Feature::Volumes];
-    let in_use = in_use::find(client, &all).await;
-    let in_use = in_use.map_err(|error| UninstallError::NotRead(error.to_string()))?;
+    let not_read = |error: CallError| UninstallError::NotRead(error.to_string());
+    let mut in_use = in_use::find(client, &all).await.map_err(not_read)?;
+    let outside = in_use::find_outside_fabrics(client).await;
+    in_use.extend(outside.map_err(not_read)?);
     match in_use.is_empty() {
         true => Ok(()),
         false => Err(UninstallError::InUse(in_use.join(", "))),

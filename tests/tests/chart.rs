@@ -1298,6 +1298,21 @@ fn devices_let_the_operator_get_pods_and_nothing_else_of_them() {
 }
 
 #[test]
+fn devices_by_claims_let_the_operator_read_claims_and_change_none() {
+    let of_claims = |values: &[&str]| -> Vec<Value> {
+        let with = rendered(values);
+        let rules = with.find("ClusterRole", "weft-operator")["rules"].clone();
+        let rules = rules.as_array().unwrap().iter();
+        let of_claims =
+            rules.filter(|rule| strings(&rule["resources"]).contains(&"resourceclaims"));
+        of_claims.map(|rule| rule["verbs"].clone()).collect()
+    };
+    assert!(of_claims(&["devices.enabled=true"]).is_empty());
+    let with_claims = ["devices.enabled=true", r#"devices.mode="both""#];
+    assert_eq!(of_claims(&with_claims), [json!(["get", "list"])]);
+}
+
+#[test]
 fn claims_share_a_device_and_pods_have_claims_by_the_resource_only_where_it_is_asked_for() {
     let operator = |values: &[&str]| {
         let with = rendered(values);

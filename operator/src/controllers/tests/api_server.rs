@@ -18,7 +18,7 @@ use axum::{
 };
 use futures::StreamExt as _;
 use k8s_openapi::jiff::Timestamp;
-use kube::{Client, Resource, ResourceExt as _};
+use kube::{Client, Resource, ResourceExt as _, api::DynamicObject};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
@@ -109,6 +109,14 @@ impl ApiServer {
         value["kind"] = json!(K::kind(&()));
         let mut kept = self.kept.lock().unwrap();
         self.store(&mut kept, name, value);
+    }
+
+    /// The same for a kind without a type.
+    pub(crate) fn put_dynamic(&self, plural: &str, object: &DynamicObject) {
+        let namespace = object.namespace().unwrap_or_default();
+        let name = (plural.to_owned(), namespace, object.name_any());
+        let mut kept = self.kept.lock().unwrap();
+        self.store(&mut kept, name, json!(object));
     }
 
     /// Deletes an object, as a user does.

@@ -25,7 +25,8 @@ pub enum UpgradeError {
          devices fail. `kubectl weft devices -A` lists those with devices, and \
          `kubectl get pods -A -o custom-columns=NAMESPACE:.metadata.namespace,POD:.metadata.name,DRIVERS:.spec.volumes[*].csi.driver` \
          those with volumes of csi.weft.dev. Delete these pods and try again, or have it all the same after \
-         `kubectl annotate rdmafabrics --all {FORCE}=true`"
+         `kubectl annotate rdmafabrics --all {FORCE}=true`. To leave it as it is, `helm rollback weft REVISION` to the revision that \
+         `helm history weft` says is deployed"
     )]
     InUse(String),
     /// It is not known whether pods do.

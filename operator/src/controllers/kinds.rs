@@ -187,8 +187,10 @@ fn watch_kind<K: Cached>(
     store: fn(&mut Cache) -> &mut Store<K>,
 ) -> stream::BoxStream<'static, WatchEvent> {
     let log_error = |result: watcher::Result<watcher::Event<K>>| {
-        let result = result
-            .inspect_err(|error| tracing::warn!(%error, "a watch broke off; it begins again"));
+        let result = result.inspect_err(|error| {
+            let kind = K::kind(&());
+            tracing::warn!(%error, %kind, "a watch broke off; it begins again");
+        });
         std::future::ready(result.ok())
     };
     let events = watcher(K::api(client.clone(), namespace), K::watched());

@@ -5,17 +5,20 @@ use std::{
     io::{self, Write},
 };
 
+use kube::{Api, ResourceExt as _};
 use weft_cli::columns::columns;
-use weft_crds::{CopyJob, CopyRemoval, CopyRemovalRequest, NodeCopy, NodeCopyList};
+use weft_crds::{CopyJob, CopyRemoval, CopyRemovalRequest, FabricNode, NodeCopy, NodeCopyList};
 use weft_fabric::quantity;
 
 use crate::{
-    cluster::{Cluster, CommandError, Reach},
+    cluster::{Cluster, ClusterError, CommandError, Reach},
     output::{Format, say, text},
 };
 
 /// Digits of a digest that a line shows unless it is wide, as the label of the node does.
 const DIGEST_DIGITS: usize = 12;
+/// The reason of the finding of an agent that has more copies than a report lists.
+const COPIES_FULL: &str = "CopiesFull";
 
 /// What `kubectl weft copies` takes.
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -89,19 +92,52 @@ async fn list(
     if args.unheld {
         list.items.retain(|copy| !copy.is_held());
     }
-    if args.format.write(&list, out)? {
-        return Ok(true);
+    let table = Table {
+        copies: &list.items,
+        is_wide: args.format.is_wide(),
+    };
+    if !args.format.write(&list, out)? {
+        match list.items.is_empty() {
+            true => say("no copies; --all-namespaces shows those of all", err)?,
+            false => text(table, out)?,
+        }
     }
-    if list.items.is_empty() {
-        say("no copies; --all-namespaces shows those of all", err)?;
-    } else {
-        let table = Table {
-            copies: &list.items,
-            is_wide: args.format.is_wide(),
-        };
-        text(table, out)?;
+    match nodes_with_more(&cluster).await {
+        Ok(nodes) if nodes.is_empty() => {}
+        Ok(nodes) => {
+            let line = format!(
+                "more copies than a report lists (48 KiB) are on {}, and those left out are not shown: remove some of \
+                 these by kubectl weft copies delete, and the reports list others",
+                nodes.join(", ")
+            );
+            say(line, err)?;
+        }
+        Err(error) => say(unknown(&error), err)?,
     }
     Ok(true)
+}
+
+/// The nodes whose agents have more copies than they report.
+async fn nodes_with_more(cluster: &Cluster) -> Result<Vec<String>, ClusterError> {
+    let api: Api<FabricNode> = Api::all(cluster.client());
+    let listed = api.list(&Default::default()).await;
+    let nodes = listed.map_err(|error| cluster.explain("", error))?.items;
+    let has_more = |node: &FabricNode| {
+        let findings = node.status.iter().flat_map(|status| &status.findings);
+        findings
+            .into_iter()
+            .any(|finding| finding.reason == COPIES_FULL)
+    };
+    let with_more = nodes.iter().filter(|node| has_more(node));
+    Ok(with_more.map(FabricNode::name_any).collect())
+}
+
+/// Where the user may not list the FabricNodes.
+fn unknown(error: &ClusterError) -> String {
+    format!(
+        "whether a node has more copies than a report lists (48 KiB) is not known: {error}; who may list fabricnodes sees \
+         {COPIES_FULL} there"
+    )
 }
 
 async fn delete(
@@ -122,7 +158,9 @@ async fn delete(
     for node in &removal.removed {
         let DeleteArgs { root, path, .. } = args;
         say(
-            format!("{path} of root {root} removed from node {node}"),
+            format!(
+                "{path} of root {root} released at node {node}: its agent removes the copy's files; a source's own files stay"
+            ),
             out,
         )?;
     }
@@ -136,9 +174,35 @@ async fn delete(
             args.path, args.root
         );
         say(nothing, err)?;
-        return Ok(false);
     }
-    Ok(removal.kept.is_empty())
+    let is_done = removal.kept.is_empty() && !removal.removed.is_empty();
+    let nodes = match nodes_with_more(&cluster).await {
+        Ok(nodes) => nodes,
+        Err(error) => {
+            say(unknown(&error), err)?;
+            return Ok(is_done);
+        }
+    };
+    let unasked = unasked(nodes, &args.nodes, &removal);
+    for node in &unasked {
+        let line = format!(
+            "node {node}: its agent has more copies than its report lists (48 KiB), and was not asked, as the report does not list \
+             {} of root {}: if it has that copy, the files stay; remove copies that kubectl weft copies list --all-namespaces \
+             shows there, and delete this one again",
+            args.path, args.root
+        );
+        say(line, err)?;
+    }
+    Ok(is_done && unasked.is_empty())
+}
+
+/// Of the nodes whose reports leave copies out: those that may have the copy all the same.
+fn unasked(mut nodes: Vec<String>, wanted: &[String], removal: &CopyRemoval) -> Vec<String> {
+    nodes.retain(|node| wanted.is_empty() || wanted.contains(node));
+    nodes.retain(|node| !removal.removed.contains(node));
+    // Of a node that was named, one is kept also because no report lists it.
+    nodes.retain(|node| !wanted.is_empty() || removal.kept.iter().all(|kept| kept.node != *node));
+    nodes
 }
 
 /// Copies, a line each.

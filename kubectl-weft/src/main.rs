@@ -39,7 +39,7 @@ enum Command {
     Status(Box<status::Args>),
     /// List the verified copies on the nodes, and remove those that no job holds.
     ///
-    /// Exit status: 0; with delete 1 when a copy stays, or there is none; 2 when the cluster did not answer.
+    /// Exit status: 0; with delete 1 when a copy stays, may stay, or there is none; 2 when the cluster did not answer.
     #[command(subcommand)]
     Copies(copies::Command),
     /// List the roots that the jobs of a namespace may name, and the nodes that have them.

@@ -429,3 +429,87 @@ fn devices_are_listed_and_a_node_that_does_not_answer_is_named() {
     assert_eq!((all.status, all.err.as_str()), (Some(0), ""));
     assert!(all.out.contains("team-a"), "{}", all.out);
 }
+
+const NODES: &str = "/apis/weft.dev/v1alpha1/fabricnodes";
+
+/// Nodes of a fabric, of which these have more copies than they report.
+fn fabric_nodes(names: &[&str], with_more: &[&str]) -> Value {
+    let node = |name: &&str| {
+        let findings = match with_more.contains(name) {
+            true => json!([{"reason": "CopiesFull", "message": "delete jobs"}]),
+            false => json!([]),
+        };
+        json!({"apiVersion": "weft.dev/v1alpha1", "kind": "FabricNode", "metadata": {"name": name},
+               "spec": {"fabric": "default"}, "status": {"findings": findings}})
+    };
+    let items: Vec<Value> = names.iter().map(node).collect();
+    json!({"apiVersion": "weft.dev/v1alpha1", "kind": "FabricNodeList", "metadata": {}, "items": items})
+}
+
+fn copies() -> Value {
+    json!({"apiVersion": "live.weft.dev/v1alpha1", "kind": "NodeCopyList", "metadata": {}, "items": [
+        {"node": "n0", "root": "models", "path": "team-a/ttl", "digest": "0", "bytes": 1, "files": 1, "jobs": []}]})
+}
+
+#[test]
+fn a_list_of_copies_names_the_nodes_that_have_more_than_they_report() {
+    let nodes = ["n0", "n1", "n2"];
+    let server = Server::new([
+        (COPIES, 200, copies()),
+        (NODES, 200, fabric_nodes(&nodes, &["n1", "n2"])),
+    ]);
+    for command in ["copies list", "copies list -o json"] {
+        let shown = server.run(command);
+        let last = shown.err.lines().last().expect("a line");
+        assert!(
+            last.contains("48 KiB") && last.contains("n1, n2,"),
+            "{last}"
+        );
+        assert!(!last.contains("n0"), "{last}");
+        assert!(shown.out.contains("team-a/ttl"), "{}", shown.out);
+    }
+    let whole = Server::new([
+        (COPIES, 200, copies()),
+        (NODES, 200, fabric_nodes(&nodes, &[])),
+    ]);
+    assert_eq!(whole.run("copies list").err, "");
+    let forbidden = failure(403, "Forbidden", "fabricnodes is forbidden");
+    let tenants = Server::new([(COPIES, 200, copies()), (NODES, 403, forbidden)]);
+    let shown = tenants.run("copies list");
+    assert!(shown.err.contains("is not known: fabricnodes is forbidden"));
+    assert_eq!(shown.status, Some(0));
+}
+
+#[test]
+fn a_removal_names_the_nodes_that_may_have_the_copy_and_do_not_report_it() {
+    let removal = |removed: &[&str]| json!({"apiVersion": "live.weft.dev/v1alpha1", "kind": "CopyRemoval", "removed": removed, "kept": []});
+    let nodes = ["n0", "n1", "n2"];
+    let server = |removed: &[&str], with_more: &[&str]| {
+        Server::new([
+            (REMOVALS, 200, removal(removed)),
+            (NODES, 200, fabric_nodes(&nodes, with_more)),
+        ])
+    };
+    let delete = "copies delete models team-a/ttl";
+    let done = server(&["n0"], &["n0"]).run(delete);
+    assert_eq!((done.status, &*done.err), (Some(0), ""));
+    // A source's own files stay, and no report says which those are.
+    assert!(!done.out.contains("removed"), "{}", done.out);
+    assert!(
+        done.out.contains("a source's own files stay"),
+        "{}",
+        done.out
+    );
+    for removed in [&["n0"][..], &[]] {
+        let part = server(removed, &["n0", "n1"]).run(delete);
+        assert_eq!(part.status, Some(1), "{}", part.err);
+        assert!(part.err.contains("node n1: its agent has more copies"));
+        assert!(
+            part.err
+                .contains("kubectl weft copies list --all-namespaces")
+        );
+        assert_eq!(part.err.contains("node n0"), removed.is_empty());
+    }
+    let named = server(&["n0"], &["n0", "n1"]).run(&format!("{delete} --node n0"));
+    assert_eq!((named.status, &*named.err), (Some(0), ""));
+}

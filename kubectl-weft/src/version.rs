@@ -1,11 +1,12 @@
 //! `kubectl weft version`: the release of this program, and of the operator where the user may see it.
 
 use std::{
+    collections::BTreeSet,
     fmt,
     io::{self, Write},
 };
 
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
 use kube::{Api, ResourceExt as _, api::ListParams};
 use serde::Serialize;
 use thiserror::Error;
@@ -48,6 +49,17 @@ pub enum VersionError {
          Weft by --namespace, or install it"
     )]
     NoOperator(String),
+    /// None of its pods is ready, so none says what it is.
+    #[error(
+        "the operator's version is not known: no pod of Deployment {name} is ready; see: kubectl describe pods -n {namespace} \
+         -l {OPERATOR}"
+    )]
+    NotReady {
+        /// The Deployment's name.
+        name: String,
+        /// Its namespace.
+        namespace: String,
+    },
     /// The output could not be written.
     #[error("the output could not be written: {0}; check the pipe or the disk behind it")]
     Write(#[from] io::Error),
@@ -102,21 +114,39 @@ async fn operator(reach: &Reach) -> Result<String, VersionError> {
         ),
         None => (Api::all(cluster.client()), "in the cluster".to_owned()),
     };
-    let found = api.list(&ListParams::default().labels(OPERATOR)).await;
-    let found = found.map_err(|error| cluster.explain("", error))?;
-    found
-        .items
-        .first()
-        .and_then(release)
-        .ok_or(VersionError::NoOperator(place))
+    let of_operator = ListParams::default().labels(OPERATOR);
+    let found = api.list(&of_operator).await;
+    let found = found.map_err(|error| cluster.explain("", error))?.items;
+    let operator = found.first().ok_or(VersionError::NoOperator(place))?;
+    let namespace = operator.namespace().unwrap_or_default();
+    let pods: Api<Pod> = Api::namespaced(cluster.client(), &namespace);
+    let pods = pods.list(&of_operator).await;
+    let pods = pods.map_err(|error| cluster.explain("", error))?.items;
+    running(operator, &pods).ok_or_else(|| VersionError::NotReady {
+        name: operator.name_any(),
+        namespace,
+    })
 }
 
-/// The tag of its image, or else what the chart says of itself.
-fn release(operator: &Deployment) -> Option<String> {
-    let pod = operator.spec.as_ref()?.template.spec.as_ref();
-    let image = pod.and_then(|pod| pod.containers.first()?.image.as_deref());
+/// What the ready pods run: the tag of the image, or else what the chart says of itself. While one release replaces another, there are
+/// two; what the Deployment asks for may not have started, and may never start.
+fn running(operator: &Deployment, pods: &[Pod]) -> Option<String> {
     let label = operator.labels().get(RELEASE).map(String::as_str);
-    image.and_then(tag).or(label).map(str::to_owned)
+    let release = |pod: &Pod| {
+        let container = pod.spec.as_ref()?.containers.first()?;
+        let image = container.image.as_deref();
+        image.and_then(tag).or(label).map(str::to_owned)
+    };
+    let ready = pods.iter().filter(|pod| is_ready(pod));
+    let releases: BTreeSet<String> = ready.filter_map(release).collect();
+    let releases: Vec<String> = releases.into_iter().collect();
+    (!releases.is_empty()).then(|| releases.join(", "))
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| &status.conditions);
+    let mut conditions = conditions.flatten();
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 fn tag(image: &str) -> Option<&str> {

@@ -288,6 +288,21 @@ fn operators(images: &[&str]) -> Value {
     json!({"apiVersion": "apps/v1", "kind": "DeploymentList", "metadata": {}, "items": items})
 }
 
+const OPERATOR_PODS: &str =
+    "/api/v1/namespaces/weft-system/pods?&labelSelector=app.kubernetes.io%2Fname%3Dweft-operator";
+
+/// Pods with these images, and whether each is ready.
+fn operator_pods(images: &[(&str, bool)]) -> Value {
+    let pod = |(image, is_ready): &(&str, bool)| {
+        let status = if *is_ready { "True" } else { "False" };
+        json!({"metadata": {"name": "weft-operator-1", "namespace": "weft-system"},
+               "spec": {"containers": [{"name": "operator", "image": image}]},
+               "status": {"conditions": [{"type": "Ready", "status": status}]}})
+    };
+    let items: Vec<Value> = images.iter().map(pod).collect();
+    json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": items})
+}
+
 /// What this program calls itself.
 fn client() -> String {
     format!("client    {}\n", weft_cli::VERSION)
@@ -314,6 +329,7 @@ fn the_version_of_the_operator_is_that_of_its_image_or_else_its_label() {
         let server = Server::new([
             (OPERATORS, 200, operators(&[image])),
             (OPERATORS_THERE, 200, operators(&[image])),
+            (OPERATOR_PODS, 200, operator_pods(&[(image, true)])),
         ]);
         for arguments in ["version", "version -n weft-system"] {
             let shown = server.run(arguments);
@@ -326,6 +342,35 @@ fn the_version_of_the_operator_is_that_of_its_image_or_else_its_label() {
             );
         }
     }
+}
+
+#[test]
+fn the_version_of_the_operator_is_that_of_its_ready_pods() {
+    let next = ("r/weft/operator:0.3.0", false);
+    let version = |pods: &[(&str, bool)]| {
+        let server = Server::new([
+            (OPERATORS, 200, operators(&[next.0])),
+            (OPERATOR_PODS, 200, operator_pods(pods)),
+        ]);
+        server.run("version")
+    };
+    let now = ("r/weft/operator:0.2.0", true);
+    let shown = version(&[next, now]);
+    let expected = |release: &str| format!("{}operator  {release}\n", client());
+    assert_eq!((shown.out, shown.status), (expected("0.2.0"), Some(0)));
+    assert_eq!(
+        version(&[(next.0, true), now, now]).out,
+        expected("0.2.0, 0.3.0")
+    );
+    let shown = version(&[next]);
+    assert_eq!((shown.out, shown.status), (client(), Some(2)));
+    assert!(
+        shown.err.contains(
+            "no pod of Deployment weft-operator is ready; see: kubectl describe pods -n weft-system"
+        ),
+        "{}",
+        shown.err
+    );
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Entry point: reads the command line and gives it to the command it names.
 
 use std::{
+    error::Error,
     io::{self, Write as _},
     process::ExitCode,
 };
@@ -14,6 +15,8 @@ use weft_kubectl::{copies, devices, doctor, output::say, plan, roots, status, ve
 const UNKNOWN: u8 = 2;
 /// Something is wrong.
 const FAILED: u8 = 1;
+/// Nobody reads the output any more, as after `| head`: what a shell says of a program that SIGPIPE ends (128 + 13).
+const UNREAD: u8 = 141;
 /// The program's file.
 const PROGRAM: &str = "kubectl-weft";
 /// What completes it in bash, behind an underscore.
@@ -112,11 +115,18 @@ fn block_on<T, E: From<io::Error>>(work: impl Future<Output = Result<T, E>>) -> 
     runtime.block_on(work)
 }
 
+/// Whether an error is that the reader of a pipe has gone. What comes from the cluster's side holds no such error, only its text.
+fn is_unread(error: &(dyn Error + 'static)) -> bool {
+    let broken = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
+    error.downcast_ref().is_some_and(broken) || error.source().is_some_and(is_unread)
+}
+
 /// What the shell is told.
-fn ended(command: &str, result: Result<bool, impl std::error::Error>) -> ExitCode {
+fn ended(command: &str, result: Result<bool, impl Error + 'static>) -> ExitCode {
     match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(FAILED),
+        Err(error) if is_unread(&error) => ExitCode::from(UNREAD),
         Err(error) => {
             // Nobody may be listening; the status says it too.
             let _ = say(

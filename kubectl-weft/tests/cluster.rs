@@ -447,6 +447,7 @@ fn no_text_that_others_chose_reaches_a_terminal_with_characters_that_it_obeys() 
     assert_eq!(json["items"][0]["path"], HOSTILE);
 }
 
+const PLANS: &str = "/apis/live.weft.dev/v1alpha1/namespaces/team-a/transferplans";
 const DEVICES: &str = "/apis/live.weft.dev/v1alpha1/namespaces/team-a/poddevices";
 const ALL_DEVICES: &str = "/apis/live.weft.dev/v1alpha1/poddevices";
 
@@ -557,4 +558,72 @@ fn a_removal_names_the_nodes_that_may_have_the_copy_and_do_not_report_it() {
     }
     let named = server(&["n0"], &["n0", "n1"]).run(&format!("{delete} --node n0"));
     assert_eq!((named.status, &*named.err), (Some(0), ""));
+}
+
+#[test]
+fn every_command_ends_quietly_when_nobody_reads_its_output() {
+    let job = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(job.path(), jobs(&["minilm"])["items"][0].to_string()).expect("written");
+    let server = Server::new([
+        (ROOTS, 200, roots()),
+        (PROGRESS, 200, all_progress()),
+        (ONE, 200, progress("minilm")),
+        (COPIES, 200, copies()),
+        (
+            REMOVALS,
+            200,
+            json!({"apiVersion": "live.weft.dev/v1alpha1", "kind": "CopyRemoval", "removed": ["n0"], "kept": []}),
+        ),
+        (DEVICES, 200, devices()),
+        (NODES, 200, fabric_nodes(&[], &[])),
+        (
+            "/apis/weft.dev/v1alpha1/rdmafabrics",
+            200,
+            json!({"apiVersion": "weft.dev/v1alpha1", "kind": "RdmaFabricList", "metadata": {}, "items": []}),
+        ),
+        (OPERATORS, 200, operators(&["weft/operator:1"])),
+        (
+            OPERATOR_PODS,
+            200,
+            operator_pods(&[("weft/operator:1", true)]),
+        ),
+        (
+            "/apis/weft.dev/v1alpha1/namespaces/team-a/transferjobs?&dryRun=All",
+            201,
+            jobs(&["minilm"])["items"][0].clone(),
+        ),
+        (
+            PLANS,
+            201,
+            json!({"apiVersion": "live.weft.dev/v1alpha1", "kind": "TransferPlan", "obstacles": []}),
+        ),
+    ]);
+    for command in [
+        "roots",
+        "status",
+        "status minilm",
+        "status minilm -o json",
+        "status minilm -w -o json",
+        "copies list",
+        "copies list -o yaml",
+        "copies delete models team-a/ttl",
+        "devices",
+        "doctor",
+        "version",
+        "version --client",
+        "completion bash",
+        &format!("plan -f {}", job.path().display()),
+    ] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = Command::new(env!("CARGO_BIN_EXE_kubectl-weft"))
+            .args(command.split_whitespace())
+            .env("KUBECONFIG", &server.kubeconfig)
+            .stdout(writer)
+            .output()
+            .expect("kubectl-weft starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(said, "", "{command}");
+        assert_eq!(output.status.code(), Some(141), "{command}");
+    }
 }

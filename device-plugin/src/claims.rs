@@ -504,7 +504,7 @@ mod tests {
         let secret = weft_engine::Secret([7; 32]);
         let config = weft_engine::EngineConfig::new(std::net::Ipv4Addr::LOCALHOST, ports, secret);
         let stopped = std::future::pending::<weft_node_engine::Shutdown>();
-        let engine = weft_node_engine::serve(&socket, &devices, config, 1, stopped);
+        let engine = weft_node_engine::serve(&socket, &devices, config, 1, Vec::new(), stopped);
         let tried = async {
             let pod = Pod {
                 namespace: "team-a".to_owned(),

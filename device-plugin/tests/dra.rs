@@ -290,7 +290,7 @@ fn start_engine(home: &TempDir, first: u16) -> JoinHandle<()> {
     let (socket, devices) = (home.path().join("engine.sock"), home.path().join("devices"));
     tokio::spawn(async move {
         let stopped = std::future::pending::<Shutdown>();
-        let served = weft_node_engine::serve(&socket, &devices, config, 2, stopped);
+        let served = weft_node_engine::serve(&socket, &devices, config, 2, Vec::new(), stopped);
         served.await.expect("it serves");
     })
 }

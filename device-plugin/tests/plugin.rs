@@ -113,7 +113,7 @@ impl Node {
         let (socket, devices) = (self.at("engine.sock"), self.at("devices"));
         self.others.push(tokio::spawn(async move {
             let stopped = std::future::pending::<Shutdown>();
-            let served = weft_node_engine::serve(&socket, &devices, config, 1, stopped);
+            let served = weft_node_engine::serve(&socket, &devices, config, 1, Vec::new(), stopped);
             served.await.expect("it serves");
         }));
     }

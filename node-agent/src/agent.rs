@@ -21,6 +21,7 @@ use crate::control::fence::Fence;
 use crate::control::listener::ControlListener;
 use crate::control::service::Service;
 use crate::devices::claims::{self, FindClaim};
+use crate::devices::engine_flags::EngineFlags;
 use crate::devices::health::{HealthWatcher, NodeDevices};
 use crate::devices::peers::{FindNode, OperatorPeers, Peers};
 use crate::devices::refused_attempts::RefusedAttempts;
@@ -136,6 +137,7 @@ pub struct Agent {
     devices: Option<watch::Receiver<NodeDevices>>,
     /// What pods have tried with them and may not.
     refused_attempts: RefusedAttempts,
+    engine_flags: EngineFlags,
 }
 
 impl Agent {
@@ -215,6 +217,7 @@ impl Agent {
             servers: Vec::new(),
             devices: None,
             refused_attempts: RefusedAttempts::default(),
+            engine_flags: EngineFlags::default(),
         };
         agent.servers.push(fail_fast::spawn("control", async move {
             server.run().await;
@@ -281,6 +284,9 @@ impl Agent {
             self.spawn("device health", watcher.run());
             let attempts = self.refused_attempts.clone();
             self.spawn("refused attempts", attempts.follow(devices.engine()));
+            let file = programs::engine_file(socket);
+            let flags = self.engine_flags.clone();
+            self.spawn("engine flags", flags.follow(devices.engine(), file));
         }
         devices.dropped.register(&mut registries.agent);
         self.spawn("offers", Arc::clone(&devices).pass_offers_on());
@@ -324,6 +330,11 @@ impl Agent {
     /// How the node's virtual devices are, where its pods can have some.
     pub(crate) fn devices(&self) -> Option<watch::Receiver<NodeDevices>> {
         self.devices.clone()
+    }
+
+    /// What is to be done where the engine of devices runs with other flags than are written for it.
+    pub(crate) fn engine_flags(&self) -> Option<String> {
+        self.engine_flags.problem()
     }
 
     /// What pods have tried with devices of the node of late, and may not.

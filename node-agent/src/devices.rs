@@ -5,6 +5,7 @@
 //! certificate names it, and the device that offers must be one of that node.
 
 pub(crate) mod claims;
+pub(crate) mod engine_flags;
 pub(crate) mod health;
 pub(crate) mod listing;
 pub(crate) mod peers;

@@ -1,5 +1,6 @@
 //! `weft-engine`: serves a node's virtual devices until SIGTERM, after which the next engine goes on, or SIGINT.
 
+use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
+use weft_argument_file::ENGINE_FLAGS;
 use weft_core::path::PolicyKind;
 use weft_engine::{Egress, EngineConfig, PortRange, Secret};
 use weft_node_engine::{Shutdown, serve};
@@ -111,13 +113,14 @@ fn share_of_link(link_bps: u64) -> u64 {
 }
 
 fn main() -> ExitCode {
-    let words = match weft_argument_file::wait_and_expand(weft_argument_file::ENGINE_FLAGS) {
+    let words = match weft_argument_file::wait_and_expand(ENGINE_FLAGS) {
         Ok(words) => words,
         Err(problem) => {
             let mut command = clap::Command::new("weft-engine");
             command.error(clap::error::ErrorKind::Io, problem).exit();
         }
     };
+    let flags = flags_of_file(&words);
     let arguments = Arguments::parse_from(words);
     let filter = match EnvFilter::try_new(&arguments.log) {
         Ok(filter) => filter,
@@ -134,13 +137,23 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .init();
     raise_open_files();
-    match run(&arguments) {
+    match run(&arguments, flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Those that a file may set.
+fn flags_of_file(words: &[OsString]) -> Vec<String> {
+    let flags = words.iter().filter_map(|word| word.to_str());
+    let flags = flags.filter(|flag| {
+        let name = flag.split('=').next();
+        name.is_some_and(|name| ENGINE_FLAGS.contains(&name))
+    });
+    flags.map(str::to_owned).collect()
 }
 
 /// Each program that has a device open takes four open files and more, and a shell allows 1,024.
@@ -158,7 +171,7 @@ fn raise_open_files() {
     }
 }
 
-fn run(arguments: &Arguments) -> Result<(), String> {
+fn run(arguments: &Arguments, flags: Vec<String>) -> Result<(), String> {
     let config = arguments.engine()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -180,6 +193,7 @@ fn run(arguments: &Arguments) -> Result<(), String> {
             &arguments.devices,
             config,
             arguments.open_devices,
+            flags,
             stopped,
         );
         served.await.map_err(|error| error.to_string())

@@ -67,7 +67,7 @@ pub enum Shutdown {
 }
 
 /// Serves devices, which are directories in `devices` and of which so many may be open at a time, and the calls at `socket`,
-/// until `stopped` returns. Goes on with what the engine before has left.
+/// until `stopped` returns. Goes on with what the engine before has left. `flags` are those that `config` is from: the agent is told.
 ///
 /// # Errors
 /// [`ServeError`].
@@ -76,6 +76,7 @@ pub async fn serve(
     devices: &Path,
     config: EngineConfig,
     open_devices: u16,
+    flags: Vec<String>,
     stopped: impl Future<Output = Shutdown>,
 ) -> Result<(), ServeError> {
     let failed = |source| ServeError::Socket {
@@ -117,6 +118,7 @@ pub async fn serve(
         server: Arc::clone(&server),
         offers,
         address,
+        flags,
     });
     let served = tonic::transport::Server::builder()
         .add_service(service)
@@ -223,6 +225,7 @@ struct Service {
     offers: broadcast::Sender<QueuePairOffer>,
     /// The node's, on the data network.
     address: IpAddr,
+    flags: Vec<String>,
 }
 
 impl Service {
@@ -345,6 +348,14 @@ impl Engine for Service {
         Ok(Response::new(proto::TakeRefusedAttemptsResponse {
             attempts,
         }))
+    }
+
+    async fn get_flags(
+        &self,
+        _: Request<proto::GetFlagsRequest>,
+    ) -> Result<Response<proto::GetFlagsResponse>, Status> {
+        let flags = self.flags.clone();
+        Ok(Response::new(proto::GetFlagsResponse { flags }))
     }
 
     type WatchOffersStream = Pin<Box<dyn Stream<Item = Result<QueuePairOffer, Status>> + Send>>;

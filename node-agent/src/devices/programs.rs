@@ -35,6 +35,11 @@ pub(crate) fn write(
     Ok(())
 }
 
+/// Where the flags of the engine at this socket are.
+pub(crate) fn engine_file(socket: &Path) -> PathBuf {
+    socket.with_file_name(ENGINE_FILE)
+}
+
 /// Whether an agent has written them here.
 pub(crate) fn are_there(socket: &Path) -> bool {
     socket.with_file_name(DEVICE_PLUGIN_FILE).exists()

@@ -45,7 +45,7 @@ const ROOT_HUNG: &str = "RootHung";
 /// Namespaces whose copies are left out of a report, which it names: so many names are within its size.
 const UNLISTED_NAMESPACES_MAX: usize = 256;
 /// Findings with which the agent is ready all the same.
-const HARMLESS: [&str; 7] = [
+const HARMLESS: [&str; 8] = [
     CONFIG_REFUSED,
     DEVICES_NOT_SERVED,
     ROOT_MISSING,
@@ -53,7 +53,10 @@ const HARMLESS: [&str; 7] = [
     "NotRenewed",
     MISUSED,
     COPIES_FULL,
+    ENGINE_OUTDATED,
 ];
+/// The engine of devices runs with flags of an earlier configuration.
+const ENGINE_OUTDATED: &str = "EngineOutdated";
 /// A node's certificate was used for calls that it does not allow; the agent has refused them.
 const MISUSED: &str = "CertificateMisused";
 
@@ -327,6 +330,8 @@ impl Member {
                     "the fabric has spec.devices, and this agent has no --engine-socket: set devices.enabled of the chart, or remove spec.devices",
                 ));
             }
+            let outdated = agent.engine_flags();
+            findings.extend(outdated.map(|message| finding(ENGINE_OUTDATED, message)));
             let misuse = registry.misuses.report(Instant::now().into_std());
             findings.extend(misuse.map(|message| finding(MISUSED, message)));
             self.copies

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener};
@@ -24,26 +25,35 @@ use crate::support::{DEADLINE, Lab, eventually, job, noise, write};
 struct FakeEngine {
     offers: broadcast::Sender<QueuePairOffer>,
     received: mpsc::UnboundedReceiver<ReceiveOfferRequest>,
+    flags: Arc<Mutex<Vec<String>>>,
 }
 
 struct Service {
     offers: broadcast::Sender<QueuePairOffer>,
     received: mpsc::UnboundedSender<ReceiveOfferRequest>,
+    /// None of them: it is of an earlier release.
+    flags: Arc<Mutex<Vec<String>>>,
 }
 
 impl FakeEngine {
     fn serve(socket: &Path) -> Self {
         let (offers, _) = broadcast::channel(16_384);
         let (sender, received) = mpsc::unbounded_channel();
+        let flags = Arc::new(Mutex::default());
         let service = EngineServer::new(Service {
             offers: offers.clone(),
             received: sender,
+            flags: flags.clone(),
         });
         let listener = UnixListener::bind(socket).unwrap();
         let incoming = UnixListenerStream::new(listener);
         let server = tonic::transport::Server::builder().add_service(service);
         tokio::spawn(server.serve_with_incoming(incoming));
-        Self { offers, received }
+        Self {
+            offers,
+            received,
+            flags,
+        }
     }
 
     /// Offers as soon as the agent watches.
@@ -105,6 +115,17 @@ impl Engine for Service {
         Ok(Response::new(TakeRefusedAttemptsResponse {
             attempts: vec![refused_attempt()],
         }))
+    }
+
+    async fn get_flags(
+        &self,
+        _: Request<GetFlagsRequest>,
+    ) -> Result<Response<GetFlagsResponse>, Status> {
+        let flags = self.flags.lock().unwrap().clone();
+        match flags.is_empty() {
+            true => Err(Status::unimplemented("there is no such call")),
+            false => Ok(Response::new(GetFlagsResponse { flags })),
+        }
     }
 
     type WatchOffersStream = Pin<Box<dyn Stream<Item = Result<QueuePairOffer, Status>> + Send>>;
@@ -277,6 +298,45 @@ async fn pods_keep_and_are_counted_with_devices_that_their_fabric_has_no_more() 
     have(0);
     let has_none = |report: &NodeReport| report.ready && report.devices.is_none();
     operator.report("no pod has a device", has_none).await;
+    member.stop().await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_runs_with_earlier_flags_is_a_finding_until_it_is_replaced() {
+    let operator = Operator::new(Lab::new());
+    operator.set_engine("1", |engine| engine.devices = eight_devices());
+    let running = operator.serve().await;
+    let home = operator.lab().await.dir.path().to_owned();
+    let written = || {
+        let text = std::fs::read_to_string(home.join("engine.args")).unwrap();
+        text.lines().map(str::to_owned).collect::<Vec<String>>()
+    };
+    let engine = FakeEngine::serve(&home.join("engine.sock"));
+    let member = operator.join(0).await;
+    assert_eq!(operator.ready(0).await.findings, Vec::new());
+    let before = written();
+    *engine.flags.lock().unwrap() = before.clone();
+    operator.set_engine("2", |engine| {
+        engine.devices = Some(Devices {
+            first_port: 17_000,
+            ..eight_devices().unwrap()
+        });
+    });
+    // Kubernetes replaces the agent, and not the engine.
+    member.stop().await;
+    let member = operator.join(0).await;
+    let is_outdated = |report: &NodeReport| {
+        let mut findings = report.findings.iter();
+        let found = findings.find(|finding| finding.reason == "EngineOutdated");
+        found.is_some_and(|it| it.message.contains(": --first-port; delete the node's"))
+    };
+    let report = operator.report("it is told", is_outdated).await;
+    assert!(report.ready, "{report:?}");
+    assert_ne!(written(), before);
+    *engine.flags.lock().unwrap() = written();
+    let is_well = |report: &NodeReport| report.ready && report.findings.is_empty();
+    operator.report("the engine is replaced", is_well).await;
     member.stop().await;
     running.stop().await;
 }

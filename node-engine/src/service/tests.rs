@@ -30,7 +30,7 @@ async fn devices_are_made_listed_and_destroyed() {
     let (stop, stopped) = oneshot::channel::<Shutdown>();
     let (at, of) = (socket.clone(), devices.clone());
     let served = tokio::spawn(async move {
-        serve(&at, &of, config, 1, async {
+        serve(&at, &of, config, 1, vec!["--mtu=1500".to_owned()], async {
             stopped.await.unwrap_or(Shutdown::Final)
         })
         .await
@@ -44,6 +44,8 @@ async fn devices_are_made_listed_and_destroyed() {
         assert_eq!(mode & 0o777, 0o600);
     }
     let mut engine = weft_proto::engine::client(&socket);
+    let flags = engine.get_flags(proto::GetFlagsRequest {}).await;
+    assert_eq!(flags.unwrap().into_inner().flags, ["--mtu=1500"]);
     let made = engine.create_device(create("weft0", 1)).await.unwrap();
     assert_eq!(
         made.into_inner().directory,

@@ -195,7 +195,7 @@ impl Claims {
         let made = self.engine.list(ID_PREFIX).await;
         let made = made.map_err(ClaimError::Engine)?.devices;
         let over = left.decide(&made, &described, now);
-        self.retain_lost(|id| described.contains(id) && !is_open(&made, id));
+        self.retain_lost(|id| described.contains(id) && !has_been_open(&made, id));
         let made: BTreeSet<String> = made.into_iter().map(|device| device.name).collect();
         for id in described.difference(&made) {
             match self.read(id)? {
@@ -332,10 +332,20 @@ impl Claims {
     }
 }
 
-/// Whether a program has the device open.
-fn is_open(made: &[Device], id: &str) -> bool {
-    let is_open = |device: &Device| device.name == id && device.contexts > 0;
-    made.iter().any(is_open)
+/// Whether a program has the device open, or one that has ended has moved bytes with it: the engine counts them since the device was
+/// made. Of one that moved none and ended between two lists it is not known.
+fn has_been_open(made: &[Device], id: &str) -> bool {
+    let has_been = |device: &Device| {
+        let bytes = [
+            device.bytes_sent,
+            device.bytes_received,
+            device.window_bytes,
+            device.mem_fd_bytes,
+        ];
+        device.contexts > 0 || bytes.iter().any(|bytes| *bytes > 0)
+    };
+    made.iter()
+        .any(|device| device.name == id && has_been(device))
 }
 
 /// Since when devices that no program has open have had no file.
@@ -490,6 +500,41 @@ mod tests {
         assert!(destroyed(&["dra-1-0", "dra-2-0"], 30).is_empty());
         assert!(destroyed(&["dra-1-0"], 31).is_empty());
         assert_eq!(destroyed(&["dra-1-0"], 61), ["dra-2-0"]);
+    }
+
+    #[tokio::test]
+    async fn a_device_is_not_lost_any_more_whose_program_has_used_it_and_ended() {
+        let home = tempfile::tempdir().unwrap();
+        let claims = claims(home.path());
+        let pod = Pod {
+            namespace: "team-a".to_owned(),
+            name: "trainer-0".to_owned(),
+        };
+        let ids = ["dra-1-0", "dra-2-0", "dra-3-0", "dra-4-0"];
+        claims
+            .lost
+            .send_replace(ids.map(|id| (id.to_owned(), pod.clone())).into());
+        let device = |name: &str| Device {
+            name: name.to_owned(),
+            ..Device::default()
+        };
+        let made = [
+            device(ids[0]),
+            Device {
+                contexts: 1,
+                ..device(ids[1])
+            },
+            Device {
+                bytes_received: 1,
+                ..device(ids[2])
+            },
+            Device {
+                window_bytes: 1,
+                ..device(ids[3])
+            },
+        ];
+        claims.retain_lost(|id| !has_been_open(&made, id));
+        assert!(claims.lost.borrow().keys().eq([ids[0]]));
     }
 
     #[tokio::test]

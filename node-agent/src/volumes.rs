@@ -28,6 +28,8 @@ use crate::volumes::comparisons::{Comparisons, Wanted};
 
 /// Of the directory, so that only its owner reaches the socket.
 const OWNER_ONLY: u32 = 0o700;
+/// Of a name in Kubernetes.
+const NAME_BYTES_MAX: usize = 253;
 
 /// Asks for the namespace and the job of a pod.
 #[tonic::async_trait]
@@ -102,6 +104,7 @@ impl VolumeService {
             return Err(Status::invalid_argument("volume: is no id of a volume"));
         }
         let copy = copy.ok_or_else(|| Status::invalid_argument("copy: name a job or a place"))?;
+        check(&copy)?;
         let name = match &copy {
             Copy::Job(name) => name.as_str(),
             Copy::Place(_) => "",
@@ -150,14 +153,16 @@ impl VolumeService {
                 ))
             }
             Copy::Place(place) => {
-                let refused = |error: FileError| Status::invalid_argument(format!("path: {error}"));
+                let refused = |error: FileError| {
+                    Status::invalid_argument(format!("volumeAttributes.path: {error}"))
+                };
                 let directory = RootPath::parse(namespace).map_err(refused)?;
                 let path = directory.join(&place.path).map_err(refused)?;
                 let root = roots.iter().find(|root| root.name() == place.root);
                 let root = root.cloned().ok_or_else(|| {
                     let names: Vec<&str> = roots.iter().map(|root| root.name()).collect();
                     let text = format!(
-                        "root: node {} has no root {:?}: choose one of {}",
+                        "volumeAttributes.root: node {} has no root {:?}: choose one of {}",
                         self.registry.config.node,
                         place.root,
                         names.join(", ")
@@ -220,6 +225,41 @@ impl VolumeService {
     }
 }
 
+/// Refuses what no job can have, before the operator is asked: a pod would wait for it for ever.
+fn check(copy: &Copy) -> Result<(), Status> {
+    match copy {
+        Copy::Job(name) if !is_job_name(name) => Err(Status::invalid_argument(format!(
+            "volumeAttributes.job: {name:?} is no name of a TransferJob: give its metadata.name, 1 to 253 lower-case letters, digits, \
+             \"-\" and \".\", as kubectl get tj shows it"
+        ))),
+        // An empty path is a source's whole directory of the namespace.
+        Copy::Place(place) if !place.path.is_empty() && has_no_name(&place.path) => {
+            Err(Status::invalid_argument(format!(
+                "volumeAttributes.path: {:?} names no copy: give spec.destinations.path of a TransferJob, for example minilm",
+                place.path
+            )))
+        }
+        Copy::Job(_) | Copy::Place(_) => Ok(()),
+    }
+}
+
+/// As the API server names objects (RFC 1123, a subdomain).
+fn is_job_name(name: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let is_label = |label: &str| {
+        let bytes = label.as_bytes();
+        bytes.first().copied().is_some_and(is_letter)
+            && bytes.last().copied().is_some_and(is_letter)
+            && bytes.iter().all(|byte| is_letter(*byte) || *byte == b'-')
+    };
+    name.len() <= NAME_BYTES_MAX && name.split('.').all(is_label)
+}
+
+/// Whether a path is relative and stays where it begins, as `.` does.
+fn has_no_name(path: &str) -> bool {
+    !path.starts_with('/') && path.split('/').all(|name| matches!(name, "" | "."))
+}
+
 fn refusal(error: &NotShown) -> Status {
     match error {
         NotShown::NotOwn(_) | NotShown::NoHostPath(_) => {
@@ -252,5 +292,49 @@ impl Volumes for VolumeService {
             device: found.device,
             inode: found.inode,
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+    use weft_proto::volumes::v1::Place;
+
+    use super::*;
+
+    #[test]
+    fn what_no_job_can_have_is_refused_by_its_attribute_and_its_value() {
+        let job = |name: &str| Copy::Job(name.to_owned());
+        let at = |path: &str| {
+            Copy::Place(Place {
+                root: "models".to_owned(),
+                path: path.to_owned(),
+            })
+        };
+        let long = "a".repeat(NAME_BYTES_MAX + 1);
+        for (copy, field) in [
+            (job("MiniLM"), "volumeAttributes.job: \"MiniLM\""),
+            (job(""), "volumeAttributes.job"),
+            (job("-a"), "volumeAttributes.job"),
+            (job("a..b"), "volumeAttributes.job"),
+            (job("team-a/minilm"), "volumeAttributes.job"),
+            (job(&long), "volumeAttributes.job"),
+            (at("."), "volumeAttributes.path: \".\""),
+            (at("./"), "volumeAttributes.path"),
+        ] {
+            let refused = check(&copy).unwrap_err();
+            assert_eq!(refused.code(), Code::InvalidArgument);
+            assert!(refused.message().starts_with(field), "{refused}");
+            assert!(refused.message().contains(": give "), "{refused}");
+        }
+        for copy in [
+            job("minilm"),
+            job("3.mini-lm"),
+            at(""),
+            at("minilm"),
+            at("./m/"),
+        ] {
+            assert!(check(&copy).is_ok(), "{copy:?}");
+        }
     }
 }

@@ -120,6 +120,18 @@ async fn a_driver_is_told_where_a_verified_copy_is_or_what_the_pod_waits_for() {
         waiting.message().contains("waits for the operator"),
         "{waiting}"
     );
+    // What no job can have is refused without the operator.
+    for (copy, part) in [
+        (
+            Copy::Job("MiniLM".to_owned()),
+            "volumeAttributes.job: \"MiniLM\"",
+        ),
+        (at("data", "."), "volumeAttributes.path: \".\""),
+    ] {
+        let refused = ask(&mut agent, "team", copy).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(refused.message().starts_with(part), "{refused}");
+    }
     for member in members {
         member.stop().await;
     }

@@ -72,6 +72,8 @@ impl Collector for AgentCollector {
                 .registry
                 .attempts()
                 .iter()
+                // A Cancel of a job whose copies are released is an attempt of the last number, and of no name.
+                .filter(|known| known.is_named())
                 .map(|known| sample(known))
                 .collect(),
             refused: self.registry.refused(),

@@ -94,6 +94,11 @@ impl AttemptHandle {
         self.name.get().cloned().unwrap_or_else(uid)
     }
 
+    /// Whether a command has named the job. Cancel does not: of an attempt that it alone has made known, nothing ever ran here.
+    pub(crate) fn is_named(&self) -> bool {
+        self.name.get().is_some()
+    }
+
     pub(crate) fn resources(&self) -> MutexGuard<'_, AttemptResources> {
         fail_fast::lock(&self.resources)
     }

@@ -228,3 +228,16 @@ async fn a_job_writes_into_no_directory_that_a_file_system_has_been_mounted_over
     }
     running.stop().await;
 }
+
+/// `kubectl weft copies delete` cancels the job's last attempt that there can be.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_only_released_is_no_metric() {
+    let lab = Lab::new();
+    let _agent = lab.agent(1, "").await;
+    let gone = job("gone", u32::MAX);
+    release_copies(&lab, 1, &gone).await;
+    let metrics = lab.get(1, "/metrics").await;
+    assert!(metrics.contains("weft_connections{} 0"), "{metrics}");
+    let is_of_it = |line: &&str| line.contains(&gone.uid) || line.contains(&u32::MAX.to_string());
+    assert_eq!(metrics.lines().find(is_of_it), None);
+}

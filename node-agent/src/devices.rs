@@ -114,7 +114,7 @@ impl Devices {
     ) -> Result<ListPodDevicesResponse, Fault> {
         let mut engine = self.engine.clone();
         let listed = engine.list_devices(ListDevicesRequest {}).await;
-        let listed = listed.map_err(|status| Fault::engine(status.message()))?;
+        let listed = listed.map_err(|status| Fault::device_engine(&status))?;
         let devices = listed.into_inner().devices;
         let health = &self.health.borrow().health;
         Ok(listing::of_pods(devices, health, request))
@@ -249,7 +249,7 @@ impl Devices {
             offer: Some(offer),
         };
         let received = self.engine.clone().receive_offer(request).await;
-        received.map_err(|status| Fault::engine(status.message()))?;
+        received.map_err(|status| Fault::device_engine(&status))?;
         Ok(())
     }
 

@@ -272,6 +272,15 @@ pub enum Fault {
         /// From where to where, and what to check.
         problem: String,
     },
+    /// The engine of virtual devices gives no answer.
+    #[error(
+        "the engine of the node's virtual devices does not answer ({problem}): see the weft-engine pod of this node (kubectl get pods -A -o wide \
+         -l app.kubernetes.io/name=weft-engine) and its log"
+    )]
+    EngineAway {
+        /// What came instead.
+        problem: String,
+    },
     /// The engine refused something.
     #[error("the transport refused: {problem}")]
     Engine {
@@ -345,6 +354,16 @@ impl Fault {
         }
     }
 
+    /// What the engine of virtual devices answered, or that it did not.
+    pub(crate) fn device_engine(status: &Status) -> Self {
+        let problem = status.message().to_owned();
+        // A source is tonic's own, where there is no connection; an engine's answer has none.
+        match std::error::Error::source(status) {
+            Some(_) => Fault::EngineAway { problem },
+            None => Fault::Engine { problem },
+        }
+    }
+
     pub(crate) fn engine(problem: impl Into<String>) -> Self {
         Fault::Engine {
             problem: problem.into(),
@@ -384,7 +403,7 @@ impl Fault {
             Fault::LeaseExpired { .. } => "LeaseExpired",
             Fault::ShuttingDown => "ShuttingDown",
             Fault::NoRoute { .. } => "NoRoute",
-            Fault::Engine { .. } => "EngineRefused",
+            Fault::EngineAway { .. } | Fault::Engine { .. } => "EngineRefused",
         }
     }
 

@@ -229,6 +229,13 @@ async fn dial(
         );
         Failure::at(&node, ADDRESS_UNUSABLE, &message, true)
     };
+    if address.is_empty() {
+        let message = format!(
+            "node {node}: its agent has no address yet, as long as it has not joined or the node has no data interface: see kubectl \
+             describe fabricnode {node}"
+        );
+        return Err(Failure::at(&node, ADDRESS_UNUSABLE, &message, true));
+    }
     let is_host_port =
         |address: &HostPort| address.port_u16().is_some() && !address.as_str().contains('@');
     if !address.parse().is_ok_and(|parsed| is_host_port(&parsed)) {

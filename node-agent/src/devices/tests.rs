@@ -64,3 +64,16 @@ async fn an_offer_is_taken_from_the_node_of_the_device_only() {
         .await;
     assert_eq!(unnamed.unwrap_err().reason(), "BadRequest");
 }
+
+#[tokio::test]
+async fn an_engine_that_is_away_is_named_with_the_pod_to_look_at() {
+    let home = tempfile::tempdir().unwrap();
+    let devices = devices(home.path());
+    let listed = devices.of_pods(&ListPodDevicesRequest::default()).await;
+    let said = listed.unwrap_err().to_string();
+    for part in ["the engine of", "No such file", "see the weft-engine pod"] {
+        assert!(said.contains(part), "{said}");
+    }
+    let refused = Fault::device_engine(&Status::internal("no such device"));
+    assert_eq!(refused.to_string(), "the transport refused: no such device");
+}

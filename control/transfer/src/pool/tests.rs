@@ -215,6 +215,8 @@ async fn an_address_that_is_none_is_a_refusal_of_its_node() {
             ("n1", "AddressUnusable")
         );
         assert!(failure.message.contains(address) && failure.never_connected());
+        let has_none = failure.message.contains("no address yet");
+        assert_eq!(has_none, address.is_empty(), "{}", failure.message);
     }
 }
 

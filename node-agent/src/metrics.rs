@@ -72,8 +72,8 @@ impl Collector for AgentCollector {
                 .registry
                 .attempts()
                 .iter()
-                // A Cancel of a job whose copies are released is an attempt of the last number, and of no name.
-                .filter(|known| known.is_named())
+                // The release of a job's copies cancels an attempt of the last number, which never began.
+                .filter(|known| known.is_begun())
                 .map(|known| sample(known))
                 .collect(),
             refused: self.registry.refused(),

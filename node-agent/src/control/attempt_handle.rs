@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use weft_engine::DomainId;
@@ -24,6 +25,8 @@ pub struct AttemptHandle {
     pub attempt: Arc<Attempt>,
     /// The job's name, as a command has given it.
     name: OnceLock<JobName>,
+    /// Prepare or Start has come.
+    is_begun: AtomicBool,
     /// Its regions and connections in the engine.
     pub(crate) domain: DomainId,
     /// What all attempts of its job may have left.
@@ -72,14 +75,16 @@ impl AttemptHandle {
         Arc::new(Self {
             attempt: Attempt::new(attempt_ref.clone()),
             name: OnceLock::new(),
+            is_begun: AtomicBool::new(false),
             domain,
             leftover,
             resources: Mutex::default(),
         })
     }
 
-    /// Takes the job's name from a command; a later command changes nothing.
-    pub(crate) fn set_name(&self, name: Option<JobName>) {
+    /// Prepare or Start has come. Takes the job's name from it, if it has one; a later command changes nothing.
+    pub(crate) fn begin(&self, name: Option<JobName>) {
+        self.is_begun.store(true, Ordering::Relaxed);
         if let Some(name) = name {
             let _ = self.name.set(name);
         }
@@ -94,9 +99,9 @@ impl AttemptHandle {
         self.name.get().cloned().unwrap_or_else(uid)
     }
 
-    /// Whether a command has named the job. Cancel does not: of an attempt that it alone has made known, nothing ever ran here.
-    pub(crate) fn is_named(&self) -> bool {
-        self.name.get().is_some()
+    /// Whether Prepare or Start has come: of an attempt that Cancel alone has made known, nothing ever ran here.
+    pub(crate) fn is_begun(&self) -> bool {
+        self.is_begun.load(Ordering::Relaxed)
     }
 
     pub(crate) fn resources(&self) -> MutexGuard<'_, AttemptResources> {

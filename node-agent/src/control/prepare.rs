@@ -47,7 +47,7 @@ impl AttemptRegistry {
             .transpose()?;
         let (algorithm, expect) = convert::verification(request.verification)?;
         let handle = self.find_or_begin(&attempt_ref).await?;
-        handle.set_name(name);
+        handle.begin(name);
         handle.attempt.renew();
         handle.register_request("Prepare", &repeatable)?;
         // Before the state changes: a Cancel that comes now waits for this worker.

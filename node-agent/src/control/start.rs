@@ -64,7 +64,7 @@ impl AttemptRegistry {
             Task::Destination(_) | Task::Local(_) => self.find(&attempt_ref)?,
         };
         let namespace = name.as_ref().map(|name| name.namespace.clone());
-        handle.set_name(name);
+        handle.begin(name);
         handle.attempt.renew();
         if !handle.register_request("Start", &repeatable)? {
             return match handle.attempt.state() {

@@ -55,7 +55,7 @@ impl ImmCounters {
         ImmCounter(Arc::clone(&entry(&mut self.lock(), immediate).count))
     }
 
-    /// Has `token` told when the count is reached. Answers whether it is already: then nobody is told.
+    /// [`Self::add`] returns `token` when the count is reached. Answers whether the count is reached already: then it does not.
     pub(crate) fn expect(&self, immediate: u32, expected: u64, token: u64) -> bool {
         let mut counters = self.lock();
         let counter = entry(&mut counters, immediate);

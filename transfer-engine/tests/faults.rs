@@ -472,7 +472,7 @@ fn a_peer_that_is_killed_in_mid_write_is_named_at_once_and_others_go_on() {
     }
     done(&to_other);
     done(&write(&a, &other, 1 << 20));
-    // Later work says that nobody is there.
+    // What is submitted later fails to connect.
     assert_eq!(
         failure(&write(&a, &peer.descriptor, 1)).stage,
         Stage::Connect

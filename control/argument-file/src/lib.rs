@@ -15,7 +15,7 @@ use std::time::Duration;
 /// How often a file is looked for that is not there yet.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// What a program says that waits for its file.
-pub const WAITING: &str =
+const WAITING: &str =
     "waiting for the node's agent, which writes it where the fabric has devices";
 
 /// What `weft-engine` takes from its file.
@@ -66,7 +66,7 @@ pub enum FileError {
 impl FileError {
     /// The file is not there.
     #[must_use]
-    pub fn is_missing(&self) -> bool {
+    fn is_missing(&self) -> bool {
         match self {
             Self::Unreadable { source, .. } => source.kind() == io::ErrorKind::NotFound,
             Self::NotAllowed { .. } => false,

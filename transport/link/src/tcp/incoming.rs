@@ -1,6 +1,7 @@
 //! The connections that other ends send data on: found by their paths, and limited in number.
 //!
-//! Whoever knows this end's token names its own ports and token as it likes, and could have a connection for each.
+//! An end that knows this end's token chooses its own ports and token. It could make a connection for each choice, so the
+//! connections from one IP address are limited.
 
 use std::collections::HashMap;
 

@@ -15,8 +15,7 @@ use std::time::Duration;
 /// How often a file is looked for that is not there yet.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// What a program says that waits for its file.
-const WAITING: &str =
-    "waiting for the node's agent, which writes it where the fabric has devices";
+const WAITING: &str = "waiting for the node's agent, which writes it where the fabric has devices";
 
 /// What `weft-engine` takes from its file.
 pub const ENGINE_FLAGS: &[&str] = &[

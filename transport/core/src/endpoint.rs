@@ -20,7 +20,7 @@ mod timing_wheel;
 mod turn;
 
 use crate::connection::{
-    CancelError, Connection, ConnectionConfig, Event, Failure, PostError, ReceiveBuffer,
+    CancelError, Chunk, Connection, ConnectionConfig, Event, Failure, PostError, ReceiveBuffer,
     RestoreError, SharedReceives, Stats, WorkRequest,
 };
 use crate::drops::{DropReason, Drops};
@@ -454,8 +454,15 @@ impl<P: Eq> Endpoint<P> {
         true
     }
 
-    /// Ends an open connection for a reason that its caller found: a chunk's source is gone, say. The peer is told by
-    /// a Reset.
+    /// Ends the connection of a chunk whose source is gone. But where the chunk was sent before, the peer may have it, and the
+    /// region may be closed because the peer has said so: then nothing is sent, and the acknowledgement is awaited.
+    pub fn fail_chunk(&mut self, id: ConnectionId, chunk: &Chunk, failure: Failure) {
+        if !chunk.is_resent() {
+            self.fail(id, failure);
+        }
+    }
+
+    /// Ends an open connection for a reason that its caller found. The peer is told by a Reset.
     pub fn fail(&mut self, id: ConnectionId, failure: Failure) {
         if let Ok((slot, open)) = self.open_connection(id) {
             open.connection.fail(failure);

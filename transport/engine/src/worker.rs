@@ -573,7 +573,7 @@ impl Worker {
                                 ChunkSource::Region(_) => Failure::SourceClosed,
                                 _ => Failure::SourceUnreadable,
                             };
-                            failed.push((connection, failure));
+                            failed.push((connection, chunk, failure));
                             continue;
                         }
                     };
@@ -598,8 +598,8 @@ impl Worker {
             }
         }
         drop(sending);
-        for (connection, failure) in failed {
-            self.endpoint.fail(connection, failure);
+        for (connection, chunk, failure) in failed {
+            self.endpoint.fail_chunk(connection, &chunk, failure);
         }
         self.link.send_gathered();
         self.update_paths();

@@ -4,7 +4,7 @@
 //! Payload is named by the write's token ([`pattern`]), unless the environment has a buffer for it: the receiving
 //! end can say what must be there.
 
-use weft_core::connection::{Chunk, ChunkSource, Event};
+use weft_core::connection::{Chunk, ChunkSource, Event, Failure};
 use weft_core::endpoint::{Endpoint, Transmit};
 use weft_core::memory::Memory;
 use weft_core::received::Received;
@@ -45,10 +45,10 @@ pub trait Environment: Memory {
         pattern::from(token, offset)
     }
 
-    /// What a region of this host holds from `offset` on, for an answer to a read.
-    fn region(&self, key: Key, offset: u64) -> &[u8] {
+    /// What a region of this host holds from `offset` on, for an answer to a read. `None`: it is closed.
+    fn region(&self, key: Key, offset: u64) -> Option<&[u8]> {
         let _ = (key, offset);
-        &[]
+        Some(&[])
     }
 
     /// Chunks that the link takes in this turn.
@@ -121,6 +121,7 @@ impl Host {
             self.endpoint.handle(now, received, environment);
             environment.received(datagrams, &self.endpoint);
         }
+        let mut gone = Vec::new();
         let mut sending = self.endpoint.send(now, true, environment.chunks());
         let buffer = &mut *self.control;
         let outgoing = |to, path, segment, bytes| Datagrams {
@@ -145,7 +146,13 @@ impl Host {
                     let content = match &chunk.source {
                         ChunkSource::Posted { token } => environment.content(*token, start),
                         ChunkSource::Region(place) => {
-                            environment.region(place.key, place.offset + start)
+                            match environment.region(place.key, place.offset + start) {
+                                Some(content) => content,
+                                None => {
+                                    gone.push((connection, chunk));
+                                    continue;
+                                }
+                            }
                         }
                         ChunkSource::Inline(bytes) => bytes.get(start as usize..).unwrap_or(&[]),
                     };
@@ -175,6 +182,11 @@ impl Host {
                     environment.send(outgoing(to, reset.path, packet.len(), bytes));
                 }
             }
+        }
+        drop(sending);
+        for (connection, chunk) in gone {
+            let failure = Failure::SourceClosed;
+            self.endpoint.fail_chunk(connection, &chunk, failure);
         }
     }
 

@@ -487,8 +487,9 @@ impl<W: Wire> Environment for Surroundings<'_, W> {
         self.wire.content(token, offset)
     }
 
-    fn region(&self, _key: Key, offset: u64) -> &[u8] {
-        &self.memory.bytes[offset as usize..]
+    fn region(&self, key: Key, offset: u64) -> Option<&[u8]> {
+        let found = key == self.memory.key;
+        found.then(|| &self.memory.bytes[offset as usize..])
     }
 
     fn reset_token(&self, _to: usize, _connection: ConnectionId) -> u64 {

@@ -490,8 +490,8 @@ impl Environment for Surroundings<'_> {
         self.network.buffer()
     }
 
-    fn region(&self, key: Key, offset: u64) -> &[u8] {
-        pattern::from(key.0, offset)
+    fn region(&self, key: Key, offset: u64) -> Option<&[u8]> {
+        Some(pattern::from(key.0, offset))
     }
 
     fn reset_token(&self, to: usize, connection: ConnectionId) -> u64 {

@@ -15,8 +15,8 @@ pub enum ChunkSource {
         /// The work request's.
         token: u64,
     },
-    /// In a region here that the peer reads: it was open to reads when the peer asked. If it is closed by now, the
-    /// connection is to be ended.
+    /// In a region here that the peer reads: it was open to reads when the peer asked. If it is closed by now:
+    /// [`Endpoint::fail_chunk`](crate::endpoint::Endpoint::fail_chunk).
     Region(Place),
     /// Here.
     Inline(Box<[u8]>),
@@ -50,6 +50,11 @@ pub struct Chunk {
 }
 
 impl Chunk {
+    /// Whether it was sent before.
+    pub fn is_resent(&self) -> bool {
+        self.first.flags.contains(Flags::RETRANSMITTED)
+    }
+
     /// How many datagrams it is now.
     #[inline]
     pub fn packets(&self) -> u32 {

@@ -269,6 +269,49 @@ fn a_response_is_kept_when_either_end_is_saved() {
 }
 
 #[test]
+fn a_region_is_closed_as_soon_as_its_reader_is_complete_though_the_acknowledgement_is_lost() {
+    let mut pair = Pair::new();
+    read(&mut pair, 1, 3_000, 0, 10_000);
+    pair.drop_all(|packet| packet.from == Side::A && packet.is_ack());
+    pair.run_for(micros(200));
+    assert_eq!(pair.events(Side::A), [Event::Completed { token: 1 }]);
+    // The reader has said so by other means.
+    pair.memory_mut(Side::B).key = Key(0);
+    pair.run_for(Nanos::from_millis(100));
+    let stats = pair.stats(Side::B);
+    assert!((stats.tail_probes, stats.timeouts) > (0, 0), "{stats:?}");
+    pair.heal();
+    pair.run();
+    assert_eq!(pair.failure(Side::B), None);
+    assert_eq!(pair.connection(Side::B).outstanding(), 0);
+}
+
+#[test]
+fn a_region_that_is_closed_before_its_reader_is_complete_ends_the_connection() {
+    for lost in [false, true] {
+        let mut pair = Pair::new();
+        pair.expect_drop(DropReason::UnknownConnection);
+        pair.expect_drop(DropReason::Closed);
+        let bytes = if lost { 3_000 } else { 2_000_000 };
+        if lost {
+            pair.drop_next(is(Kind::Response));
+        }
+        read(&mut pair, 1, bytes, 0, 0);
+        pair.run_for(micros(120));
+        pair.memory_mut(Side::B).key = Key(0);
+        pair.run_for(Nanos::from_secs(30));
+        let failure = match lost {
+            // What was lost cannot be sent again.
+            true => Failure::Stalled,
+            false => Failure::SourceClosed,
+        };
+        assert_eq!(pair.failure(Side::B), Some(failure));
+        assert_eq!(pair.events(Side::A).len(), 1);
+        assert!(pair.failure(Side::A).is_some());
+    }
+}
+
+#[test]
 fn a_request_to_a_silent_peer_ends_by_the_stall_timeout() {
     let mut pair = Pair::new();
     read(&mut pair, 1, 100, 0, 0);

@@ -1,5 +1,7 @@
 //! A region: memory that threads and processes share.
 
+use std::any::Any;
+use std::fmt;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -37,6 +39,7 @@ enum Memory {
         map: MmapRaw,
         file: OwnedFd,
     },
+    Borrowed(Borrowed),
     OfProcess(Range),
     /// Memory of another process that is mapped here as well.
     Window {
@@ -49,6 +52,23 @@ enum Memory {
         /// Where each part ends.
         ends: Vec<u64>,
     },
+}
+
+/// Bytes of this process that something else owns.
+struct Borrowed {
+    bytes: NonNull<[AtomicU8]>,
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: who made it has promised that the bytes stay as long as the owner, and they are used as atomics only (invariant 1).
+unsafe impl Send for Borrowed {}
+// SAFETY: as before.
+unsafe impl Sync for Borrowed {}
+
+impl fmt::Debug for Borrowed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Borrowed({:p}, {} bytes)", self.bytes, self.bytes.len())
+    }
 }
 
 /// A part of a region that is joined of several.
@@ -99,6 +119,23 @@ impl Region {
         let bytes = Box::into_raw(bytes.into()) as *mut [AtomicU8];
         // SAFETY: the box was owned, and an AtomicU8 has the layout of a u8.
         Arc::new(Region(Memory::Private(unsafe { Box::from_raw(bytes) })))
+    }
+
+    /// Memory of this process that `owner` keeps, such as a buffer that C or Python made. `owner` is dropped with the region.
+    ///
+    /// # Safety
+    /// `length` bytes at `start` can be read and written until `owner` is dropped. Whoever reads or writes them otherwise
+    /// meanwhile does it as another process would, with no reference of Rust to them.
+    pub unsafe fn borrow(
+        start: NonNull<u8>,
+        length: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Arc<Region> {
+        let bytes = NonNull::slice_from_raw_parts(start.cast::<AtomicU8>(), length);
+        Arc::new(Region(Memory::Borrowed(Borrowed {
+            bytes,
+            _owner: owner,
+        })))
     }
 
     /// A region of zeros that can be passed to another process: [`Region::file`] is a memfd whose size
@@ -202,6 +239,7 @@ impl Region {
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.0 {
             Memory::Private(_)
+            | Memory::Borrowed(_)
             | Memory::OfProcess(_)
             | Memory::Window { .. }
             | Memory::OfDevice(_)
@@ -233,7 +271,7 @@ impl Region {
         match &self.0 {
             Memory::OfProcess(_) | Memory::Window { .. } | Memory::OfDevice(_) => true,
             Memory::Joined { parts, .. } => parts.iter().any(|part| part.region.reads_may_fail()),
-            Memory::Private(_) | Memory::Memfd { .. } => false,
+            Memory::Private(_) | Memory::Borrowed(_) | Memory::Memfd { .. } => false,
         }
     }
 
@@ -323,7 +361,10 @@ impl Region {
 
     /// Whether [`Region::receive`] writes to it: its bytes lie in this process, in one piece.
     pub fn is_direct(&self) -> bool {
-        matches!(self.0, Memory::Private(_) | Memory::Memfd { .. })
+        matches!(
+            self.0,
+            Memory::Private(_) | Memory::Borrowed(_) | Memory::Memfd { .. }
+        )
     }
 
     /// Receives `length` bytes from a socket to `offset` of the region, as many as have come, and after them what follows to
@@ -400,6 +441,9 @@ impl Region {
     fn bytes(&self) -> &[AtomicU8] {
         match &self.0 {
             Memory::Private(bytes) => bytes,
+            // SAFETY: who made it has promised that the bytes stay as long as the owner, which `self` keeps; all of this
+            // process use them as atomics (invariant 1).
+            Memory::Borrowed(borrowed) => unsafe { borrowed.bytes.as_ref() },
             Memory::OfProcess(_)
             | Memory::Window { .. }
             | Memory::OfDevice(_)

@@ -50,6 +50,24 @@ fn what_lies_beyond_the_region_is_neither_read_nor_written() {
 }
 
 #[test]
+fn the_owner_of_borrowed_memory_stays_as_long_as_the_region() {
+    let owner: Arc<[AtomicU8]> = [1, 2, 3, 4].map(AtomicU8::new).into();
+    let start = NonNull::from(&owner[0]).cast::<u8>();
+    // SAFETY: `owner` keeps the bytes, which are cells.
+    let region = unsafe { Region::borrow(start, 4, Box::new(Arc::clone(&owner))) };
+    assert!(region.is_direct() && !region.reads_may_fail());
+    region.write(1, &[7, 8]).unwrap();
+    assert_eq!(region.write(3, &[1, 1]), Err(DropReason::Bounds));
+    let mut out = [0; 4];
+    region.read(0, &mut out).unwrap();
+    assert_eq!(out, [1, 7, 8, 4]);
+    assert_eq!(owner[2].load(Ordering::Relaxed), 8);
+    assert_eq!(Arc::strong_count(&owner), 2);
+    drop(region);
+    assert_eq!(Arc::strong_count(&owner), 1);
+}
+
+#[test]
 fn memory_is_owned_again_when_nobody_else_can_reach_it() {
     let bytes: Box<[u8]> = vec![1; 100].into();
     let address = bytes.as_ptr();

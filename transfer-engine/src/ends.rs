@@ -101,6 +101,9 @@ impl<'a> Ends<'a> {
             let connected =
                 engine.connect(link.connection, remote, shared.events[link.nic].clone());
             connected.map_err(|error| error.to_string())?;
+            // One that places in order does not.
+            let survives = engine.set_survives_refusals(link.connection, true);
+            survives.map_err(|error| error.to_string())?;
         }
         let engine = &shared.nics[MESSAGE_NIC].engine;
         let receives = shared.receives.share(engine, session.messages.connection);

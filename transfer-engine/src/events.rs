@@ -65,6 +65,12 @@ impl Shared {
             Event::Cancelled { context, .. } => {
                 self.posted_ended(nic, connection, context, End::Cancelled);
             }
+            Event::Refused {
+                context, failure, ..
+            } => {
+                let end = End::Refused(Cause::RequestRefused(failure));
+                self.posted_ended(nic, connection, context, end);
+            }
             Event::Delivered { immediate, .. } | Event::Signal { immediate, .. } => {
                 for part in self.counters.add(immediate) {
                     self.end_part(part, End::Done);

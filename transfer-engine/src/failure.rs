@@ -48,6 +48,9 @@ pub enum Cause {
     /// A data connection failed. A failure ends all operations under way with this peer.
     #[error("{0}")]
     Connection(weft_engine::Failure),
+    /// The peer refused a part of the operation, because of its key or its place. Other operations go on.
+    #[error("{0}")]
+    RequestRefused(weft_engine::Failure),
     /// This end removed the peer, or dropped the engine.
     #[error("this end removed the peer or dropped the engine")]
     EndedHere,
@@ -71,7 +74,7 @@ impl Cause {
             Self::AnotherGeneration => "AnotherGeneration",
             Self::Refused(_) => "Refused",
             Self::PeerEnded => "PeerEnded",
-            Self::Connection(failure) => failure.reason(),
+            Self::Connection(failure) | Self::RequestRefused(failure) => failure.reason(),
             Self::EndedHere => "EndedHere",
             Self::NotPosted { reason, .. } => reason,
         }

@@ -109,6 +109,8 @@ pub(crate) enum End {
     Done,
     /// Its connection confirms that no byte of it lands any more.
     Cancelled,
+    /// The same, because the peer has refused it.
+    Refused(Cause),
     Failed(Cause),
     /// The same before it was taken: no byte has left.
     NotPosted(Cause),
@@ -223,7 +225,11 @@ impl Operations {
                 entry.is_cut_short = true;
                 None
             }
-            End::Failed(cause) => Some(part.failure(cause)),
+            End::Refused(_) if entry.stopped.is_some() => {
+                entry.is_cut_short = true;
+                None
+            }
+            End::Refused(cause) | End::Failed(cause) => Some(part.failure(cause)),
             End::NotPosted(cause) => Some(Failure {
                 stage: Stage::Post,
                 ..part.failure(cause)

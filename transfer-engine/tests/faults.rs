@@ -42,12 +42,14 @@ fn a_wrong_key_and_a_place_beyond_the_region_are_refused_by_the_peer_and_others_
         bytes: 1_001,
         ..descriptor.clone()
     };
+    let (_long, long) = b.alloc(8 << 20).unwrap();
     let table = [
         (wrong_key, 1_000, "KeyRefused"),
         (beyond_by_one, 1_001, "BoundsRefused"),
     ];
     for (forged, bytes, reason) in table {
         let to_other = write(&a, &other, 1_000);
+        let beside = write(&a, &long, 8 << 20);
         let failure = failure(&write(&a, &forged, bytes));
         assert_eq!(failure.cause.reason(), reason);
         assert_eq!(failure.stage, Stage::Transfer);
@@ -55,7 +57,8 @@ fn a_wrong_key_and_a_place_beyond_the_region_are_refused_by_the_peer_and_others_
         let path = failure.path.unwrap();
         assert!(path.contains(" -> 127.0.0.1 UDP ports"), "{path}");
         done(&to_other);
-        // The peer is connected again.
+        // So do others to the same peer, on the same connections.
+        done(&beside);
         done(&write(&a, &descriptor, 1_000));
     }
 }

@@ -113,6 +113,7 @@ impl Receiver {
             // This end posts writes only, and no receives.
             | Event::Completed { .. }
             | Event::Cancelled { .. }
+            | Event::Refused { .. }
             | Event::Received { .. }
             | Event::RequestFailed { .. }
             | Event::Closed { .. } => Ok(()),

@@ -188,6 +188,7 @@ impl Sender {
             Event::Delivered { .. }
             | Event::Completed { .. }
             | Event::Cancelled { .. }
+            | Event::Refused { .. }
             | Event::Received { .. }
             | Event::RequestFailed { .. }
             | Event::Closed { .. } => {}

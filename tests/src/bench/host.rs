@@ -299,6 +299,7 @@ fn happened(event: &Event) -> Result<Option<Happened>, BenchError> {
         Event::Failed { failure, .. } => Err(BenchError::Failed(failure)),
         Event::Completed { .. }
         | Event::Cancelled { .. }
+        | Event::Refused { .. }
         | Event::Received { .. }
         | Event::RequestFailed { .. }
         | Event::Closed { .. } => Ok(None),

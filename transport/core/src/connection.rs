@@ -213,6 +213,13 @@ impl Connection {
         self.config.waits_for_receiver = waits;
     }
 
+    /// Whether the connection goes on when the peer refuses a write, a read or an atomic for good, because of its key or its
+    /// place: [`Event::Refused`] is its end then. At first the connection ends with it, and so it does on an in-order connection, and
+    /// by a send.
+    pub fn set_survives_refusals(&mut self, survives: bool) {
+        self.config.survives_refusals = survives;
+    }
+
     /// Sends of the peer that find no buffer posted take one of these. For an in-order connection.
     ///
     /// # Errors
@@ -690,6 +697,7 @@ impl Connection {
         }
     }
 
+    #[cold]
     fn handle_refusal(&mut self, now: Time, refusal: wire::Refusal) -> Result<(), DropReason> {
         let under_way = self.transmit.check_refusal(refusal.chunk)?;
         match refusal.refused {
@@ -714,6 +722,10 @@ impl Connection {
     /// until then the chunk waits, is sent again from time to time, and refused again. Responses that are still waited
     /// for when all else is complete never come if they are behind a chunk that this end has refused for good.
     fn refuse(&mut self, now: Time, chunk: ChunkNumber, failure: Failure) {
+        let goes_on = self.config.survives_refusals && !self.config.in_order;
+        if goes_on && self.transmit.end_refused(chunk, failure) {
+            return;
+        }
         let requests = self.receive.requests();
         let failed = self.transmit.refuse(chunk, failure, requests);
         let waits_in_vain = self.transmit.is_first(chunk) && self.receive.is_stuck();

@@ -251,6 +251,7 @@ impl<P: Eq> Endpoint<P> {
             congestion: self.config.congestion,
             stall_timeout: self.config.stall_timeout,
             waits_for_receiver: false,
+            survives_refusals: false,
             reset_token: remote.reset_token,
             in_order,
             send_from: self.config.first_chunk,
@@ -406,6 +407,20 @@ impl<P: Eq> Endpoint<P> {
     ) -> Result<(), PostError> {
         let (_, open) = self.open_connection(id)?;
         open.connection.set_waits_for_receiver(waits);
+        Ok(())
+    }
+
+    /// As [`Connection::set_survives_refusals`].
+    ///
+    /// # Errors
+    /// [`PostError::Closed`] when there is no such open connection.
+    pub fn set_survives_refusals(
+        &mut self,
+        id: ConnectionId,
+        survives: bool,
+    ) -> Result<(), PostError> {
+        let (_, open) = self.open_connection(id)?;
+        open.connection.set_survives_refusals(survives);
         Ok(())
     }
 

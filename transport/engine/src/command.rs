@@ -41,6 +41,8 @@ pub(crate) enum Command {
     SetAccess { id: ConnectionId, access: Access },
     /// Do not fail as long as the peer is not ready.
     SetWaitsForReceiver { id: ConnectionId, waits: bool },
+    /// Go on when the peer refuses a work request for good.
+    SetSurvivesRefusals { id: ConnectionId, survives: bool },
     /// Take buffers for sends of the peer from there.
     ShareReceives {
         id: ConnectionId,

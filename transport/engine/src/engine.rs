@@ -587,6 +587,22 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether a connection goes on when its peer refuses a write, a read or an atomic for good, because of its key or its place: then
+    /// [`Event::Refused`] is the end of that one alone. At first the connection ends with it, and so does one of
+    /// [`Engine::allocate_in_order`] in any case.
+    pub fn set_survives_refusals(
+        &self,
+        connection: ConnectionId,
+        survives: bool,
+    ) -> Result<(), EngineError> {
+        let parts = |parts: &Parts| parts.ids().collect::<Vec<_>>();
+        for id in self.connected(connection, parts)? {
+            let command = Command::SetSurvivesRefusals { id, survives };
+            self.command(worker_of_connection(id), command);
+        }
+        Ok(())
+    }
+
     /// Sends of the peer of a connection of [`Engine::allocate_in_order`] that find no buffer posted take one of these.
     /// Buffers that it has taken and not filled go back when the connection is closed.
     pub fn share_receives(

@@ -40,6 +40,19 @@ pub enum Event {
         /// What was to be sent; the engine holds no other reference to it.
         pieces: Vec<Piece>,
     },
+    /// The peer has refused this write, read or atomic for good, on a connection of
+    /// [`crate::Engine::set_survives_refusals`]. From here on no byte of it lands, and its immediate does not count. Bytes of it
+    /// that landed before stay where they are.
+    Refused {
+        /// The connection.
+        connection: ConnectionId,
+        /// The `context` of the write, or the token of the work request.
+        context: u64,
+        /// What was to be sent; the engine holds no other reference to it.
+        pieces: Vec<Piece>,
+        /// [`Failure::KeyRefused`] or [`Failure::BoundsRefused`].
+        failure: Failure,
+    },
     /// A send of the peer is in its receive whole, or a write of which it has told by [`weft_core::connection::ReportWrite`]
     /// is in its region.
     Received {
@@ -102,6 +115,7 @@ impl Event {
             Event::Written { connection, .. }
             | Event::Completed { connection, .. }
             | Event::Cancelled { connection, .. }
+            | Event::Refused { connection, .. }
             | Event::Received { connection, .. }
             | Event::Delivered { connection, .. }
             | Event::Signal { connection, .. }

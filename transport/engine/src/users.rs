@@ -334,6 +334,19 @@ impl Users {
                     pieces: posted.pieces.into_vec(),
                 }
             }
+            connection::Event::Refused { token, failure } => {
+                let Some(posted) = self.posted.take(token) else {
+                    return;
+                };
+                user.posts -= 1;
+                user.parts.complete(user.part, posted.bytes, posted.request);
+                Event::Refused {
+                    connection,
+                    context: posted.context,
+                    pieces: posted.pieces.into_vec(),
+                    failure,
+                }
+            }
             connection::Event::Received {
                 token,
                 bytes,

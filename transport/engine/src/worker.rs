@@ -412,6 +412,10 @@ impl Worker {
                     // As before.
                     let _ = self.endpoint.set_waits_for_receiver(id, waits);
                 }
+                Command::SetSurvivesRefusals { id, survives } => {
+                    // As before.
+                    let _ = self.endpoint.set_survives_refusals(id, survives);
+                }
                 Command::ShareReceives { id, shared } => {
                     // As before.
                     let _ = self.endpoint.share_receives(id, shared);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use weft_sim::campaign::{Failed, Seeds, campaign, committed_seeds, play};
-use weft_sim::scenario::{CANCELS_FROM, Scenario};
+use weft_sim::scenario::{REFUSALS_FROM, Scenario};
 
 /// Plays the transport core over an in-memory network in which everything goes wrong, seed by seed.
 ///
@@ -136,5 +136,5 @@ fn commit() -> String {
 fn fresh_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     // Small enough to type.
-    RandomState::new().hash_one("vopr") >> 24 | CANCELS_FROM
+    RandomState::new().hash_one("vopr") >> 24 | REFUSALS_FROM
 }

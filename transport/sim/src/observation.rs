@@ -168,6 +168,9 @@ pub enum Observation<'a> {
     },
     /// The core reports a message as cancelled at `writer`: from now on its place may be used again.
     Cancelled { writer: End, token: u64 },
+    /// The core reports that the peer has refused a message of `writer`, whose connection goes on: from now on its place may be
+    /// used again.
+    Refused { writer: End, token: u64 },
     /// The core names the message by which a connection that `writer` writes on fails, with all after it.
     RequestFailed { writer: End, token: u64 },
     /// The core gives up a connection.

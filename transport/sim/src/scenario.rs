@@ -104,6 +104,9 @@ pub const OPERATIONS_FROM: u64 = 1 << 40;
 /// From this seed on scenarios have work requests that are cancelled.
 pub const CANCELS_FROM: u64 = 1 << 41;
 
+/// From this seed on scenarios have connections that go on when the peer refuses a work request.
+pub const REFUSALS_FROM: u64 = 1 << 42;
+
 /// The longest from a message's post to its cancel, but for a drawn few that are posted and cancelled at once.
 const CANCEL_WITHIN_MAX: Nanos = Nanos::from_millis(20);
 
@@ -243,6 +246,8 @@ pub struct Scenario {
     pub in_order: bool,
     /// Whether hosts believe that their peers are where they are said to be.
     pub peers_validated: bool,
+    /// Whether connections go on when the peer refuses a write, a read or an atomic for good.
+    pub survives_refusals: bool,
 }
 
 /// The cipher with keys that change after few packets, and as in the product.
@@ -351,6 +356,7 @@ impl Scenario {
             first_chunk: draw_first_chunk(&mut numbers),
             in_order: numbers.chance(250_000),
             peers_validated: numbers.coin(),
+            survives_refusals: seed >= REFUSALS_FROM && Draw::new(seed, 14).coin(),
         }
     }
 

@@ -155,6 +155,8 @@ pub struct Totals {
     pub cancelled: u64,
     /// Those that were to be cancelled and had arrived before.
     pub cancelled_late: u64,
+    /// Messages that the peer refused, of connections that went on.
+    pub refused: u64,
     /// Writes posted that had to be refused.
     pub strays: u64,
     /// Payload bytes of completed messages.
@@ -187,6 +189,7 @@ impl Totals {
         self.completed += other.completed;
         self.cancelled += other.cancelled;
         self.cancelled_late += other.cancelled_late;
+        self.refused += other.refused;
         self.strays += other.strays;
         self.bytes += other.bytes;
         self.chunks_sent += other.chunks_sent;
@@ -203,7 +206,7 @@ impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} messages of {} posted were completed, {} cancelled, {} had arrived when they were, {} MB posted, {} were no plain writes, {} had to be refused\n{} chunks, {} resent, {} spurious\n\
+            "{} messages of {} posted were completed, {} cancelled, {} had arrived when they were, {} MB posted, {} were no plain writes, {} were refused alone, {} had to be refused\n{} chunks, {} resent, {} spurious\n\
              {} connections restored, {} failed with an excuse\ndropped:",
             self.completed,
             self.posted,
@@ -211,6 +214,7 @@ impl fmt::Display for Totals {
             self.cancelled_late,
             self.bytes / 1_000_000,
             self.operations,
+            self.refused,
             self.strays,
             self.chunks_sent,
             self.chunks_resent,
@@ -749,6 +753,9 @@ impl Simulation {
         let clock = machine.clock(self.now);
         if let Some(running) = machine.running() {
             running.endpoint.connect(clock, id, remote);
+            let survives = self.scenario.survives_refusals;
+            // It is open.
+            let _ = running.endpoint.set_survives_refusals(id, survives);
             machine.ends.insert(id, end);
             self.ends[end.0].status = Status::Open;
             self.post(end);

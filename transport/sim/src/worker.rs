@@ -221,6 +221,17 @@ impl Simulation {
                     self.ends[end.0].target.release(token);
                 }
             }
+            Event::Refused { token, .. } => {
+                self.checkers
+                    .observe(self.now, &Observation::Refused { writer: end, token });
+                self.totals.refused += 1;
+                self.cancelling.remove(&token);
+                self.worked = self.now;
+                self.ends[end.0].open = self.ends[end.0].open.saturating_sub(1);
+                for end in [end, end.peer()] {
+                    self.ends[end.0].target.release(token);
+                }
+            }
             Event::Immediate { value, key } => {
                 let what = Observation::Signalled {
                     reader: end,

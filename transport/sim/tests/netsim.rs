@@ -81,6 +81,7 @@ fn scenario(loss: u32, paths: u16, window_chunks: u16, congestion: CongestionKin
         first_chunk: ChunkNumber(0),
         in_order: false,
         peers_validated: true,
+        survives_refusals: false,
     }
 }
 

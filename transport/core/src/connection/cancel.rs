@@ -5,6 +5,7 @@
 //! duplicates, and waits for placements under way. A read ends here, for it is placed here: what the peer still sends is
 //! acknowledged and forgotten.
 
+use super::transmit::RevocationReason;
 use super::{Connection, Event};
 use crate::wire::{self, Opcode};
 
@@ -46,7 +47,7 @@ impl CancelError {
 
 impl Connection {
     /// Cancels a write or a read. Exactly one event follows: [`Event::Cancelled`]; or [`Event::Completed`] when all of it
-    /// had arrived before; or the connection's end. The peer confirms the cancel of a write when no copy of it is under way.
+    /// had arrived before; or [`Event::Refused`] when the peer had refused it before; or the connection's end. The peer confirms the cancel of a write when no copy of it is under way.
     /// If it does not for [`ConnectionConfig::stall_timeout`](super::ConnectionConfig::stall_timeout), the connection fails
     /// as [`Failure::Stalled`](super::Failure::Stalled), whatever else the peer acknowledges. So it does if the peer knows
     /// no revocations. A second cancel of the same work request changes nothing. If several work requests have this token,
@@ -62,7 +63,9 @@ impl Connection {
             return Err(CancelError::InOrder);
         }
         match self.transmit.find_posted(token) {
-            Some((at, Opcode::Write)) => self.events.extend(self.transmit.revoke(at)),
+            Some((at, Opcode::Write)) => self
+                .events
+                .extend(self.transmit.revoke(at, RevocationReason::Cancelled)),
             Some(_) => return Err(CancelError::NotCancellable),
             None => self.cancel_read(token)?,
         }
@@ -105,8 +108,13 @@ impl Connection {
         self.transmit.restart_stall(timeout, &mut self.timers);
     }
 
+    #[cold]
     pub(super) fn handle_revoked(&mut self, revoked: wire::Revoked) {
-        if let Some(event) = self.transmit.handle_revoked(revoked, &mut self.timers) {
+        let requests = self.receive.requests();
+        let ended = self
+            .transmit
+            .handle_revoked(revoked, requests, &mut self.timers);
+        if let Some(event) = ended {
             self.events.push_back(event);
             // The peer is there.
             self.restart_stall();

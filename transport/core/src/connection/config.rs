@@ -172,6 +172,9 @@ pub struct ConnectionConfig {
     pub stall_timeout: Nanos,
     /// Whether it does not fail as long as the peer answers that it is not ready: it has no buffer for a send.
     pub waits_for_receiver: bool,
+    /// Whether it goes on when the peer refuses a write or a request for good: that one alone ends then. Not on an in-order
+    /// connection, where what was posted later waits for it.
+    pub survives_refusals: bool,
     /// What a reset from the peer must carry.
     pub reset_token: u64,
     /// Whether this end places the peer's messages, carries out its requests and reports the ends of its messages in the

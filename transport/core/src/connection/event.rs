@@ -99,6 +99,15 @@ pub enum Event {
         /// The work request's.
         token: u64,
     },
+    /// The peer has refused a write, a read or an atomic for good, on a connection that goes on all the same
+    /// ([`Connection::set_survives_refusals`](super::Connection::set_survives_refusals)). From here on no byte of it lands, and its
+    /// immediate does not count. Bytes of it that landed before stay: other packets of it may have had their place.
+    Refused {
+        /// The work request's.
+        token: u64,
+        /// [`Failure::KeyRefused`] or [`Failure::BoundsRefused`].
+        failure: Failure,
+    },
     /// A send of the peer is here whole, or a write that it reports.
     Received {
         /// As in [`ReceiveBuffer::token`](super::ReceiveBuffer::token).

@@ -11,6 +11,7 @@ use self::losses::{Serving, TailProbe, answered_too_soon, highest_bit, missing};
 use self::posted::Posted;
 pub(super) use self::posted::Response;
 use self::readiness::Readiness;
+pub(super) use self::revocations::RevocationReason;
 use self::revocations::Revocations;
 use super::ack_request::{Outgoing, SinceAckRequest, WindowUse};
 use super::in_flight::InFlight;

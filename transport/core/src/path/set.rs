@@ -656,6 +656,7 @@ impl PathSet {
 
     /// What a round trip on `path` rarely exceeds, once anything was measured: the larger of the
     /// path's own bound and that over all paths.
+    #[inline]
     pub fn round_trip_bound(&self, path: PathId) -> Option<Nanos> {
         self.all.bound().max(self.rtt(path).bound())
     }

@@ -14,6 +14,7 @@ mod pair;
 mod paths;
 mod placements;
 mod properties;
+mod refusals;
 mod reliable;
 mod restore;
 mod trace;

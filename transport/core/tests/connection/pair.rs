@@ -562,6 +562,13 @@ impl Pair {
         set.expect("it is open");
     }
 
+    /// A side's connection goes on when its peer refuses a work request.
+    pub(crate) fn set_survives_refusals(&mut self, side: Side) {
+        let endpoint = &mut self.ends[side as usize].host.endpoint;
+        let set = endpoint.set_survives_refusals(id(side), true);
+        set.expect("it is open");
+    }
+
     /// What an end names of its connection, which has failed.
     pub(crate) fn failed_request(&self, side: Side) -> Option<u64> {
         self.ends[side as usize]

@@ -187,7 +187,7 @@ impl Checker for EveryByteOnce {
                     ));
                 }
             }
-            Observation::Cancelled { token, .. } => {
+            Observation::Cancelled { token, .. } | Observation::Refused { token, .. } => {
                 self.messages.remove(&token);
             }
             Observation::Added { token, before } => {

@@ -19,6 +19,10 @@ pub(super) struct ConfirmedCancel {
     places: BTreeMap<Key, Vec<Message>>,
     /// Ends that have failed or were lost.
     over: BTreeSet<End>,
+    /// Writes that the peer must refuse.
+    strays: BTreeSet<u64>,
+    /// Ends that have deregistered a region.
+    deregistered: BTreeSet<End>,
 }
 
 struct State {
@@ -29,6 +33,21 @@ struct State {
 }
 
 impl ConfirmedCancel {
+    /// The peer has refused a message that it must refuse, or may since a region of it is gone.
+    fn refuse(&mut self, writer: End, token: u64) -> Result<(), String> {
+        if self.strays.remove(&token) {
+            return Ok(());
+        }
+        match self.open.get_mut(&token) {
+            Some(state) if self.deregistered.contains(&writer.peer()) => {
+                state.asked = true;
+                self.cancel(writer, token)
+            }
+            Some(state) => Err(format!("{:?} was refused", state.message)),
+            None => Err(format!("{token} was refused after its end")),
+        }
+    }
+
     fn cancel(&mut self, writer: End, token: u64) -> Result<(), String> {
         let Some(state) = self.open.remove(&token) else {
             return Err(format!("{token} was cancelled after its end"));
@@ -105,6 +124,13 @@ impl Checker for ConfirmedCancel {
                 }
             }
             Observation::Cancelled { writer, token } => return self.cancel(writer, token),
+            Observation::Refused { writer, token } => return self.refuse(writer, token),
+            Observation::Strayed { token, .. } => {
+                self.strays.insert(token);
+            }
+            Observation::Deregistered { reader, .. } => {
+                self.deregistered.insert(reader);
+            }
             Observation::Completed { token, .. } => {
                 if self.cancelled.contains(&token) {
                     return Err(format!("{token} completed after it was cancelled"));

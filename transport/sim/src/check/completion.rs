@@ -53,7 +53,7 @@ impl Checker for CompleteWhenPlaced {
                 }
                 Some(_) => {}
             },
-            Observation::Cancelled { token, .. } => {
+            Observation::Cancelled { token, .. } | Observation::Refused { token, .. } => {
                 self.open.remove(&token);
             }
             Observation::Failed { end, .. } | Observation::Lost { end } => {

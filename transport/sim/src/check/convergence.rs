@@ -74,7 +74,9 @@ impl Checker for EverythingEnds {
                 self.open.insert(token, writer);
                 self.progress.entry(writer).or_insert(now);
             }
-            Observation::Completed { writer, token } | Observation::Cancelled { writer, token } => {
+            Observation::Completed { writer, token }
+            | Observation::Cancelled { writer, token }
+            | Observation::Refused { writer, token } => {
                 self.open.remove(&token);
                 self.progress.insert(writer, now);
             }

@@ -131,8 +131,11 @@ impl Checker for ImmediateAfterPayload {
                     }
                 }
             }
-            Observation::Cancelled { token, .. } => {
-                self.open.remove(&(token as u32));
+            Observation::Cancelled { token, .. } | Observation::Refused { token, .. } => {
+                // A write that the peer must refuse has a token, and an immediate, that no message has.
+                if let Ok(value) = u32::try_from(token) {
+                    self.open.remove(&value);
+                }
             }
             Observation::Turned { end, .. } => {
                 let due = self.due.remove(&end).unwrap_or_default();

@@ -6,6 +6,7 @@ use super::super::receives::Requests;
 use super::super::work::{Pages, WorkRequest};
 use super::SendHalf;
 use super::readiness::Readiness;
+use super::revocations::RevocationReason;
 use crate::path::BASE_PACKET_BYTES;
 use crate::units::{ChunkNumber, Key};
 use crate::wire::{Atomic, CHUNK_PACKETS_MAX, Flags, OVERHEAD_BYTES, Opcode, Request};
@@ -32,8 +33,8 @@ pub(super) struct Posted {
     pub(super) outstanding: u32,
     /// Whether its last chunk was cut.
     pub(super) done: bool,
-    /// Whether it is a write that was cancelled.
-    pub(super) revoked: bool,
+    /// Why the receiver is asked to place no more of it.
+    pub(super) revoked: Option<RevocationReason>,
 }
 
 impl Posted {
@@ -51,7 +52,7 @@ impl Posted {
             chunks: 0,
             outstanding: 0,
             done: false,
-            revoked: false,
+            revoked: None,
         }
     }
 

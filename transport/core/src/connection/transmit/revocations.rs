@@ -2,9 +2,10 @@
 
 use super::losses::TailProbe;
 use super::{Posted, SendHalf};
-use crate::connection::Event;
 use crate::connection::chunk::ChunkSource;
+use crate::connection::receives::Requests;
 use crate::connection::timer::{Timer, TimerTable};
+use crate::connection::{Event, Failure};
 use crate::path::PathSet;
 use crate::recovery::Sent;
 use crate::units::{ChunkNumber, Nanos, PathId, Time};
@@ -18,6 +19,15 @@ const ANSWER_MIN: Nanos = Nanos::from_millis(1);
 const ANSWER_MAX: Nanos = Nanos::from_millis(64);
 /// Doublings at most: beyond, the wait is [`ANSWER_MAX`] in any case.
 const DOUBLINGS_MAX: u32 = 16;
+
+/// Why a message is revoked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(in crate::connection) enum RevocationReason {
+    /// Its user has cancelled it.
+    Cancelled,
+    /// The peer has refused a chunk of it, and the connection goes on.
+    Refused(Failure),
+}
 
 /// A message that the receiver is to place no more of.
 #[derive(Debug, Serialize, Deserialize)]
@@ -110,11 +120,16 @@ impl SendHalf {
     }
 
     /// Revokes a write. Answers how it has ended if that is known now; otherwise the receiver is asked.
-    pub(in crate::connection) fn revoke(&mut self, at: u32) -> Option<Event> {
+    pub(in crate::connection) fn revoke(
+        &mut self,
+        at: u32,
+        reason: RevocationReason,
+    ) -> Option<Event> {
         let posted = self.posted.get_mut(at as usize)?.as_mut()?;
-        if std::mem::replace(&mut posted.revoked, true) {
+        if posted.revoked.is_some() {
             return None;
         }
+        posted.revoked = Some(reason);
         let (chunks, is_cut) = (posted.chunks, posted.done);
         if !is_cut {
             self.unqueue(at);
@@ -151,6 +166,26 @@ impl SendHalf {
         unanswered.insert(*next, revocation);
         *next += 1;
         None
+    }
+
+    /// The peer has refused for good a chunk that is under way, and the connection goes on: the rest of the chunk's message is
+    /// revoked. Answers whether that can be: the peer counts sends, and waits for its responses.
+    #[cold]
+    pub(in crate::connection) fn end_refused(
+        &mut self,
+        chunk: ChunkNumber,
+        failure: Failure,
+    ) -> bool {
+        let at = self.board.get(chunk).write;
+        let Some(Some(posted)) = self.posted.get(at as usize) else {
+            return false;
+        };
+        if !matches!(posted.opcode, Opcode::Write | Opcode::Request) {
+            return false;
+        }
+        // A chunk of it is under way, so the receiver is asked.
+        self.revoke(at, RevocationReason::Refused(failure));
+        true
     }
 
     /// The next revocation to send, and the path for it. Sets the timer for those that are to be sent again.
@@ -195,10 +230,12 @@ impl SendHalf {
         all.any(|revocation| revocation.sent > 0 && now - revocation.since >= timeout)
     }
 
-    /// The receiver has answered a revocation: answers how the message has ended. `None` where that was known.
+    /// The receiver has answered a revocation: answers how the message has ended. `None` where that was known, or where it
+    /// is a request that the receiver has after all.
     pub(in crate::connection) fn handle_revoked(
         &mut self,
         revoked: Revoked,
+        requests: &mut Requests,
         timers: &mut TimerTable,
     ) -> Option<Event> {
         let revocation = self.revocations.unanswered.remove(&revoked.number)?;
@@ -211,14 +248,26 @@ impl SendHalf {
             }
         }
         self.board.advance();
-        let posted = self.posted.get(revocation.message as usize);
-        let is_all = posted
-            .and_then(Option::as_ref)
-            .is_some_and(|posted| posted.done);
-        let token = self.complete(revocation.message)?;
-        Some(match revoked.whole && is_all {
-            true => Event::Completed { token },
-            false => Event::Cancelled { token },
+        let posted = self.posted.get(revocation.message as usize)?.as_ref()?;
+        let is_here = revoked.whole && posted.done;
+        let (reason, number) = (posted.revoked, u64::from(posted.immediate));
+        let token = match posted.opcode {
+            Opcode::Request => {
+                self.complete(revocation.message);
+                if is_here {
+                    return None;
+                }
+                // Of one that was cancelled meanwhile that was told.
+                let token = requests.complete(number);
+                self.awaited = requests.len();
+                token?
+            }
+            _ => self.complete(revocation.message)?,
+        };
+        Some(match reason {
+            _ if is_here => Event::Completed { token },
+            Some(RevocationReason::Refused(failure)) => Event::Refused { token, failure },
+            Some(RevocationReason::Cancelled) | None => Event::Cancelled { token },
         })
     }
 

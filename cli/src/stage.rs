@@ -22,7 +22,7 @@ use std::{
 };
 
 use agent::DevicePeer;
-pub use agent::{Access, AgentConfig, CongestionControl, Encryption, PathPolicy};
+pub use agent::{Access, AgentConfig, CongestionControl, Encryption, Link, PathPolicy};
 pub use devices::{DeviceLimits, Devices};
 pub use error::StageError;
 pub use ground::{Addresses, Ground};
@@ -51,6 +51,8 @@ pub struct Setup {
     pub paths: u16,
     /// How a chunk's path is chosen.
     pub policy: PathPolicy,
+    /// What carries the packets.
+    pub link: Link,
     /// Whether the data path is encrypted.
     pub encryption: Encryption,
     /// What bounds the bytes in flight.
@@ -295,6 +297,7 @@ impl Stage {
             paths: setup.paths,
             mtu: setup.ground.mtu(),
             policy: setup.policy,
+            link: setup.link,
             encryption: setup.encryption,
             congestion: setup.congestion,
             ticket_key: self.authority.ticket_key(),

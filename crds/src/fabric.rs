@@ -277,11 +277,14 @@ pub enum Encryption {
 /// What carries the packets.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Link {
-    /// The best that both ends have.
+    /// Udp.
     #[default]
     Auto,
     /// Kernel UDP.
     Udp,
+    /// Kernel TCP, for networks that block UDP or slow it down. A path is a connection, 8 at most; the kernel controls
+    /// congestion. Virtual devices use UDP all the same.
+    Tcp,
 }
 
 /// A range of UDP ports.

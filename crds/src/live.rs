@@ -188,6 +188,9 @@ pub struct Reach {
     /// Those that did not answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub silent_ports: Vec<u16>,
+    /// What was tried: udp or tcp; udp when absent.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub link: String,
     /// Why the node's kernel did not even send; empty when it did.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub error: String,

@@ -14,7 +14,7 @@ use weft_engine::{Egress, Encryption, Engine, EngineConfig, EngineError, PortRan
 use weft_identity::tls_listener::TlsRefusals;
 use weft_proto::engine::v1::RefusedAttempt;
 
-use crate::config::{self, Config, LinkKind, Programs};
+use crate::config::{self, Config, Programs};
 use crate::control::attempt_registry::{AttemptRegistry, RegistryConfig, ReloadableConfig};
 use crate::control::authorization::Authorization;
 use crate::control::fence::Fence;
@@ -173,6 +173,7 @@ impl Agent {
             node: config.node.clone(),
             config_source: config.config_source,
             engine,
+            link: config.transport.link,
             tls,
             memory: budget.clone(),
             slots: config.limits.slots,
@@ -473,8 +474,7 @@ fn engine_config(config: &Config, tls: &Tls) -> EngineConfig {
         count: ports.count,
     };
     let transport = &config.transport;
-    // The only link of this build, and so the best that both ends have.
-    let (LinkKind::Auto | LinkKind::Udp) = transport.link;
+    let link = transport.link.resolve();
     EngineConfig {
         mtu: config.data.mtu,
         paths: config.paths(),
@@ -489,7 +489,7 @@ fn engine_config(config: &Config, tls: &Tls) -> EngineConfig {
             config::Encryption::Required => Encryption::Required,
         },
         egress: egress(config),
-        ..EngineConfig::new(config.data.address, ports, node_key(config, tls))
+        ..EngineConfig::over(link, config.data.address, ports, node_key(config, tls))
     }
 }
 

@@ -313,15 +313,40 @@ impl Default for Transport {
     }
 }
 
+/// Over TCP a path is a connection with buffers of its own in both kernels. Eight already take eight ways through the network,
+/// and the kernel's threads are not more on most nodes.
+const TCP_PATHS_MAX: u16 = 8;
+
 /// A link that this build has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkKind {
-    /// The best that both ends have.
+    /// UDP.
     #[default]
     Auto,
     /// Kernel UDP with segmentation offload.
     Udp,
+    /// Kernel TCP: each path is a connection.
+    Tcp,
+}
+
+impl LinkKind {
+    /// What carries the packets.
+    pub(crate) fn resolve(self) -> weft_engine::LinkKind {
+        match self {
+            Self::Auto | Self::Udp => weft_engine::LinkKind::Udp,
+            Self::Tcp => weft_engine::LinkKind::Tcp,
+        }
+    }
+
+    /// Its name and why it is used, for users.
+    pub(crate) fn name_and_reason(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Auto => ("udp", "the default; transport.link chooses another"),
+            Self::Udp => ("udp", "chosen by transport.link"),
+            Self::Tcp => ("tcp", "chosen by transport.link"),
+        }
+    }
 }
 
 /// Whether the data path is encrypted: the same on all nodes of a fabric.
@@ -587,11 +612,15 @@ fn require(holds: bool, field: &str, message: &str) -> Result<(), ConfigError> {
 }
 
 impl Config {
-    /// Paths per pair of nodes: as configured, or 128, or all that the ports give.
+    /// Paths per pair of nodes: as configured, or 128, or all that the ports give. Over TCP [`TCP_PATHS_MAX`] at most.
     #[must_use]
     pub fn paths(&self) -> u16 {
         let ports = self.data.ports.count;
-        self.transport.paths.unwrap_or((ports * ports).min(128))
+        let paths = self.transport.paths.unwrap_or((ports * ports).min(128));
+        match self.transport.link {
+            LinkKind::Auto | LinkKind::Udp => paths,
+            LinkKind::Tcp => paths.min(TCP_PATHS_MAX),
+        }
     }
 }
 

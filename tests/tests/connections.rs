@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
 use tokio::time::timeout;
 use weft_cli::stage::{
-    Access, CongestionControl, Encryption, Ground, PathPolicy, Root, Setup, Stage,
+    Access, CongestionControl, Encryption, Ground, Link, PathPolicy, Root, Setup, Stage,
 };
 use weft_planner::Strategy;
 use weft_proto::agent::v1::{Algorithm, Overwrite, Symlinks};
@@ -32,6 +32,7 @@ async fn stage(directory: &Path) -> Stage {
         roots: (0..NODES).map(root).collect(),
         paths: 1,
         policy: PathPolicy::default(),
+        link: Link::Auto,
         encryption: Encryption::Off,
         congestion: CongestionControl::default(),
         devices: None,

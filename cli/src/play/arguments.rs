@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     plan::strategy_parser,
-    stage::{CongestionControl, DeviceLimits, Encryption, PathPolicy},
+    stage::{CongestionControl, DeviceLimits, Encryption, Link, PathPolicy},
 };
 
 /// Sent when neither --source nor --size is given.
@@ -82,6 +82,14 @@ pub struct Args {
     /// How a chunk's path is chosen.
     #[arg(long, value_name = "POLICY", default_value = "reps")]
     pub path_policy: PathPolicy,
+    /// What carries the packets: auto, udp or tcp. Over tcp a path is a connection of the kernel, 8 at most.
+    #[arg(
+        long,
+        value_name = "auto|udp|tcp",
+        default_value = "auto",
+        hide_possible_values = true
+    )]
+    pub link: Link,
     /// Whether the nodes encrypt what they send: off or required.
     #[arg(
         long,
@@ -327,6 +335,8 @@ pub struct Settings {
     pub strategy: Strategy,
     /// How paths are chosen.
     pub path_policy: PathPolicy,
+    /// What carries the packets.
+    pub link: Link,
     /// Whether the nodes encrypt what they send.
     pub encryption: Encryption,
     /// What bounds the bytes in flight.
@@ -390,6 +400,7 @@ impl Args {
             to,
             strategy: self.strategy,
             path_policy: self.path_policy,
+            link: self.link,
             encryption: self.encryption,
             congestion: self.congestion,
             verification: self.verification,

@@ -162,6 +162,7 @@ impl<'a> Play<'a> {
                 .collect(),
             paths,
             policy: settings.path_policy,
+            link: settings.link,
             encryption: settings.encryption,
             congestion: settings.congestion,
             devices: match settings.devices.as_slice() {

@@ -94,6 +94,27 @@ impl fmt::Display for CongestionControl {
     }
 }
 
+/// What carries the packets; the agents know it by these names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Link {
+    /// UDP.
+    Auto,
+    /// Kernel UDP.
+    Udp,
+    /// Kernel TCP.
+    Tcp,
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Udp => "udp",
+            Self::Tcp => "tcp",
+        })
+    }
+}
+
 /// Whether the data path is encrypted; the agents know it by these names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Encryption {
@@ -138,6 +159,8 @@ pub struct AgentConfig {
     pub mtu: u32,
     /// How a chunk's path is chosen.
     pub policy: PathPolicy,
+    /// What carries the packets.
+    pub link: Link,
     /// Whether the data path is encrypted.
     pub encryption: Encryption,
     /// What bounds the bytes in flight.
@@ -187,7 +210,7 @@ impl AgentConfig {
              operator: {{ticketKey: \"{ticket_key}\"}}\n\
              tls:\n  ca: {ca}\n  certificate: {certificate}\n  key: {key}\n\
              roots:\n  - {{name: {root}, path: {directory}, access: {access:?}}}\n\
-             transport: {{paths: {paths}, policy: {policy}, congestion: {congestion}, encryption: \"{encryption}\"}}\n\
+             transport: {{paths: {paths}, policy: {policy}, congestion: {congestion}, link: {link}, encryption: \"{encryption}\"}}\n\
              {devices}",
             node = self.node,
             fabric = self.fabric,
@@ -206,6 +229,7 @@ impl AgentConfig {
             access = self.root.access,
             paths = self.paths,
             policy = self.policy,
+            link = self.link,
             encryption = self.encryption,
             congestion = self.congestion,
         ))

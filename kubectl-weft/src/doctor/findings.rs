@@ -314,6 +314,14 @@ fn unreached(reach: &Reach, smaller: Option<&Reach>) -> Option<(String, String)>
         return None;
     }
     let ports = listed(&new);
+    if reach.link == "tcp" {
+        return Some((
+            format!("no connection to TCP {ports}"),
+            format!(
+                "see that the data networks route to each other, and let TCP {ports} through in both directions"
+            ),
+        ));
+    }
     let is_all = reach.silent_ports.len() == usize::from(reach.ports);
     Some(match (is_all, smaller) {
         (true, Some(smaller)) => (

@@ -38,6 +38,7 @@ fn reached(node: &str, packet_bytes: u32) -> Reached {
         packet_bytes,
         ports: 16,
         silent_ports: Vec::new(),
+        link: String::new(),
         error: String::new(),
     }
 }
@@ -207,6 +208,13 @@ fn every_finding_has_its_fix() {
         error: "Network is unreachable (os error 101)".to_owned(),
         ..reached("n6", 1500)
     });
+    for packet_bytes in [1500, 9000] {
+        told.reaches.push(Reached {
+            silent_ports: vec![7500],
+            link: "tcp".to_owned(),
+            ..reached("n7", packet_bytes)
+        });
+    }
     let lost = Examined {
         node: "n2".to_owned(),
         diagnosis: None,

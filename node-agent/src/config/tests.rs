@@ -204,7 +204,7 @@ fn an_error_names_the_line_or_the_whole_field_and_what_would_be_right() {
             "transport.stallTimeout",
             "100ms",
         ),
-        ("rtoMin: 250us", "link: tcp", 18, "link", "udp"),
+        ("rtoMin: 250us", "link: tpc", 18, "link", "tcp"),
         (
             "memory: 64MiB",
             "memory: 1MiB",

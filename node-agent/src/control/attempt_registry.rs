@@ -12,8 +12,8 @@ use tokio::sync::watch;
 use weft_engine::{DomainId, Engine};
 use weft_proto::agent::v1::{AttemptRef, Location};
 
-use crate::config::ConfigSource;
 use crate::config::values::{NodeName, PublicKey};
+use crate::config::{ConfigSource, LinkKind};
 use crate::control::attempt_handle::AttemptHandle;
 use crate::control::manifests::Manifests;
 use crate::control::misuse::Misuses;
@@ -37,6 +37,8 @@ pub struct RegistryConfig {
     pub config_source: ConfigSource,
     /// The transport.
     pub engine: Arc<Engine>,
+    /// What carries its packets, as configured.
+    pub link: LinkKind,
     /// This node's certificate, as it is now.
     pub tls: watch::Receiver<Tls>,
     /// The buffers of all transfers.

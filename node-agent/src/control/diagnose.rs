@@ -4,18 +4,21 @@
 //! answers with a Reset from the port that the probe came to. So an answer shows that packets of this size reach
 //! this port. An engine gives 64 answers at once and then one in a millisecond; a probe without an answer is
 //! sent again, twice.
+//!
+//! Over TCP a probe is a connection to the port at which the peer's engine listens, the first of its range.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tokio::net::UdpSocket;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::net::{TcpSocket, UdpSocket};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use weft_core::units::{ConnectionId, PathId};
 use weft_core::wire::{Probe, Reset, Seal};
-use weft_link::ProbeSocket;
+use weft_link::{LinkKind, ProbeSocket};
 use weft_proto::agent::v1 as proto;
 
 use crate::convert::required;
@@ -34,6 +37,8 @@ const PACKET_BYTES_MAX: u32 = 65_535;
 const ROUNDS: u32 = 3;
 /// The wait for the answers of a round: far longer than a round trip within a data centre.
 const ROUND_TIMEOUT: Duration = Duration::from_millis(250);
+/// The wait for a TCP connection: the kernel sends a lost SYN again after 1 s.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(2_500);
 /// Packets between two pauses.
 const BURST: usize = 32;
 const PAUSE: Duration = Duration::from_millis(1);
@@ -148,6 +153,7 @@ fn ports(ports: proto::Ports) -> Result<std::ops::RangeInclusive<u16>, Fault> {
 pub(crate) async fn diagnose(
     request: &proto::DiagnoseRequest,
     address: Ipv4Addr,
+    link: LinkKind,
     memory_budget: u64,
 ) -> Result<proto::DiagnoseResponse, Fault> {
     let secret = draw_secret()?;
@@ -158,12 +164,20 @@ pub(crate) async fn diagnose(
     let offers = socket.offers();
     let socket = UdpSocket::from_std(socket.into_socket());
     let socket = socket.map_err(|error| Fault::engine(error.to_string()))?;
-    let seal = Seal::new(&secret);
-    for _ in 0..ROUNDS {
-        if probes.open.is_empty() {
-            break;
+    match link {
+        LinkKind::Udp => {
+            let seal = Seal::new(&secret);
+            for _ in 0..ROUNDS {
+                if probes.open.is_empty() {
+                    break;
+                }
+                round(&mut probes, &socket, &seal).await;
+            }
         }
-        round(&mut probes, &socket, &seal).await;
+        LinkKind::Tcp => connect_all(&mut probes, address).await,
+    }
+    for reach in &mut probes.reaches {
+        reach.link = link.name().to_owned();
     }
     let clock = SystemTime::now().duration_since(UNIX_EPOCH);
     let wide = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
@@ -226,6 +240,43 @@ async fn round(probes: &mut Probes, socket: &UdpSocket, seal: &Seal) {
             Err(_) => return,
         }
     }
+}
+
+/// Connects to the first port of each peer, to all peers at once. The probes of its other ports are none: nothing listens there.
+async fn connect_all(probes: &mut Probes, address: Ipv4Addr) {
+    let mut ports = BTreeMap::<Ipv4Addr, u16>::new();
+    for probe in probes.open.values() {
+        let first = ports.entry(*probe.to.ip()).or_insert(probe.to.port());
+        *first = (*first).min(probe.to.port());
+    }
+    let mut calls = JoinSet::new();
+    for (ip, port) in ports {
+        let to = SocketAddrV4::new(ip, port);
+        calls.spawn(async move {
+            let call = connect(address, to);
+            (to, timeout(CONNECT_TIMEOUT, call).await.is_ok_and(|it| it))
+        });
+    }
+    let mut silent = BTreeSet::new();
+    while let Some(called) = calls.join_next().await {
+        match called {
+            Ok((_, true)) => {}
+            Ok((to, false)) => {
+                silent.insert(to);
+            }
+            Err(ended) => std::panic::resume_unwind(ended.into_panic()),
+        }
+    }
+    probes.open.retain(|_, probe| silent.contains(&probe.to));
+}
+
+/// Whether a connection from an address of this node is made.
+async fn connect(from: Ipv4Addr, to: SocketAddrV4) -> bool {
+    let Ok(socket) = TcpSocket::new_v4() else {
+        return false;
+    };
+    socket.bind(SocketAddrV4::new(from, 0).into()).is_ok()
+        && socket.connect(to.into()).await.is_ok()
 }
 
 /// Takes the answers that have arrived by now.

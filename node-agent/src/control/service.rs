@@ -35,8 +35,6 @@ use crate::identity::Caller;
 const INTERVAL_DEFAULT: Duration = Duration::from_millis(500);
 
 /// The link of this build, and why it is used.
-const LINK: (&str, &str) = ("udp", "the only link in this build");
-
 /// The message of a verified destination that has not appeared whole.
 const FILE_BY_FILE: &str = "the directory was there before, and its files were replaced one after the other: to have \
      it appear whole, give a path that is not there yet";
@@ -253,7 +251,8 @@ impl Agent for Service {
         request: Request<proto::DiagnoseRequest>,
     ) -> Result<Response<proto::DiagnoseResponse>, Status> {
         let request = request.get_ref();
-        let command = diagnose(request, self.data, self.memory);
+        let link = self.registry.config.link.resolve();
+        let command = diagnose(request, self.data, link, self.memory);
         self.command(request.leader_epoch, command).await
     }
 
@@ -310,7 +309,10 @@ fn describe(registry: &AttemptRegistry, handle: &AttemptHandle) -> proto::Progre
         .collect();
     let counters = &attempt.counters;
     let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-    let (link, link_reason) = if peers.is_empty() { ("", "") } else { LINK };
+    let (link, link_reason) = match peers.is_empty() {
+        true => ("", ""),
+        false => registry.config.link.name_and_reason(),
+    };
     let fault = status.fault.as_ref();
     proto::ProgressResponse {
         attempt: Some(attempt.attempt_ref.clone()),

@@ -98,6 +98,7 @@ fn reached(reach: agent::Reach, peers: &[&DiagnosePeer]) -> Reach {
         node: reach.node,
         packet_bytes: reach.packet_bytes,
         ports: peer.map_or(0, |peer| ports(peer)),
+        link: reach.link,
         silent_ports: silent.filter_map(|port| u16::try_from(port).ok()).collect(),
         error: reach.error,
     }

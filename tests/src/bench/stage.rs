@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 use weft_cli::stage::{
-    self, Access, CongestionControl, Encryption, Ground, PathPolicy, Program, Root, Setup, find,
+    self, Access, CongestionControl, Encryption, Ground, Link, PathPolicy, Program, Root, Setup,
+    find,
 };
 use weft_fabric::Fabric;
 use weft_identity::authority;
@@ -73,6 +74,7 @@ impl Stage {
             roots: directories.into_iter().enumerate().map(root).collect(),
             paths: PATHS,
             policy: PathPolicy::default(),
+            link: Link::Auto,
             encryption: Encryption::Off,
             congestion: CongestionControl::default(),
             devices: None,

@@ -15,7 +15,7 @@ use nix::mount::{MsFlags, mount};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 pub(crate) use weft_cli::stage::node_name as name;
 use weft_cli::stage::{
-    self, Access, CongestionControl, Encryption, Ground, PathPolicy, Root, Setup,
+    self, Access, CongestionControl, Encryption, Ground, Link, PathPolicy, Root, Setup,
 };
 use weft_fabric::{Fabric, Spec as Shape};
 use weft_identity::server_name;
@@ -92,6 +92,7 @@ impl Stage {
             roots: (0..NODES).map(root).collect(),
             paths: PATHS,
             policy: PathPolicy::default(),
+            link: Link::Auto,
             encryption: Encryption::Off,
             congestion: CongestionControl::default(),
             devices: None,

@@ -45,15 +45,24 @@ pub enum LinkKind {
     Tcp,
 }
 
+impl LinkKind {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Udp => "udp",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
 impl FromStr for LinkKind {
     type Err = LinkError;
 
     fn from_str(name: &str) -> Result<Self, LinkError> {
-        match name {
-            "udp" => Ok(Self::Udp),
-            "tcp" => Ok(Self::Tcp),
-            _ => Err(LinkError::UnknownLink { name: name.into() }),
-        }
+        let found = [Self::Udp, Self::Tcp].into_iter();
+        let mut found = found.filter(|kind| kind.name() == name);
+        let unknown = || LinkError::UnknownLink { name: name.into() };
+        found.next().ok_or_else(unknown)
     }
 }
 

@@ -45,7 +45,9 @@ async fn a_port_is_reached_by_the_sizes_that_it_answers_and_silence_is_told() {
     let deaf = StdSocket::bind("127.0.0.1:0").unwrap();
     let silent = deaf.local_addr().unwrap().port();
     let asked = request(&[open, silent], &[1500, 9000]);
-    let told = diagnose(&asked, Ipv4Addr::LOCALHOST, 77).await.unwrap();
+    let told = diagnose(&asked, Ipv4Addr::LOCALHOST, LinkKind::Udp, 77)
+        .await
+        .unwrap();
     let ports: Vec<Vec<u32>> = told
         .reaches
         .iter()
@@ -78,12 +80,42 @@ async fn a_real_engine_answers_every_port_of_its_range() {
         first: ports.first.into(),
         count: ports.count.into(),
     });
-    let told = diagnose(&asked, Ipv4Addr::LOCALHOST, 0).await.unwrap();
+    let told = diagnose(&asked, Ipv4Addr::LOCALHOST, LinkKind::Udp, 0)
+        .await
+        .unwrap();
     for reach in told.reaches {
         assert!(
             reach.silent_ports.is_empty() && reach.error.is_empty(),
             "{reach:?}"
         );
+    }
+}
+
+/// Over TCP an engine listens at the first port of its range, and that is the one that is tried.
+#[tokio::test]
+async fn an_engine_over_tcp_is_reached_by_a_connection() {
+    let ports = weft_engine::PortRange {
+        first: 21_890,
+        count: 16,
+    };
+    let mut asked = request(&[ports.first, ports.first + 1], &[1500, 9000]);
+    asked.peers[0].ports = Some(proto::Ports {
+        first: ports.first.into(),
+        count: ports.count.into(),
+    });
+    asked.peers[1].address = "127.0.0.2".to_owned();
+    let secret = weft_core::wire::Secret([1; 32]);
+    let link = weft_engine::LinkKind::Tcp;
+    let config = weft_engine::EngineConfig::over(link, Ipv4Addr::LOCALHOST, ports, secret);
+    let _engine = weft_engine::Engine::start(config).unwrap();
+    let told = diagnose(&asked, Ipv4Addr::LOCALHOST, LinkKind::Tcp, 0)
+        .await
+        .unwrap();
+    assert_eq!(told.reaches.len(), 4);
+    for (i, reach) in told.reaches.iter().enumerate() {
+        let silent = if i < 2 { vec![] } else { vec![21_891] };
+        assert_eq!(reach.silent_ports, silent, "{reach:?}");
+        assert_eq!(reach.link, "tcp");
     }
 }
 

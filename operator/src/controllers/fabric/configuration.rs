@@ -58,6 +58,7 @@ fn engine(fabric: &RdmaFabric) -> EngineConfig {
             link: match spec.transport.link {
                 Link::Auto => "auto",
                 Link::Udp => "udp",
+                Link::Tcp => "tcp",
             }
             .to_owned(),
             congestion: congestion(&spec.transport, spec.topology.link_mbps),

@@ -90,6 +90,17 @@ fn every_node_gets_the_bytes_and_the_json_object_is_all_there_is() {
     );
 }
 
+/// A spine that fails breaks connections: what they carried is sent again on others.
+#[test]
+fn over_tcp_every_node_gets_the_bytes_though_a_spine_fails() {
+    let (output, report) =
+        output("--size 64MiB --rate 200mbit --link tcp --encryption required --fail-spine 1@300ms");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{report:#}\n{said}");
+    all_verified(&report);
+    assert_eq!(report["link"], "tcp");
+}
+
 #[test]
 fn a_directory_arrives_whole_below_out_and_stays_there() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -170,7 +170,7 @@ pub(crate) fn two_managers_have_roots_of_their_own(cluster: &TestCluster) {
     assert_eq!(names, ["models", "second"]);
 }
 
-/// Another number of paths replaces the agents' pods, and each node is ready with its new one.
+/// Another link and number of paths replace the agents' pods, and each node is ready with its new one.
 pub(crate) fn another_configuration_of_the_fabric_replaces_the_pods(cluster: &TestCluster) {
     let begun = Instant::now();
     let change = |transport: Value| {
@@ -213,7 +213,7 @@ pub(crate) fn another_configuration_of_the_fabric_replaces_the_pods(cluster: &Te
                 .all(|(hash, ready)| *ready && *hash == before[0].0),
         "{before:?}"
     );
-    change(json!({"capMbps": 900, "paths": 4}));
+    change(json!({"capMbps": 900, "paths": 4, "link": "Tcp"}));
     cluster.wait_until("every node is ready with its new pod", || {
         let now = configurations();
         let is_new = |(hash, ready): &(String, bool)| *ready && *hash != before[0].0;

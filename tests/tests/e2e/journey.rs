@@ -222,6 +222,22 @@ pub(crate) fn describe_shows_plan_destinations_and_digest(cluster: &TestCluster,
     }
 }
 
+/// The fabric's link is TCP by now.
+pub(crate) fn a_job_moves_over_tcp(cluster: &TestCluster, files: &Tree) {
+    let name = "over-tcp";
+    files.write(&directory(cluster, "node0", name));
+    cluster.apply(&job(name, &format!("{name}/")));
+    let complete = ["wait", "--for=condition=Complete", "--timeout=120s"];
+    cluster.kubectl(&[&complete[..], &["tj", name, "-n", TEAM]].concat());
+    for node in ["node1", "node2"] {
+        files.assert_is_at(&directory(cluster, node, name));
+    }
+    let job = cluster.json(&["get", "tj", name, "-n", TEAM]);
+    let link = json!({"name": "tcp", "reason": "chosen by transport.link"});
+    assert_eq!(job["status"]["link"], link);
+    cluster.kubectl(&["delete", "tj", name, "-n", TEAM, "--timeout=30s"]);
+}
+
 pub(crate) fn a_deleted_job_is_gone_and_its_files_stay(cluster: &TestCluster, files: &Tree) {
     cluster.kubectl(&["delete", "tj", JOB, "--namespace", TEAM, "--timeout=30s"]);
     let left = cluster.kubectl(&["get", "tj", "--namespace", TEAM, "-o=name"]);

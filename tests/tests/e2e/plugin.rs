@@ -37,7 +37,8 @@ pub(crate) fn told(cluster: &TestCluster, arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-pub(crate) fn a_doctor_finds_every_pair_reached_by_large_packets_and_small(cluster: &TestCluster) {
+/// By packets large and small, or by connections.
+pub(crate) fn a_doctor_finds_every_pair_reached(cluster: &TestCluster, link: &str) {
     // The API server asks the operator for its live resources now and then only.
     let live = "apiservice/v1alpha1.live.weft.dev";
     cluster.kubectl(&["wait", "--for=condition=Available", live, "--timeout=120s"]);
@@ -50,6 +51,7 @@ pub(crate) fn a_doctor_finds_every_pair_reached_by_large_packets_and_small(clust
         let sizes = reaches.iter().map(|reach| reach["packetBytes"].as_u64());
         let sizes: Vec<u64> = sizes.flatten().collect();
         assert_eq!(sizes, [1500, 9000, 1500, 9000], "{node}");
+        assert!(reaches.iter().all(|reach| reach["link"] == link), "{node}");
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use weft_transfer_engine::{
     EngineAddress, MemoryRegion, MrDescriptor, Options, SingleWrite, TransferEngine,
-    TransferEngineConfig, TransferError,
+    TransferEngineConfig,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -41,21 +41,25 @@ const LOADED: u32 = 2;
 fn main() -> Result<()> {
     let start = || TransferEngine::start(TransferEngineConfig::default());
     let trainer = start()?;
-    let engines = (0..ENGINES)
-        .map(|_| start())
-        .collect::<std::result::Result<Vec<_>, _>>()?;
-    let memory = engines.iter().map(|engine| engine.alloc(MODEL_BYTES));
-    let memory = memory.collect::<std::result::Result<Vec<_>, TransferError>>()?;
+    let mut engines = Vec::new();
+    for _ in 0..ENGINES {
+        let engine = start()?;
+        let (model, descriptor) = engine.alloc(MODEL_BYTES)?;
+        engines.push((engine, model, descriptor));
+    }
     // In a real program the descriptors go to the trainer as messages.
-    let (models, descriptors): (Vec<MemoryRegion>, Vec<MrDescriptor>) = memory.into_iter().unzip();
+    let models: Vec<_> = engines
+        .iter()
+        .map(|(_, _, descriptor)| descriptor.clone())
+        .collect();
 
     std::thread::scope(|scope| {
-        let infer = |(number, (engine, model))| {
+        let mut threads = Vec::new();
+        for (number, (engine, model, _)) in (0..).zip(&engines) {
             let address = trainer.main_address();
-            scope.spawn(move || infer(number, engine, model, address))
-        };
-        let threads: Vec<_> = (0..).zip(engines.iter().zip(&models)).map(infer).collect();
-        train(&trainer, &descriptors)?;
+            threads.push(scope.spawn(move || infer(number, engine, model, address)));
+        }
+        train(&trainer, &models)?;
         for thread in threads {
             thread
                 .join()

@@ -27,61 +27,70 @@ use std::error::Error;
 
 use weft_transfer_engine::{TransferEngine, TransferEngineConfig};
 
-use buffers::Buffers;
+use buffers::{Buffers, ROWS};
 use model::{RANKS, TOKENS, Token, run_expert};
-use rank::Rank;
+use rank::{Combined, Rank};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 const ROUNDS: usize = 8;
 
 fn main() -> Result<()> {
-    let config = || TransferEngineConfig {
-        ports_per_nic: 4,
-        ..TransferEngineConfig::default()
-    };
-    let engines = (0..RANKS).map(|_| TransferEngine::start(config()));
-    let engines = engines.collect::<std::result::Result<Vec<_>, _>>()?;
-    let buffers = engines
-        .iter()
-        .map(Buffers::new)
-        .collect::<Result<Vec<_>>>()?;
+    let mut engines = Vec::new();
+    for _ in 0..RANKS {
+        engines.push(TransferEngine::start(TransferEngineConfig::default())?);
+    }
+    let buffers: Result<Vec<_>> = engines.iter().map(Buffers::new).collect();
+    let buffers = buffers?;
     // In a real program the descriptors go to the other ranks as messages.
-    let descriptors: Vec<_> = buffers.iter().map(Buffers::descriptors).collect();
-    let token = |round, rank| (0..TOKENS).map(move |number| Token::new(round, rank, number));
+    let there: Vec<_> = buffers.iter().map(Buffers::descriptors).collect();
 
-    let combined = std::thread::scope(|scope| {
+    let ranks: Vec<Vec<Combined>> = std::thread::scope(|scope| {
         let start = |(number, (engine, here))| {
-            let there = &descriptors;
-            scope.spawn(move || -> Result<Vec<_>> {
+            let there = &there;
+            scope.spawn(move || {
                 let rank = Rank::new(number, engine, here, there)?;
-                let run = |round| rank.run(round, &token(round, number).collect::<Vec<_>>());
+                let run = |round| rank.run(round, &tokens(round, number));
                 (0..ROUNDS).map(run).collect()
             })
         };
         let threads: Vec<_> = engines.iter().zip(buffers).enumerate().map(start).collect();
         let ended = threads.into_iter().map(|thread| thread.join());
         let ended = ended.map(|it| it.unwrap_or_else(|_| Err("a rank has panicked".into())));
-        ended.collect::<Result<Vec<_>>>()
+        ended.collect::<Result<_>>()
     })?;
 
     for round in 0..ROUNDS {
-        for (rank, combined) in combined.iter().enumerate() {
-            for (token, combined) in token(round, rank).zip(&combined[round]) {
-                let plain = token.combine(&token.experts.map(|it| run_expert(it, &token.hidden)));
-                let is_equal = plain
-                    .iter()
-                    .zip(combined)
-                    .all(|(a, b)| a.to_bits() == b.to_bits());
-                if !is_equal {
-                    return Err(format!("round {round}, rank {rank}: a token differs").into());
-                }
+        let combined = ranks.iter().map(|rounds| &rounds[round]);
+        for (rank, combined) in combined.clone().enumerate() {
+            if !is_equal(&tokens(round, rank), &combined.tokens) {
+                return Err(format!("round {round}: the result of rank {rank} differs").into());
             }
         }
+        let ahead: usize = combined.map(|it| it.rows_ahead).sum();
         println!(
-            "round {round}: the {} tokens of {RANKS} ranks equal the plain computation, bit by bit",
-            RANKS * TOKENS
+            "round {round}: the {} tokens of {RANKS} ranks equal the plain computation, bit by bit: \
+             {ahead} of {} rows went ahead of the routes",
+            RANKS * TOKENS,
+            RANKS * ROWS
         );
     }
     Ok(())
+}
+
+fn tokens(round: usize, rank: usize) -> Vec<Token> {
+    let token = |number| Token::new(round, rank, number);
+    (0..TOKENS).map(token).collect()
+}
+
+/// The plain computation, and whether it has the same bits.
+fn is_equal(tokens: &[Token], combined: &[Vec<f32>]) -> bool {
+    let plain = tokens.iter().map(|token| {
+        let results = token.experts.map(|it| run_expert(it, &token.hidden));
+        token.combine(&results)
+    });
+    let bits = |token: &[f32]| token.iter().map(|it| it.to_bits()).collect::<Vec<_>>();
+    plain
+        .map(|token| bits(&token))
+        .eq(combined.iter().map(|token| bits(token)))
 }

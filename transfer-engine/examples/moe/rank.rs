@@ -39,6 +39,14 @@ pub(crate) struct Rank<'a> {
     results: MemoryRegion,
 }
 
+/// What a rank has after a round.
+pub(crate) struct Combined {
+    /// Its tokens as their experts have changed them.
+    pub(crate) tokens: Vec<Vec<f32>>,
+    /// Rows that went ahead of the routes.
+    pub(crate) rows_ahead: usize,
+}
+
 /// What a rank knows in a round.
 struct Round {
     number: usize,
@@ -68,15 +76,19 @@ impl<'a> Rank<'a> {
         })
     }
 
-    /// Runs a round. Answers the tokens as their experts have changed them.
-    pub(crate) fn run(&self, number: usize, tokens: &[Token]) -> Result<Vec<Vec<f32>>> {
+    /// Runs a round.
+    pub(crate) fn run(&self, number: usize, tokens: &[Token]) -> Result<Combined> {
         let mut round = self.dispatch(number, tokens)?;
         self.compute(&mut round)?;
-        let combined = self.combine(&round, tokens)?;
+        let tokens = self.combine(&round, tokens)?;
         for scatter in round.scatters {
             scatter.wait().into_result()?;
         }
-        Ok(combined)
+        let rows = (0..RANKS).map(|to| rows(&round.table, self.number, to).len());
+        Ok(Combined {
+            tokens,
+            rows_ahead: rows.map(|rows| rows.min(PRIVATE_ROWS)).sum(),
+        })
     }
 
     /// Sends the tokens to their experts, and waits for the rows of the experts here.

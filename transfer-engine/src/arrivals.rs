@@ -1,0 +1,292 @@
+//! The counters over links that lose, double and reorder packets wildly: the core's connections of two NICs over virtual
+//! time, with the payload copied late, feed the tables of the engine as its events thread does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use weft_core::connection::{Event, Settings, Write};
+use weft_core::memory::DomainId;
+use weft_core::units::{Key, Nanos, Time};
+use weft_core::wire::{self, Integrity};
+use weft_sim::host::Datagrams;
+use weft_sim::pair::{Pair, PairConfig, Wire, holds, id};
+
+use crate::counters::ImmCounters;
+use crate::operations::{End, Link, Operations, Part, PartId, Place, Step};
+use crate::outcome::{Completion, Outcome, State};
+
+const KEY: Key = Key(0x6b65_7921);
+const SENDER: usize = 0;
+const RECEIVER: usize = 1;
+/// The connection of each NIC.
+const CONNECTION: u32 = 0;
+/// A message has its own place in the memory of each NIC.
+const PLACE_BYTES: u64 = 32 << 10;
+const MESSAGES_MAX: usize = 24;
+const IMMEDIATES: u32 = 3;
+
+/// Does to each packet what the next number says. After the last one it only delays.
+#[derive(Debug)]
+struct WildLink(std::vec::IntoIter<u8>);
+
+impl Wire for WildLink {
+    fn carry(
+        &mut self,
+        now: Time,
+        datagrams: Datagrams,
+        arrives: &mut impl FnMut(Time, Datagrams),
+    ) {
+        for packet in datagrams.bytes.chunks(datagrams.segment) {
+            let fate = self.0.next().unwrap_or(2);
+            let copies = match fate % 8 {
+                0 => 0,
+                1 => 2,
+                _ => 1,
+            };
+            // Up to 2 ms, which is eight times the shortest resend timeout.
+            for copy in 1..=copies {
+                let delay = Nanos::from_micros(8 * u64::from(fate) / copy);
+                let bytes = packet.to_vec();
+                let (segment, datagrams) = (bytes.len(), datagrams.clone());
+                arrives(
+                    now + delay,
+                    Datagrams {
+                        segment,
+                        bytes,
+                        ..datagrams
+                    },
+                );
+            }
+        }
+    }
+}
+
+/// A message to post: its bytes at each NIC, at least one of them not 0, and its immediate.
+#[derive(Debug, Clone)]
+struct Message {
+    bytes: [u64; 2],
+    immediate: u32,
+}
+
+fn message() -> impl Strategy<Value = Message> {
+    let (one, other) = (1..PLACE_BYTES, 1..PLACE_BYTES);
+    (one, other, 0..4u8, 0..IMMEDIATES).prop_map(|(one, other, nics, immediate)| Message {
+        bytes: match nics {
+            0 => [one, 0],
+            1 => [0, other],
+            _ => [one, other],
+        },
+        immediate,
+    })
+}
+
+/// A message that was counted.
+struct Counted {
+    immediate: u32,
+    /// Who waited for the count.
+    told: Vec<u64>,
+    count: u64,
+}
+
+struct Nics {
+    pairs: [Pair<WildLink>; 2],
+    links: [Arc<Link>; 2],
+    operations: Operations,
+    counters: ImmCounters,
+}
+
+impl Nics {
+    fn new(fates: [Vec<u8>; 2]) -> Self {
+        let settings = Settings {
+            paths: 4,
+            packet_payload: 1_000,
+            chunk_bytes: 4 * 1_064,
+            window_chunks: 64,
+            wire_version: wire::VERSION,
+            integrity: Integrity::Sealed,
+        };
+        let mut config = PairConfig::new(settings);
+        config.key = KEY;
+        config.region_bytes = MESSAGES_MAX * PLACE_BYTES as usize;
+        let pair = |fates: Vec<u8>| {
+            let mut pair = Pair::new(config.clone(), WildLink(fates.into_iter()));
+            pair.connect(CONNECTION, DomainId(1));
+            pair.ends[RECEIVER].memory.copies_later = true;
+            pair
+        };
+        let link = |nic| Link {
+            nic,
+            connection: id(SENDER, CONNECTION),
+            speed_bps: 1,
+            path: String::new(),
+        };
+        Self {
+            pairs: fates.map(pair),
+            links: [0, 1].map(|nic| link(nic).into()),
+            operations: Operations::default(),
+            counters: ImmCounters::new(),
+        }
+    }
+
+    /// Posts a message as `submit` does: in parts, with a signal behind them when there are several. Answers the first part.
+    fn post(&mut self, place: u64, message: &Message) -> PartId {
+        let nics: Vec<usize> = (0..2).filter(|nic| message.bytes[*nic] > 0).collect();
+        let is_cut = nics.len() > 1;
+        let part = || Part {
+            peer: None,
+            place: Place::Waiting,
+        };
+        let parts = (0..nics.len() + usize::from(is_cut))
+            .map(|_| part())
+            .collect();
+        let signal = is_cut.then_some(message.immediate);
+        let state = State::new(Completion::None);
+        let (first, _) = self.operations.begin(state, parts, signal, Duration::MAX);
+        for (part, nic) in (first..).zip(nics) {
+            let write = Write {
+                token: part,
+                bytes: message.bytes[nic],
+                key: KEY,
+                offset: place * PLACE_BYTES,
+                immediate: (!is_cut).then_some(message.immediate),
+            };
+            self.give(nic, write);
+        }
+        first
+    }
+
+    fn give(&mut self, nic: usize, write: Write) {
+        assert!(self.operations.post(write.token, &self.links[nic]));
+        self.pairs[nic].post(SENDER, CONNECTION, write).unwrap();
+    }
+
+    /// Handles what a NIC reports. Answers the messages that have arrived, and how many operations have ended.
+    fn handle_events(&mut self, nic: usize) -> (Vec<Counted>, usize) {
+        let ends = &mut self.pairs[nic].ends;
+        let [sent, arrived] = ends.each_mut().map(|end| std::mem::take(&mut end.events));
+        let count = |(_, event)| match event {
+            Event::Immediate { value, .. } => Counted {
+                immediate: value,
+                told: self.counters.add(value),
+                count: self.counters.counter(value).count(),
+            },
+            event => panic!("{event:?}"),
+        };
+        let counted = arrived.into_iter().map(count).collect();
+        let mut ended = 0;
+        for (_, event) in sent {
+            let Event::Completed { token } = event else {
+                panic!("{event:?}");
+            };
+            match self.operations.end(token, End::Done) {
+                Step::Nothing => {}
+                Step::Ended(operation) => {
+                    assert_eq!(operation.outcome, Outcome::Done);
+                    ended += 1;
+                }
+                Step::Signal(token, immediate) => {
+                    let signal = Write {
+                        token,
+                        bytes: 0,
+                        // The simulated memory knows no other one.
+                        key: KEY,
+                        offset: 0,
+                        immediate: Some(immediate),
+                    };
+                    self.give(nic, signal);
+                }
+            }
+        }
+        (counted, ended)
+    }
+
+    /// Ends every second copy that is under way at the receiver.
+    fn end_copies(&mut self, nic: usize) {
+        let pair = &mut self.pairs[nic];
+        let copies = &mut pair.ends[RECEIVER].memory.copies;
+        let mut is_later = true;
+        let later = copies.extract_if(.., |_| {
+            is_later = !is_later;
+            is_later
+        });
+        let later = later.collect();
+        pair.end_copies(RECEIVER, Ok(()));
+        pair.ends[RECEIVER].memory.copies = later;
+    }
+
+    /// Whether all bytes of a message are in their places.
+    fn is_whole(&self, place: u64, message: &Message, first: PartId) -> bool {
+        let parts = (0..2).filter(|nic| message.bytes[*nic] > 0);
+        parts.zip(first..).all(|(nic, part)| {
+            let memory = &self.pairs[nic].ends[RECEIVER].memory.bytes;
+            let offset = (place * PLACE_BYTES) as usize;
+            holds(memory, offset, part, message.bytes[nic] as usize)
+        })
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 64,
+        // A test writes nothing into the source tree.
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn no_count_comes_before_its_payload_whatever_two_links_do(
+        messages in prop::collection::vec(message(), 1..MESSAGES_MAX),
+        fates in prop::collection::vec(any::<[u8; 2]>(), 0..400),
+        spans in [1..200u64, 1..200u64],
+    ) {
+        let mut nics = Nics::new([0, 1].map(|nic| fates.iter().map(|fates| fates[nic]).collect()));
+        let posted: Vec<(u64, &Message, PartId)> = (0..)
+            .zip(&messages)
+            .map(|(place, message)| (place, message, nics.post(place, message)))
+            .collect();
+        let totals = [0, 1, 2].map(|immediate| {
+            let same = messages.iter().filter(|message| message.immediate == immediate);
+            same.count() as u64
+        });
+        for (immediate, total) in (0..).zip(totals) {
+            prop_assert_eq!(nics.counters.expect(immediate, total, immediate.into()), total == 0);
+        }
+        let (mut ended, mut told) = (0, Vec::new());
+        let mut quiet_turns = 0;
+        while quiet_turns < 2_000 {
+            quiet_turns += 1;
+            for (nic, span) in spans.into_iter().enumerate() {
+                let until = nics.pairs[nic].now + Nanos::from_micros(span);
+                loop {
+                    let goes_on = nics.pairs[nic].step(until);
+                    let (counted, ends) = nics.handle_events(nic);
+                    ended += ends;
+                    for counted in counted {
+                        quiet_turns = 0;
+                        let Counted { immediate, count, .. } = counted;
+                        let whole = posted.iter().filter(|(place, message, first)| {
+                            message.immediate == immediate && nics.is_whole(*place, message, *first)
+                        });
+                        prop_assert!(whole.count() as u64 >= count);
+                        let is_last = count == totals[immediate as usize];
+                        prop_assert_eq!(counted.told.is_empty(), !is_last);
+                        told.extend(counted.told);
+                    }
+                    if !goes_on {
+                        break;
+                    }
+                }
+                nics.pairs[nic].now = until;
+                nics.end_copies(nic);
+            }
+        }
+        // The links were silent long enough: nothing comes twice.
+        prop_assert_eq!(ended, messages.len());
+        told.sort_unstable();
+        let expected: Vec<u64> = (0..).zip(totals).filter(|(_, total)| *total > 0).map(|(it, _)| it).collect();
+        prop_assert_eq!(told, expected);
+        let counts = [0, 1, 2].map(|immediate| nics.counters.counter(immediate).count());
+        prop_assert_eq!(counts, totals);
+    }
+}

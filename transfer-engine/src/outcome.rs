@@ -23,7 +23,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// For a program that goes on only when the work is done, with `?`. What the memory may be used for, only the variants
+    /// `Ok` when the work is done. For a program that goes on only then, with `?`; whether memory may be reused, the variants
     /// say.
     pub fn into_result(self) -> Result<(), Failure> {
         match self {

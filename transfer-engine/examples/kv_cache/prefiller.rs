@@ -159,11 +159,21 @@ impl Prefiller {
             return Ok(ends.into_iter().try_for_each(Outcome::into_result)?);
         }
         // Only these two promise that nothing lands any more. Without the promise there is no answer.
-        let is_over = |end: &Outcome| matches!(end, Outcome::Done | Outcome::Reusable(_));
-        match ends.iter().find(|end| !is_over(end)) {
-            None => Message::Cancelled { id: request.id }.send(&self.engine, &request.cache.engine),
-            Some(end) => Err(format!("the cancel is not confirmed: {end:?}").into()),
+        let (mut done, mut stopped) = (0, 0);
+        for end in &ends {
+            match end {
+                Outcome::Done => done += 1,
+                Outcome::Reusable(_) => stopped += 1,
+                Outcome::Unconfirmed(failure) | Outcome::Failed(failure) => {
+                    return Err(format!("the cancel is not confirmed: {failure}").into());
+                }
+            }
         }
+        let id = request.id;
+        eprintln!(
+            "prefiller: request {id}: of {TRANSFERS} transfers {done} were done, {stopped} stopped"
+        );
+        Message::Cancelled { id }.send(&self.engine, &request.cache.engine)
     }
 }
 

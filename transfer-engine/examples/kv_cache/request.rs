@@ -116,12 +116,13 @@ impl Request {
 
     fn compute(&self, place: u64, bytes: u64) -> Vec<u8> {
         let mut state = (self.prompt << 32) + place + 1;
-        let next = |_| {
+        let mut computed = vec![0; bytes as usize];
+        for word in computed.as_chunks_mut().0 {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
-            state.to_le_bytes()
-        };
-        (0..bytes / 8).flat_map(next).collect()
+            *word = state.to_le_bytes();
+        }
+        computed
     }
 }

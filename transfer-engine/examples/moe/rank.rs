@@ -109,7 +109,7 @@ impl<'a> Rank<'a> {
             scatters: Vec::new(),
         };
 
-        // The routes, and the first rows at once.
+        // The routes, and at once the first rows: for these it is enough that a rank knows its own routes.
         let routes = table[me].map(u32::to_le_bytes);
         self.routes.write(0, routes.as_flattened())?;
         self.scatter(&mut round, Kind::Routes, |_, to| Part {
@@ -157,8 +157,8 @@ impl<'a> Rank<'a> {
         let me = self.number;
         let (mut results, mut shared) = (0, 0);
         let mut firsts = [0; RANKS];
-        for sender in 0..RANKS {
-            firsts[sender] = results;
+        for (sender, first) in firsts.iter_mut().enumerate() {
+            *first = results;
             let experts = me * EXPERTS_PER_RANK..(me + 1) * EXPERTS_PER_RANK;
             let counts = experts.map(|expert| (expert, round.table[sender][expert] as usize));
             let expert_of_row = counts.flat_map(|(expert, rows)| repeat_n(expert, rows));

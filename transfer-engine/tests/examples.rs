@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Once;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 /// The path of an example. `cargo test` builds the examples, but not when it is asked for these tests only: then this does.
 fn example(name: &str) -> PathBuf {
     static BUILD: Once = Once::new();
@@ -124,8 +127,9 @@ fn a_kv_cache_is_transferred_by_count_its_pages_are_reused_after_a_cancel_and_a_
     assert_eq!([fifth, sixth], AFTER_THE_KILL);
 }
 
-#[test]
-fn a_decoder_goes_on_when_a_prefiller_that_others_have_started_is_killed() {
+/// Starts two prefillers and a decoder that knows their addresses, and sends the first prefiller a signal in the middle.
+/// The decoder has to give this cause.
+fn go_on_after(signal: Signal, cause: &str) {
     let mut prefillers = [(); 2].map(|()| Program::start("kv_cache", &["prefiller"]));
     let mut decoder = Program::start("kv_cache", &["decoder"]);
     let mut input = decoder.process.stdin.take().expect("it is piped");
@@ -135,11 +139,24 @@ fn a_decoder_goes_on_when_a_prefiller_that_others_have_started_is_killed() {
     for expected in BEFORE_THE_KILL {
         assert_eq!(decoder.next_line(), expected);
     }
-    let kill = decoder.next_line();
-    prefillers[0].process.kill().expect("it is a child");
+    let told = decoder.next_line();
+    let id = Pid::from_raw(prefillers[0].process.id() as i32);
+    kill(id, signal).expect("it is a child of this process");
     let dead = decoder.next_line();
-    assert!(names_peer_and_stage(&dead, name_in(&kill)), "{dead}");
+    assert!(names_peer_and_stage(&dead, name_in(&told)), "{dead}");
+    assert!(dead.contains(cause), "{dead}");
     assert_eq!(decoder.rest(), AFTER_THE_KILL);
+}
+
+#[test]
+fn a_decoder_goes_on_when_a_prefiller_is_killed() {
+    // It cannot be reached, or has ended the connection.
+    go_on_after(Signal::SIGKILL, ": the peer ");
+}
+
+#[test]
+fn a_decoder_goes_on_when_a_prefiller_is_silent_until_the_deadline_of_a_heartbeat() {
+    go_on_after(Signal::SIGSTOP, ": the deadline passed");
 }
 
 #[test]

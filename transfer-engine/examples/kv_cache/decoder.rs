@@ -14,8 +14,9 @@ use crate::request::{CACHE_BYTES, LAYERS, MESSAGES, Message, PAGES, Request};
 /// The immediate of heartbeats. Those of requests are their numbers.
 const HEARTBEAT: u32 = 0;
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(20);
-/// A prefiller that does not take a heartbeat for this time is dead.
-const HEARTBEAT_DEADLINE: Duration = Duration::from_secs(5);
+/// A prefiller that does not take a heartbeat for this time is dead. The decoder learns it when the engine has tried to cancel
+/// the heartbeat.
+const HEARTBEAT_DEADLINE: Duration = Duration::from_secs(3);
 /// How long a prefiller may take to confirm a cancel.
 const CANCEL_DEADLINE: Duration = Duration::from_secs(15);
 

@@ -77,8 +77,8 @@ fn start_engine(nic: IpAddr) -> Result<TransferEngine> {
             address: nic,
             speed_bps: 10_000_000_000,
         }],
-        // The peer may be a busy laptop.
-        cancel_timeout: Duration::from_secs(10),
+        // A busy laptop may need more than the default.
+        cancel_timeout: Duration::from_secs(3),
         ..TransferEngineConfig::default()
     })?)
 }

@@ -112,8 +112,8 @@ impl Decoder {
     /// go on: to close the key of the request instead would end them.
     pub(crate) fn cancel(&self, asked: &Asked) -> Result<()> {
         let id = asked.request.id;
-        let answer_to = self.engine.main_address().clone();
-        Message::Cancel { id, answer_to }.send(&self.engine, &asked.prefiller)?;
+        let decoder = self.engine.main_address().clone();
+        Message::Cancel { id, decoder }.send(&self.engine, &asked.prefiller)?;
         match self.messages.recv_timeout(CANCEL_DEADLINE) {
             Ok(Message::Cancelled { id: confirmed }) if confirmed == id => {}
             _ => return Err(format!("the cancel of request {id} is not confirmed").into()),

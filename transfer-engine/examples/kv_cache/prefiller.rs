@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use weft_transfer_engine::{Operation, Options, Outcome, TransferEngine, TransferError};
+use weft_transfer_engine::{
+    EngineAddress, Operation, Options, Outcome, TransferEngine, TransferError,
+};
 
 use crate::Result;
 use crate::request::{
@@ -65,8 +67,8 @@ impl Transfers {
 
 struct Prefiller {
     engine: TransferEngine,
-    /// The requests whose transfers have not ended.
-    requests: Mutex<HashMap<u32, Arc<Transfers>>>,
+    /// The requests whose transfers have not ended, by decoder and number.
+    requests: Mutex<HashMap<(EngineAddress, u32), Arc<Transfers>>>,
 }
 
 /// Serves decoders until the input of this process ends.
@@ -102,7 +104,7 @@ impl Prefiller {
                     return Err(format!("pages: a request has {PAGES}").into());
                 }
                 let transfers = Arc::<Transfers>::default();
-                lock(&self.requests).insert(request.id, Arc::clone(&transfers));
+                lock(&self.requests).insert(request.key(), Arc::clone(&transfers));
                 let prefiller = Arc::clone(self);
                 std::thread::spawn(move || {
                     if let Err(error) = prefiller.prefill(&request, &transfers) {
@@ -110,11 +112,14 @@ impl Prefiller {
                     }
                 });
             }
-            Message::Cancel { id, answer_to } => match lock(&self.requests).get(&id) {
-                // The thread of the request answers.
-                Some(transfers) => transfers.cancel(),
-                None => Message::Cancelled { id }.send(&self.engine, &answer_to)?,
-            },
+            Message::Cancel { id, decoder } => {
+                let key = (decoder, id);
+                match lock(&self.requests).get(&key) {
+                    // The thread of the request answers.
+                    Some(transfers) => transfers.cancel(),
+                    None => Message::Cancelled { id }.send(&self.engine, &key.0)?,
+                }
+            }
             Message::Cancelled { .. } => return Err("a prefiller asks for no cancel".into()),
         }
         Ok(())
@@ -153,12 +158,12 @@ impl Prefiller {
         }
 
         let ends = transfers.wait();
-        lock(&self.requests).remove(&request.id);
+        lock(&self.requests).remove(&request.key());
         if !transfers.is_cancelled() {
             // The decoder counts: no message tells it.
             return Ok(ends.into_iter().try_for_each(Outcome::into_result)?);
         }
-        // Only these two promise that nothing lands any more. Without the promise there is no answer.
+        // `Done` and `Reusable` promise that nothing lands any more. Without the promise there is no answer.
         let (mut done, mut stopped) = (0, 0);
         for end in &ends {
             match end {

@@ -37,7 +37,7 @@ pub(crate) enum Message {
     /// The decoder does not need a request any more, and waits for the answer.
     Cancel {
         id: u32,
-        answer_to: EngineAddress,
+        decoder: EngineAddress,
     },
     /// The answer: no byte of the request lands any more.
     Cancelled {
@@ -68,6 +68,11 @@ impl Message {
 }
 
 impl Request {
+    /// The decoder, and the number there.
+    pub(crate) fn key(&self) -> (EngineAddress, u32) {
+        (self.cache.engine.clone(), self.id)
+    }
+
     /// The transfer of a layer. The last page goes first: any order is as good.
     pub(crate) fn layer(&self, layer: u64, computed: &MemoryRegion) -> PagedWrites {
         let pages = |indices, pages_per_layer: u64| Pages {

@@ -72,6 +72,8 @@ mod sync {
 }
 
 #[cfg(test)]
+mod arrivals;
+#[cfg(test)]
 #[expect(
     clippy::duplicate_mod,
     reason = "the model compiles `counters` a second time, with loom's primitives"

@@ -23,6 +23,17 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// `Ok` when the work is done. For a program that goes on only then, with `?`; whether memory may be reused, the variants
+    /// say.
+    pub fn into_result(self) -> Result<(), Failure> {
+        match self {
+            Self::Done => Ok(()),
+            Self::Reusable(failure) | Self::Unconfirmed(failure) | Self::Failed(failure) => {
+                Err(failure)
+            }
+        }
+    }
+
     /// The value of a [`Completion::Flag`]: 1, 2, 3, 4 in the order of the variants.
     pub fn code(&self) -> u64 {
         match self {
@@ -117,6 +128,26 @@ impl State {
                 inner.waker = Some(waker.clone());
                 Poll::Pending
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::{Cause, Stage};
+
+    #[test]
+    fn only_work_that_is_done_is_a_success() {
+        let failure = Failure {
+            peer: Some("127.0.0.1:20000#00000001".to_owned()),
+            path: None,
+            stage: Stage::Transfer,
+            cause: Cause::Cancelled,
+        };
+        assert_eq!(Outcome::Done.into_result(), Ok(()));
+        for ended in [Outcome::Reusable, Outcome::Unconfirmed, Outcome::Failed] {
+            assert_eq!(ended(failure.clone()).into_result(), Err(failure.clone()));
         }
     }
 }

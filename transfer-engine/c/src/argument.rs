@@ -1,6 +1,6 @@
 //! From C's arguments to Rust's. Each error names the argument.
 
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -36,11 +36,7 @@ pub(crate) fn string<'a>(argument: *const c_char, name: &str) -> Result<&'a str,
 }
 
 /// An array of the program. It may be NULL when it has no elements.
-pub(crate) fn array<'a, T>(
-    first: *const T,
-    count: usize,
-    name: &str,
-) -> Result<&'a [T], Refusal> {
+pub(crate) fn array<'a, T>(first: *const T, count: usize, name: &str) -> Result<&'a [T], Refusal> {
     if count == 0 {
         return Ok(&[]);
     }
@@ -59,11 +55,7 @@ pub(crate) fn array<'a, T>(
 }
 
 /// Bytes of the program.
-pub(crate) fn bytes<'a>(
-    first: *const c_void,
-    count: u64,
-    name: &str,
-) -> Result<&'a [u8], Refusal> {
+pub(crate) fn bytes<'a>(first: *const c_void, count: u64, name: &str) -> Result<&'a [u8], Refusal> {
     let count = usize::try_from(count);
     let count = count.map_err(|_| Refusal::invalid(format!("{name} has too many bytes")))?;
     array(first.cast(), count, name)
@@ -75,17 +67,9 @@ pub(crate) fn memory(first: *mut c_void, bytes: u64) -> Result<(NonNull<u8>, usi
     let length = usize::try_from(bytes).ok();
     let ends = |length: &usize| first.addr().get().checked_add(*length).is_some();
     let length = length.filter(|it| *it <= isize::MAX as usize && ends(it));
-    let length = length.ok_or_else(|| {
-        Refusal::invalid(format!("bytes is {bytes}: memory ends before that"))
-    })?;
+    let length = length
+        .ok_or_else(|| Refusal::invalid(format!("bytes is {bytes}: memory ends before that")))?;
     Ok((first, length))
-}
-
-/// A text for the program; a 0 within it ends it.
-pub(crate) fn text(text: impl Into<Vec<u8>>) -> CString {
-    let mut bytes = text.into();
-    bytes.truncate(bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len()));
-    CString::new(bytes).unwrap_or_default()
 }
 
 /// A time of a structure, 0 for the default.

@@ -6,10 +6,11 @@ use std::net::IpAddr;
 
 use weft_transfer_engine::{Encryption, NicConfig, TransferEngine, TransferEngineConfig};
 
-use crate::argument::{array, give, given, string, text, time_or, value_or};
+use crate::argument::{array, give, given, string, time_or, value_or};
 use crate::callback::check_not_in_callback;
 use crate::names::WeftAddress;
 use crate::status::{Refusal, WeftStatus, call};
+use crate::text::text;
 
 /// A running engine.
 pub struct WeftEngine {
@@ -76,7 +77,9 @@ fn config(config: &WeftConfig) -> Result<TransferEngineConfig, Refusal> {
         let name = format!("config.nics[{index}].address");
         let address = string(nic.address, &name)?;
         let parsed = address.parse::<IpAddr>().map_err(|_| {
-            Refusal::invalid(format!("{name} is \"{address}\": write an IPv4 or IPv6 address"))
+            Refusal::invalid(format!(
+                "{name} is \"{address}\": write an IPv4 or IPv6 address"
+            ))
         })?;
         Ok(NicConfig {
             address: parsed,
@@ -126,10 +129,13 @@ pub extern "C" fn weft_engine_start(
         let config = config.map(self::config).transpose()?;
         let engine = TransferEngine::start(config.unwrap_or_default())?;
         let main_address = text(engine.main_address().to_string());
-        give(to, WeftEngine {
-            engine,
-            main_address,
-        });
+        give(
+            to,
+            WeftEngine {
+                engine,
+                main_address,
+            },
+        );
         Ok(())
     })
 }

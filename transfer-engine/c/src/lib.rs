@@ -14,6 +14,10 @@
     unsafe_code,
     reason = "the interface is C's: pointers, strings and callbacks of programs"
 )]
+#![expect(
+    clippy::not_unsafe_ptr_arg_deref,
+    reason = "only C calls these functions, by the rules of weft.h (invariant 1)"
+)]
 
 mod argument;
 mod callback;
@@ -24,5 +28,6 @@ pub mod message;
 pub mod names;
 pub mod operation;
 pub mod status;
+mod text;
 pub mod watcher;
 pub mod write;

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use weft_transfer_engine::{Access, MemoryRegion, MrDescriptor, Region};
 
-use crate::argument::{give, given, memory, text};
+use crate::argument::{give, given, memory};
 use crate::callback::check_not_in_callback;
 use crate::engine::WeftEngine;
 use crate::status::{Refusal, WeftStatus, call};
+use crate::text::text;
 
 /// Peers may do nothing: the memory is the source of writes here.
 pub const WEFT_ACCESS_NONE: u32 = 0;
@@ -50,7 +51,11 @@ struct Owner(Arc<Borrowed>);
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        *self.0.is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self
+            .0
+            .is_over
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = true;
         self.0.over.notify_all();
     }
 }
@@ -59,7 +64,9 @@ impl Borrowed {
     /// Waits until the engine does not refer to the memory. Answers whether it came to that in this time.
     fn wait(&self, time: Duration) -> bool {
         let is_over = self.is_over.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.over.wait_timeout_while(is_over, time, |is_over| !*is_over);
+        let waited = self
+            .over
+            .wait_timeout_while(is_over, time, |is_over| !*is_over);
         let (is_over, _) = waited.unwrap_or_else(PoisonError::into_inner);
         *is_over
     }
@@ -70,7 +77,9 @@ impl WeftMr {
         (region, descriptor): (MemoryRegion, MrDescriptor),
         borrowed: Option<Arc<Borrowed>>,
     ) -> Self {
-        let start = region.as_ptr().map_or(std::ptr::null_mut(), NonNull::as_ptr);
+        let start = region
+            .as_ptr()
+            .map_or(std::ptr::null_mut(), NonNull::as_ptr);
         Self {
             bytes: region.bytes(),
             region: Some(region),

@@ -98,7 +98,9 @@ pub extern "C" fn weft_submit_recvs(
             let (start, bytes) = (message.as_ptr().cast(), message.len() as u64);
             call_program(|| handler(user_data.get(), start, bytes, immediate.as_ref()));
         };
-        engine.engine.submit_recvs(bytes, count, Box::new(receive))?;
+        engine
+            .engine
+            .submit_recvs(bytes, count, Box::new(receive))?;
         Ok(())
     })
 }

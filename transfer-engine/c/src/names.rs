@@ -5,8 +5,9 @@ use std::mem::MaybeUninit;
 
 use weft_transfer_engine::{EngineAddress, MrDescriptor};
 
-use crate::argument::{give, given, string, text};
+use crate::argument::{give, given, string};
 use crate::status::{Refusal, WeftStatus, call};
+use crate::text::text;
 
 /// The address of a peer.
 pub struct WeftAddress {

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use weft_transfer_engine::{Completion, Failure, Operation, Options, Outcome, Stage};
 
-use crate::argument::{give_if_wanted, given, text, time_or};
+use crate::argument::{give_if_wanted, given, time_or};
 use crate::callback::{UserData, call_program, check_not_in_callback};
 use crate::status::{Refusal, WeftStatus, call};
+use crate::text::text;
 
 /// An operation that was submitted.
 pub struct WeftOperation {
@@ -134,7 +135,8 @@ impl Texts {
     }
 
     fn show(&self) -> WeftOutcome {
-        let or_null = |text: &Option<CString>| text.as_ref().map_or(std::ptr::null(), |it| it.as_ptr());
+        let or_null =
+            |text: &Option<CString>| text.as_ref().map_or(std::ptr::null(), |it| it.as_ptr());
         WeftOutcome {
             code: self.code,
             stage: self.stage,
@@ -199,10 +201,13 @@ pub(crate) fn give_operation(
     to: Option<&mut MaybeUninit<*mut WeftOperation>>,
     operation: Operation,
 ) {
-    give_if_wanted(to, WeftOperation {
-        operation,
-        outcome: OnceLock::new(),
-    });
+    give_if_wanted(
+        to,
+        WeftOperation {
+            operation,
+            outcome: OnceLock::new(),
+        },
+    );
 }
 
 /// Waits until the operation has ended, and writes how to `outcome`, which may be NULL. WEFT_TIMED_OUT when it has not ended in

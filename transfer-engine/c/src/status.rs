@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use weft_transfer_engine::TransferError;
 
-use crate::argument::text;
+use crate::text::text;
 
 /// What a call answers: 0, or less than 0 when it failed.
 #[repr(C)]

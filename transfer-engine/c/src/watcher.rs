@@ -63,7 +63,8 @@ impl Calls {
     /// Waits for a call under way, unless it is this one. None follows.
     fn end(&self) {
         let mut state = self.lock();
-        while matches!(*state, CallState::Running(thread) if thread != std::thread::current().id()) {
+        while matches!(*state, CallState::Running(thread) if thread != std::thread::current().id())
+        {
             let waited = self.returned.wait(state);
             state = waited.unwrap_or_else(PoisonError::into_inner);
         }

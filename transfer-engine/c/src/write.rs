@@ -81,7 +81,10 @@ fn single_write(write: &WeftSingleWrite<'_>, name: &str) -> Result<SingleWrite, 
     let source = format!("{name}.source");
     let destination = given(write.destination, &format!("{name}.destination"))?;
     Ok(SingleWrite {
-        source: (given(write.source, &source)?.region(&source)?, write.source_offset),
+        source: (
+            given(write.source, &source)?.region(&source)?,
+            write.source_offset,
+        ),
         destination: (destination.0.clone(), write.destination_offset),
         bytes: write.bytes,
         immediate: write.has_immediate.then_some(write.immediate),
@@ -108,7 +111,10 @@ pub extern "C" fn weft_submit_single_write(
         let engine = given(engine, "engine")?;
         let write = single_write(given(write, "write")?, "write")?;
         let options = self::options(options)?;
-        give_operation(operation, engine.engine.submit_single_write(&write, options)?);
+        give_operation(
+            operation,
+            engine.engine.submit_single_write(&write, options)?,
+        );
         Ok(())
     })
 }
@@ -149,7 +155,11 @@ pub extern "C" fn weft_submit_paged_writes(
         let destination = given(write.destination, "write.destination")?.0.clone();
         let count = write.page_count;
         let from = pages(&write.source_pages, count, "write.source_pages.indices")?;
-        let to = pages(&write.destination_pages, count, "write.destination_pages.indices")?;
+        let to = pages(
+            &write.destination_pages,
+            count,
+            "write.destination_pages.indices",
+        )?;
         let write = PagedWrites {
             source: (source, from),
             destination: (destination, to),
@@ -157,7 +167,10 @@ pub extern "C" fn weft_submit_paged_writes(
             immediate: write.has_immediate.then_some(write.immediate),
         };
         let options = self::options(options)?;
-        give_operation(operation, engine.engine.submit_paged_writes(&write, options)?);
+        give_operation(
+            operation,
+            engine.engine.submit_paged_writes(&write, options)?,
+        );
         Ok(())
     })
 }

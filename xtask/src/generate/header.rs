@@ -12,7 +12,15 @@ const SOURCES: &str = "transfer-engine/c/src/";
 
 /// What a reader needs first comes first; a file that is not listed comes last.
 const ORDER: [&str; 9] = [
-    "status", "engine", "names", "memory", "operation", "write", "message", "counter", "watcher",
+    "status",
+    "engine",
+    "names",
+    "memory",
+    "operation",
+    "write",
+    "message",
+    "counter",
+    "watcher",
 ];
 
 /// The text of the header, or why there is none.

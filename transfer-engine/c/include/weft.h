@@ -200,7 +200,7 @@ typedef struct {
     bool has_immediate;
 } weft_single_write;
 
-// Gets the end of an operation. It may not wait for another operation.
+// Gets the end of an operation. It may submit operations, and must not wait for one.
 typedef void (*weft_completion_handler)(void *user_data, const weft_outcome *outcome);
 
 // How long an operation may take, and who learns of its end.
@@ -359,19 +359,19 @@ uint64_t weft_mr_bytes(const weft_mr *mr);
 // The name of the memory for peers, a string to send to them. **A secret**, as the engine's address. NULL if `mr` is.
 const char *weft_mr_descriptor(const weft_mr *mr);
 
-// Closes the memory to peers and to later operations, then waits until nothing of the engine refers to it, and frees `mr`.
-// After WEFT_OK the program may free or reuse the memory; that of weft_alloc() is gone.
+// Closes the memory to peers and to later operations, then waits until nothing of the engine refers to it, and frees
+// `mr`. After WEFT_OK the program may free or reuse the memory; that of weft_alloc() is gone. No other call may use `mr`
+// meanwhile.
 //
 // After WEFT_TIMED_OUT operations under way still refer to the memory: no byte of a peer lands any more, but `mr` is still
-// there, and the memory must stay. Call again; or cancel the operations, remove the peer or close the engine, and call again.
-// An operation that has ended as done or reusable does not refer to it. `timeout_us` may be 0, or WEFT_NO_TIMEOUT.
-// A callback may call this with 0 only.
+// there, and the memory must stay. Call again; or cancel the operations, remove the peer or close the engine, and call
+// again. `timeout_us` may be 0, or WEFT_NO_TIMEOUT. A callback may call this with 0 only.
 weft_status weft_dereg_mr(weft_mr *mr,
                           uint64_t timeout_us);
 
-// Waits until the operation has ended, and writes how to `outcome`, which may be NULL. WEFT_TIMED_OUT when it has not ended in
-// this time: `timeout_us` may be 0, to look only, or WEFT_NO_TIMEOUT, for it ends by its deadline and the cancel timeout. A
-// callback may call this with 0 only.
+// Waits until the operation has ended, and writes how to `outcome`, which may be NULL. WEFT_TIMED_OUT when it has not
+// ended in this time: `timeout_us` may be 0, to look only, or WEFT_NO_TIMEOUT, for it ends by its deadline and the cancel
+// timeout. A callback may call this with 0 only.
 weft_status weft_operation_wait(const weft_operation *operation,
                                 uint64_t timeout_us,
                                 weft_outcome *outcome);

@@ -1,6 +1,7 @@
-//! From C's arguments to Rust's. Each error names the argument.
+//! From C's arguments to Rust's. Each error names the argument; a name is made only then.
 
 use std::ffi::{CStr, c_char, c_void};
+use std::fmt::Display;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use crate::status::Refusal;
 
 /// What an argument points to.
-pub(crate) fn given<T>(argument: Option<T>, name: &str) -> Result<T, Refusal> {
+pub(crate) fn given<T>(argument: Option<T>, name: impl Display) -> Result<T, Refusal> {
     argument.ok_or_else(|| Refusal::invalid(format!("{name} is NULL")))
 }
 
@@ -25,7 +26,7 @@ pub(crate) fn give_if_wanted<T>(to: Option<&mut MaybeUninit<*mut T>>, handle: T)
 }
 
 /// A string of the program.
-pub(crate) fn string<'a>(argument: *const c_char, name: &str) -> Result<&'a str, Refusal> {
+pub(crate) fn string<'a>(argument: *const c_char, name: impl Display) -> Result<&'a str, Refusal> {
     if argument.is_null() {
         return Err(Refusal::invalid(format!("{name} is NULL")));
     }
@@ -36,7 +37,11 @@ pub(crate) fn string<'a>(argument: *const c_char, name: &str) -> Result<&'a str,
 }
 
 /// An array of the program. It may be NULL when it has no elements.
-pub(crate) fn array<'a, T>(first: *const T, count: usize, name: &str) -> Result<&'a [T], Refusal> {
+pub(crate) fn array<'a, T>(
+    first: *const T,
+    count: usize,
+    name: impl Display,
+) -> Result<&'a [T], Refusal> {
     if count == 0 {
         return Ok(&[]);
     }
@@ -55,7 +60,11 @@ pub(crate) fn array<'a, T>(first: *const T, count: usize, name: &str) -> Result<
 }
 
 /// Bytes of the program.
-pub(crate) fn bytes<'a>(first: *const c_void, count: u64, name: &str) -> Result<&'a [u8], Refusal> {
+pub(crate) fn bytes<'a>(
+    first: *const c_void,
+    count: u64,
+    name: impl Display,
+) -> Result<&'a [u8], Refusal> {
     let count = usize::try_from(count);
     let count = count.map_err(|_| Refusal::invalid(format!("{name} has too many bytes")))?;
     array(first.cast(), count, name)

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use weft_transfer_engine::ImmCounter;
 
 use crate::argument::{give, given};
-use crate::engine::WeftEngine;
+use crate::engine::{WeftEngine, running};
 use crate::operation::{WeftOperation, WeftOptions, give_operation, options};
 use crate::status::{WeftStatus, call};
 
@@ -24,7 +24,7 @@ pub extern "C" fn weft_expect_imm_count(
     operation: Option<&mut MaybeUninit<*mut WeftOperation>>,
 ) -> WeftStatus {
     call(|| {
-        let engine = &given(engine, "engine")?.engine;
+        let engine = running(engine)?;
         let options = self::options(options)?;
         let expected = engine.expect_imm_count(immediate, count, options)?;
         give_operation(operation, expected);
@@ -41,7 +41,7 @@ pub extern "C" fn weft_free_imm(
     count: Option<&mut MaybeUninit<u64>>,
 ) -> WeftStatus {
     call(|| {
-        let freed = given(engine, "engine")?.engine.free_imm(immediate);
+        let freed = running(engine)?.free_imm(immediate);
         if let Some(to) = count {
             to.write(freed);
         }
@@ -57,9 +57,9 @@ pub extern "C" fn weft_imm_counter_open(
     counter: Option<&mut MaybeUninit<*mut WeftImmCounter>>,
 ) -> WeftStatus {
     call(|| {
-        let engine = given(engine, "engine")?;
+        let engine = running(engine)?;
         let to = given(counter, "counter")?;
-        give(to, WeftImmCounter(engine.engine.imm_counter(immediate)));
+        give(to, WeftImmCounter(engine.imm_counter(immediate)));
         Ok(())
     })
 }

@@ -4,7 +4,9 @@ use std::ffi::{CString, c_char};
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
 
-use weft_transfer_engine::{Encryption, NicConfig, TransferEngine, TransferEngineConfig};
+use weft_transfer_engine::{
+    Encryption, NicConfig, TransferEngine, TransferEngineConfig, TransferError,
+};
 
 use crate::argument::{array, give, given, string, time_or, value_or};
 use crate::callback::check_not_in_callback;
@@ -14,8 +16,33 @@ use crate::text::text;
 
 /// A running engine.
 pub struct WeftEngine {
-    pub(crate) engine: TransferEngine,
+    engine: TransferEngine,
     main_address: CString,
+    process: Process,
+}
+
+/// The process that has the engine's threads.
+pub(crate) struct Process(u32);
+
+impl Process {
+    pub(crate) fn this() -> Self {
+        Self(std::process::id())
+    }
+
+    /// Refuses a process that was forked from it.
+    pub(crate) fn check(&self) -> Result<(), Refusal> {
+        match self.0 == std::process::id() {
+            true => Ok(()),
+            false => Err(TransferError::Forked { parent: self.0 }.into()),
+        }
+    }
+}
+
+/// The engine of a call.
+pub(crate) fn running(engine: Option<&WeftEngine>) -> Result<&TransferEngine, Refusal> {
+    let engine = given(engine, "engine")?;
+    engine.process.check()?;
+    Ok(&engine.engine)
 }
 
 /// A NIC to use.
@@ -134,6 +161,7 @@ pub extern "C" fn weft_engine_start(
             WeftEngine {
                 engine,
                 main_address,
+                process: Process::this(),
             },
         );
         Ok(())
@@ -168,8 +196,8 @@ pub extern "C" fn weft_remove_peer(
     peer: Option<&WeftAddress>,
 ) -> WeftStatus {
     call(|| {
-        let engine = given(engine, "engine")?;
-        engine.engine.remove_peer(&given(peer, "peer")?.address);
+        let engine = running(engine)?;
+        engine.remove_peer(&given(peer, "peer")?.address);
         Ok(())
     })
 }
@@ -181,9 +209,9 @@ pub extern "C" fn weft_engine_counts(
     counts: Option<&mut MaybeUninit<WeftCounts>>,
 ) -> WeftStatus {
     call(|| {
-        let engine = given(engine, "engine")?;
+        let engine = running(engine)?;
         let to = given(counts, "counts")?;
-        let counts = engine.engine.counts()?;
+        let counts = engine.counts()?;
         to.write(WeftCounts {
             peers: counts.peers as u64,
             connections: counts.connections as u64,

@@ -1,6 +1,7 @@
 //! Registered memory.
 
 use std::ffi::{CString, c_char, c_void};
+use std::fmt::Display;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -10,7 +11,7 @@ use weft_transfer_engine::{Access, MemoryRegion, MrDescriptor, Region};
 
 use crate::argument::{give, given, memory};
 use crate::callback::check_not_in_callback;
-use crate::engine::WeftEngine;
+use crate::engine::{Process, WeftEngine, running};
 use crate::status::{Refusal, WeftStatus, call};
 use crate::text::text;
 
@@ -35,6 +36,7 @@ pub struct WeftMr {
     start: *mut c_void,
     bytes: u64,
     descriptor: CString,
+    process: Process,
     /// Of memory that the program owns.
     borrowed: Option<Arc<Borrowed>>,
 }
@@ -85,12 +87,13 @@ impl WeftMr {
             region: Some(region),
             start: start.cast(),
             descriptor: text(descriptor.to_string()),
+            process: Process::this(),
             borrowed,
         }
     }
 
     /// For an operation.
-    pub(crate) fn region(&self, name: &str) -> Result<MemoryRegion, Refusal> {
+    pub(crate) fn region(&self, name: impl Display) -> Result<MemoryRegion, Refusal> {
         let region = self.region.clone();
         region.ok_or_else(|| Refusal {
             status: WeftStatus::WEFT_NOT_REGISTERED,
@@ -128,7 +131,7 @@ pub extern "C" fn weft_reg_mr(
     mr: Option<&mut MaybeUninit<*mut WeftMr>>,
 ) -> WeftStatus {
     call(|| {
-        let engine = given(engine, "engine")?;
+        let engine = running(engine)?;
         let to = given(mr, "mr")?;
         let (start, length) = self::memory(memory, bytes)?;
         let access = self::access(access)?;
@@ -136,7 +139,7 @@ pub extern "C" fn weft_reg_mr(
         let owner = Box::new(Owner(Arc::clone(&borrowed)));
         // SAFETY: memory that stays until `weft_dereg_mr` has succeeded, which waits for the owner's drop (invariant 2).
         let region = unsafe { Region::borrow(start, length, owner) };
-        let registered = engine.engine.reg_mr(region, access)?;
+        let registered = engine.reg_mr(region, access)?;
         give(to, WeftMr::new(registered, Some(borrowed)));
         Ok(())
     })
@@ -151,9 +154,9 @@ pub extern "C" fn weft_alloc(
     mr: Option<&mut MaybeUninit<*mut WeftMr>>,
 ) -> WeftStatus {
     call(|| {
-        let engine = given(engine, "engine")?;
+        let engine = running(engine)?;
         let to = given(mr, "mr")?;
-        give(to, WeftMr::new(engine.engine.alloc(bytes)?, None));
+        give(to, WeftMr::new(engine.alloc(bytes)?, None));
         Ok(())
     })
 }
@@ -176,13 +179,13 @@ pub extern "C" fn weft_mr_descriptor(mr: Option<&WeftMr>) -> *const c_char {
     mr.map_or(std::ptr::null(), |mr| mr.descriptor.as_ptr())
 }
 
-/// Closes the memory to peers and to later operations, then waits until nothing of the engine refers to it, and frees `mr`.
-/// After WEFT_OK the program may free or reuse the memory; that of weft_alloc() is gone.
+/// Closes the memory to peers and to later operations, then waits until nothing of the engine refers to it, and frees
+/// `mr`. After WEFT_OK the program may free or reuse the memory; that of weft_alloc() is gone. No other call may use `mr`
+/// meanwhile.
 ///
 /// After WEFT_TIMED_OUT operations under way still refer to the memory: no byte of a peer lands any more, but `mr` is still
-/// there, and the memory must stay. Call again; or cancel the operations, remove the peer or close the engine, and call again.
-/// An operation that has ended as done or reusable does not refer to it. `timeout_us` may be 0, or WEFT_NO_TIMEOUT.
-/// A callback may call this with 0 only.
+/// there, and the memory must stay. Call again; or cancel the operations, remove the peer or close the engine, and call
+/// again. `timeout_us` may be 0, or WEFT_NO_TIMEOUT. A callback may call this with 0 only.
 #[unsafe(no_mangle)]
 pub extern "C" fn weft_dereg_mr(mr: *mut WeftMr, timeout_us: u64) -> WeftStatus {
     call(|| {
@@ -197,6 +200,8 @@ pub extern "C" fn weft_dereg_mr(mr: *mut WeftMr, timeout_us: u64) -> WeftStatus 
             region.deregister();
         }
         if let Some(borrowed) = &handle.borrowed
+            // A forked process has no thread that could use the memory.
+            && handle.process.check().is_ok()
             && !borrowed.wait(Duration::from_micros(timeout_us))
         {
             return Err(Refusal::timed_out(

@@ -7,7 +7,7 @@ use weft_transfer_engine::PeerGroup;
 
 use crate::argument::{array, bytes, give, given};
 use crate::callback::{UserData, call_program};
-use crate::engine::WeftEngine;
+use crate::engine::{WeftEngine, running};
 use crate::names::WeftAddress;
 use crate::operation::{WeftOperation, WeftOptions, give_operation, options};
 use crate::status::{Refusal, WeftStatus, call};
@@ -49,10 +49,10 @@ pub extern "C" fn weft_connect(
     operation: Option<&mut MaybeUninit<*mut WeftOperation>>,
 ) -> WeftStatus {
     call(|| {
-        let engine = given(engine, "engine")?;
+        let engine = running(engine)?;
         let peer = given(peer, "peer")?;
         let options = self::options(options)?;
-        give_operation(operation, engine.engine.connect(&peer.address, options)?);
+        give_operation(operation, engine.connect(&peer.address, options)?);
         Ok(())
     })
 }
@@ -68,7 +68,7 @@ pub extern "C" fn weft_submit_send(
     operation: Option<&mut MaybeUninit<*mut WeftOperation>>,
 ) -> WeftStatus {
     call(|| {
-        let engine = &given(engine, "engine")?.engine;
+        let engine = running(engine)?;
         let send = given(send, "send")?;
         let peer = given(send.peer, "send.peer")?;
         let message = bytes(send.message, send.bytes, "send.message")?.to_vec();
@@ -91,16 +91,14 @@ pub extern "C" fn weft_submit_recvs(
     user_data: *mut c_void,
 ) -> WeftStatus {
     call(|| {
-        let engine = given(engine, "engine")?;
+        let engine = running(engine)?;
         let handler = given(handler, "handler")?;
         let user_data = UserData::new(user_data);
         let receive = move |message: Vec<u8>, immediate: Option<u32>| {
             let (start, bytes) = (message.as_ptr().cast(), message.len() as u64);
             call_program(|| handler(user_data.get(), start, bytes, immediate.as_ref()));
         };
-        engine
-            .engine
-            .submit_recvs(bytes, count, Box::new(receive))?;
+        engine.submit_recvs(bytes, count, Box::new(receive))?;
         Ok(())
     })
 }
@@ -114,15 +112,15 @@ pub extern "C" fn weft_add_peer_group(
     group: Option<&mut MaybeUninit<*mut WeftPeerGroup>>,
 ) -> WeftStatus {
     call(|| {
-        let engine = given(engine, "engine")?;
+        let engine = running(engine)?;
         let to = given(group, "group")?;
         let peer = |(index, peer): (usize, &Option<&WeftAddress>)| {
-            let peer = given(*peer, &format!("peers[{index}]"))?;
+            let peer = given(*peer, format_args!("peers[{index}]"))?;
             Ok(peer.address.clone())
         };
         let peers = array(peers, count, "peers")?.iter().enumerate().map(peer);
         let peers = peers.collect::<Result<Vec<_>, Refusal>>()?;
-        give(to, WeftPeerGroup(engine.engine.add_peer_group(peers)?));
+        give(to, WeftPeerGroup(engine.add_peer_group(peers)?));
         Ok(())
     })
 }
@@ -138,7 +136,7 @@ pub extern "C" fn weft_submit_barrier(
     operation: Option<&mut MaybeUninit<*mut WeftOperation>>,
 ) -> WeftStatus {
     call(|| {
-        let engine = &given(engine, "engine")?.engine;
+        let engine = running(engine)?;
         let group = given(group, "group")?;
         let options = self::options(options)?;
         let submitted = engine.submit_barrier(&group.0, immediate, options)?;

@@ -11,12 +11,14 @@ use weft_transfer_engine::{Completion, Failure, Operation, Options, Outcome, Sta
 
 use crate::argument::{give_if_wanted, given, time_or};
 use crate::callback::{UserData, call_program, check_not_in_callback};
+use crate::engine::Process;
 use crate::status::{Refusal, WeftStatus, call};
 use crate::text::text;
 
 /// An operation that was submitted.
 pub struct WeftOperation {
     operation: Operation,
+    process: Process,
     /// Once the program has asked for it.
     outcome: OnceLock<Texts>,
 }
@@ -72,7 +74,7 @@ pub struct WeftOutcome {
     pub text: *const c_char,
 }
 
-/// Gets the end of an operation. It may not wait for another operation.
+/// Gets the end of an operation. It may submit operations, and must not wait for one.
 pub type WeftCompletionHandler =
     Option<extern "C" fn(user_data: *mut c_void, outcome: &WeftOutcome)>;
 
@@ -205,14 +207,15 @@ pub(crate) fn give_operation(
         to,
         WeftOperation {
             operation,
+            process: Process::this(),
             outcome: OnceLock::new(),
         },
     );
 }
 
-/// Waits until the operation has ended, and writes how to `outcome`, which may be NULL. WEFT_TIMED_OUT when it has not ended in
-/// this time: `timeout_us` may be 0, to look only, or WEFT_NO_TIMEOUT, for it ends by its deadline and the cancel timeout. A
-/// callback may call this with 0 only.
+/// Waits until the operation has ended, and writes how to `outcome`, which may be NULL. WEFT_TIMED_OUT when it has not
+/// ended in this time: `timeout_us` may be 0, to look only, or WEFT_NO_TIMEOUT, for it ends by its deadline and the cancel
+/// timeout. A callback may call this with 0 only.
 #[unsafe(no_mangle)]
 pub extern "C" fn weft_operation_wait(
     operation: Option<&WeftOperation>,
@@ -221,6 +224,7 @@ pub extern "C" fn weft_operation_wait(
 ) -> WeftStatus {
     call(|| {
         let handle = given(operation, "operation")?;
+        handle.process.check()?;
         let ended = match timeout_us {
             0 => handle.operation.outcome(),
             _ => {
@@ -244,7 +248,9 @@ pub extern "C" fn weft_operation_wait(
 #[unsafe(no_mangle)]
 pub extern "C" fn weft_operation_cancel(operation: Option<&WeftOperation>) -> WeftStatus {
     call(|| {
-        given(operation, "operation")?.operation.cancel();
+        let handle = given(operation, "operation")?;
+        handle.process.check()?;
+        handle.operation.cancel();
         Ok(())
     })
 }

@@ -10,7 +10,7 @@ use weft_transfer_engine::Watcher;
 
 use crate::argument::{give, given};
 use crate::callback::{UserData, call_program};
-use crate::engine::WeftEngine;
+use crate::engine::{WeftEngine, running};
 use crate::status::{WeftStatus, call};
 
 /// Gets the old and the new value of a word.
@@ -82,14 +82,14 @@ pub extern "C" fn weft_alloc_watcher(
     watcher: Option<&mut MaybeUninit<*mut WeftWatcher>>,
 ) -> WeftStatus {
     call(|| {
-        let engine = given(engine, "engine")?;
+        let engine = running(engine)?;
         let handler = given(handler, "handler")?;
         let to = given(watcher, "watcher")?;
         let user_data = UserData::new(user_data);
         let calls = Arc::new(Calls::default());
         let of_handler = Arc::clone(&calls);
         let watch = move |old, new| of_handler.run(|| handler(user_data.get(), old, new));
-        let watcher = engine.engine.alloc_watcher(Box::new(watch))?;
+        let watcher = engine.alloc_watcher(Box::new(watch))?;
         give(to, WeftWatcher { watcher, calls });
         Ok(())
     })

@@ -1,11 +1,12 @@
 //! Writes and reads. Each is an operation.
 
+use std::fmt;
 use std::mem::MaybeUninit;
 
 use weft_transfer_engine::{PagedWrites, Pages, SingleRead, SingleWrite};
 
 use crate::argument::{array, given};
-use crate::engine::WeftEngine;
+use crate::engine::{WeftEngine, running};
 use crate::memory::WeftMr;
 use crate::names::WeftDescriptor;
 use crate::operation::{WeftOperation, WeftOptions, give_operation, options};
@@ -77,14 +78,15 @@ pub struct WeftPagedWrites<'a> {
     pub has_immediate: bool,
 }
 
-fn single_write(write: &WeftSingleWrite<'_>, name: &str) -> Result<SingleWrite, Refusal> {
-    let source = format!("{name}.source");
-    let destination = given(write.destination, &format!("{name}.destination"))?;
+fn single_write(
+    write: &WeftSingleWrite<'_>,
+    name: fmt::Arguments<'_>,
+) -> Result<SingleWrite, Refusal> {
+    let source = given(write.source, format_args!("{name}.source"))?;
+    let source = source.region(format_args!("{name}.source"))?;
+    let destination = given(write.destination, format_args!("{name}.destination"))?;
     Ok(SingleWrite {
-        source: (
-            given(write.source, &source)?.region(&source)?,
-            write.source_offset,
-        ),
+        source: (source, write.source_offset),
         destination: (destination.0.clone(), write.destination_offset),
         bytes: write.bytes,
         immediate: write.has_immediate.then_some(write.immediate),
@@ -108,13 +110,10 @@ pub extern "C" fn weft_submit_single_write(
     operation: Option<&mut MaybeUninit<*mut WeftOperation>>,
 ) -> WeftStatus {
     call(|| {
-        let engine = given(engine, "engine")?;
-        let write = single_write(given(write, "write")?, "write")?;
+        let engine = running(engine)?;
+        let write = single_write(given(write, "write")?, format_args!("write"))?;
         let options = self::options(options)?;
-        give_operation(
-            operation,
-            engine.engine.submit_single_write(&write, options)?,
-        );
+        give_operation(operation, engine.submit_single_write(&write, options)?);
         Ok(())
     })
 }
@@ -130,12 +129,13 @@ pub extern "C" fn weft_submit_scatter(
     operation: Option<&mut MaybeUninit<*mut WeftOperation>>,
 ) -> WeftStatus {
     call(|| {
-        let engine = given(engine, "engine")?;
+        let engine = running(engine)?;
         let writes = array(writes, count, "writes")?.iter().enumerate();
-        let writes = writes.map(|(index, write)| single_write(write, &format!("writes[{index}]")));
+        let writes =
+            writes.map(|(index, write)| single_write(write, format_args!("writes[{index}]")));
         let writes = writes.collect::<Result<Vec<_>, Refusal>>()?;
         let options = self::options(options)?;
-        give_operation(operation, engine.engine.submit_scatter(&writes, options)?);
+        give_operation(operation, engine.submit_scatter(&writes, options)?);
         Ok(())
     })
 }
@@ -149,7 +149,7 @@ pub extern "C" fn weft_submit_paged_writes(
     operation: Option<&mut MaybeUninit<*mut WeftOperation>>,
 ) -> WeftStatus {
     call(|| {
-        let engine = given(engine, "engine")?;
+        let engine = running(engine)?;
         let write = given(write, "write")?;
         let source = given(write.source, "write.source")?.region("write.source")?;
         let destination = given(write.destination, "write.destination")?.0.clone();
@@ -167,10 +167,7 @@ pub extern "C" fn weft_submit_paged_writes(
             immediate: write.has_immediate.then_some(write.immediate),
         };
         let options = self::options(options)?;
-        give_operation(
-            operation,
-            engine.engine.submit_paged_writes(&write, options)?,
-        );
+        give_operation(operation, engine.submit_paged_writes(&write, options)?);
         Ok(())
     })
 }
@@ -184,7 +181,7 @@ pub extern "C" fn weft_submit_read(
     operation: Option<&mut MaybeUninit<*mut WeftOperation>>,
 ) -> WeftStatus {
     call(|| {
-        let engine = given(engine, "engine")?;
+        let engine = running(engine)?;
         let read = given(read, "read")?;
         let source = given(read.source, "read.source")?.0.clone();
         let destination = given(read.destination, "read.destination")?;
@@ -195,7 +192,7 @@ pub extern "C" fn weft_submit_read(
             bytes: read.bytes,
         };
         let options = self::options(options)?;
-        give_operation(operation, engine.engine.submit_read(&read, options)?);
+        give_operation(operation, engine.submit_read(&read, options)?);
         Ok(())
     })
 }

@@ -84,6 +84,7 @@ static void writes_and_reads_are_checked(weft_engine *a, weft_engine *b) {
     write.source = NULL;
     REFUSED(weft_submit_single_write(a, &write, NULL, &operation), WEFT_INVALID,
             "write.source is NULL");
+    write.source = here;
     write.destination = NULL;
     REFUSED(weft_submit_scatter(a, &write, 1, NULL, &operation), WEFT_INVALID,
             "writes[0].destination is NULL");
@@ -125,7 +126,6 @@ static void writes_and_reads_are_checked(weft_engine *a, weft_engine *b) {
     OK(weft_engine_counts(a, &counts));
     EXPECT(counts.operations == 0 && counts.peers == 0 && counts.regions == 1);
 
-    /* A peer that has closed its memory is asked, and the operation says so. */
     OK(weft_dereg_mr(here, 0));
     OK(weft_dereg_mr(there, 0));
     weft_address_free(peer);

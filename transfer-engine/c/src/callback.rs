@@ -1,4 +1,4 @@
-//! Calls of the program's functions.
+//! Calls of the program's functions. An exception of C++ in one of them reaches `catch_unwind`, which aborts the program.
 
 use std::cell::Cell;
 use std::ffi::c_void;

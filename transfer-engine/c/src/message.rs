@@ -29,7 +29,7 @@ pub struct WeftSend<'a> {
 
 /// Gets the bytes of a message, which are good until it returns, and its immediate or NULL.
 pub type WeftMessageHandler = Option<
-    extern "C" fn(
+    extern "C-unwind" fn(
         user_data: *mut c_void,
         message: *const c_void,
         bytes: u64,

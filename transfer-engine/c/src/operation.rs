@@ -76,7 +76,7 @@ pub struct WeftOutcome {
 
 /// Gets the end of an operation. It may submit operations, and must not wait for one.
 pub type WeftCompletionHandler =
-    Option<extern "C" fn(user_data: *mut c_void, outcome: &WeftOutcome)>;
+    Option<extern "C-unwind" fn(user_data: *mut c_void, outcome: &WeftOutcome)>;
 
 /// How long an operation may take, and who learns of its end.
 #[repr(C)]

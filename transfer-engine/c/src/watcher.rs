@@ -15,7 +15,7 @@ use crate::status::{WeftStatus, call};
 
 /// Gets the old and the new value of a word.
 pub type WeftWatchHandler =
-    Option<extern "C" fn(user_data: *mut c_void, old_value: u64, new_value: u64)>;
+    Option<extern "C-unwind" fn(user_data: *mut c_void, old_value: u64, new_value: u64)>;
 
 /// A word of 64 bits that is watched.
 pub struct WeftWatcher {

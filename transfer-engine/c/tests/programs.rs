@@ -2,6 +2,7 @@
 //! `make install-c` calls, and `pkg-config` says the rest. Each program exits with 0 when all is as it should be.
 
 use std::collections::BTreeSet;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -51,7 +52,10 @@ fn pkg_config(arguments: &[&str]) -> Vec<String> {
 
 fn compile(compiler: &[&str], program: &str, flags: &[String]) -> PathBuf {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
-    let source = sources.join(program).with_extension("c");
+    let mut source = sources.join(program);
+    if source.extension().is_none() {
+        source.set_extension("c");
+    }
     let kind = match flags.iter().any(|flag| flag.contains("libweft.a")) {
         true => "static",
         false => compiler[compiler.len() - 1],
@@ -115,6 +119,19 @@ fn what_a_program_does_wrong_is_named_and_begins_nothing() {
 fn a_forked_program_is_told_to_start_an_engine_of_its_own() {
     // The sanitizer's own locks do not survive a fork among threads.
     run_all_of("fork", &[C11, CPP]);
+}
+
+#[test]
+fn an_exception_of_a_callback_aborts_the_program_and_says_so() {
+    let flags = pkg_config(&["--cflags", "--libs"]);
+    let mut command = Command::new(compile(CPP, "exception.cpp", &flags));
+    let output = command
+        .env("LD_LIBRARY_PATH", prefix().join("lib"))
+        .output();
+    let output = output.expect("it starts");
+    assert_eq!(output.status.signal(), Some(6), "SIGABRT");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("foreign exception"), "{error}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What each call answers.
 
 use std::cell::RefCell;
-use std::ffi::{CString, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use weft_transfer_engine::TransferError;
@@ -105,21 +105,24 @@ pub extern "C" fn weft_last_error() -> *const c_char {
     LAST_ERROR.with_borrow(|last| last.as_ptr())
 }
 
+const NAMES: [(WeftStatus, &CStr); 10] = [
+    (WeftStatus::WEFT_OK, c"WEFT_OK"),
+    (WeftStatus::WEFT_INVALID, c"WEFT_INVALID"),
+    (WeftStatus::WEFT_OUT_OF_BOUNDS, c"WEFT_OUT_OF_BOUNDS"),
+    (WeftStatus::WEFT_NOT_REGISTERED, c"WEFT_NOT_REGISTERED"),
+    (WeftStatus::WEFT_ACCESS_DENIED, c"WEFT_ACCESS_DENIED"),
+    (WeftStatus::WEFT_SYSTEM, c"WEFT_SYSTEM"),
+    (WeftStatus::WEFT_NIC, c"WEFT_NIC"),
+    (WeftStatus::WEFT_FORKED, c"WEFT_FORKED"),
+    (WeftStatus::WEFT_TIMED_OUT, c"WEFT_TIMED_OUT"),
+    (WeftStatus::WEFT_INTERNAL, c"WEFT_INTERNAL"),
+];
+
 /// The name of a status, such as "WEFT_OUT_OF_BOUNDS". `status` is a weft_status.
 #[unsafe(no_mangle)]
 pub extern "C" fn weft_status_name(status: i32) -> *const c_char {
-    let name = match status {
-        0 => c"WEFT_OK",
-        -1 => c"WEFT_INVALID",
-        -2 => c"WEFT_OUT_OF_BOUNDS",
-        -3 => c"WEFT_NOT_REGISTERED",
-        -4 => c"WEFT_ACCESS_DENIED",
-        -5 => c"WEFT_SYSTEM",
-        -6 => c"WEFT_NIC",
-        -7 => c"WEFT_FORKED",
-        -8 => c"WEFT_TIMED_OUT",
-        -9 => c"WEFT_INTERNAL",
-        _ => c"(no status of Weft)",
-    };
-    name.as_ptr()
+    let found = NAMES.iter().find(|(each, _)| *each as i32 == status);
+    found
+        .map_or(c"(no status of Weft)", |(_, name)| name)
+        .as_ptr()
 }

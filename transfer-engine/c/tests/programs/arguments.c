@@ -32,6 +32,8 @@ static void an_engine_refuses_its_settings(void) {
 }
 
 static void names_are_checked(void) {
+    EXPECT(strcmp(weft_status_name(WEFT_OUT_OF_BOUNDS), "WEFT_OUT_OF_BOUNDS") == 0);
+    EXPECT(strcmp(weft_status_name(1), "(no status of Weft)") == 0);
     weft_address *address = NULL;
     weft_descriptor *descriptor = NULL;
     REFUSED(weft_address_parse(NULL, &address), WEFT_INVALID, "text is NULL");

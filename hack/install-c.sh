@@ -9,6 +9,7 @@ set -euo pipefail
 
 prefix=/usr/local
 libraries=
+is_built_here=
 usage() {
     echo "usage: hack/install-c.sh [--prefix DIR] [--libraries DIR]" >&2
     exit 2
@@ -27,6 +28,7 @@ cd "$(dirname "$0")/.."
 if [ -z "$libraries" ]; then
     cargo build --release --locked -p weft-transfer-engine-c >&2
     libraries=${CARGO_TARGET_DIR:-target}/release
+    is_built_here=yes
 fi
 
 to=${DESTDIR:-}$prefix
@@ -35,6 +37,8 @@ install -D -m 644 transfer-engine/c/include/weft.h "$to/include/weft.h"
 install -D -m 755 "$libraries/libweft.so" "$to/lib/libweft.so.0"
 ln -sf libweft.so.0 "$to/lib/libweft.so"
 install -D -m 644 "$libraries/libweft.a" "$to/lib/libweft.a"
+# What a debugger reads is four fifths of them.
+if [ -n "$is_built_here" ]; then strip --strip-debug "$to/lib/libweft.so.0" "$to/lib/libweft.a"; fi
 install -d "$to/lib/pkgconfig"
 sed -e "s|@PREFIX@|$prefix|" -e "s|@VERSION@|$version|" transfer-engine/c/weft.pc.in >"$to/lib/pkgconfig/weft.pc"
 chmod 644 "$to/lib/pkgconfig/weft.pc"

@@ -31,6 +31,10 @@ const PLACES: &[(&str, &str)] = &[
         "memory that is shared as atomics and owned as bytes in turn, and a memfd's mapping",
     ),
     (
+        "transport/memory/src/region/tests.rs",
+        "borrows memory, whose owner only the caller knows",
+    ),
+    (
         "transport/memory/src/missing_pages.rs",
         "system calls for pages that are missing, and the handler of the signal of an access to one",
     ),

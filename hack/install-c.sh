@@ -37,7 +37,7 @@ install -D -m 644 transfer-engine/c/include/weft.h "$to/include/weft.h"
 install -D -m 755 "$libraries/libweft.so" "$to/lib/libweft.so.0"
 ln -sf libweft.so.0 "$to/lib/libweft.so"
 install -D -m 644 "$libraries/libweft.a" "$to/lib/libweft.a"
-# What a debugger reads is four fifths of them.
+# Most of the shared library, and half of the static one, is for debuggers only.
 if [ -n "$is_built_here" ]; then strip --strip-debug "$to/lib/libweft.so.0" "$to/lib/libweft.a"; fi
 install -d "$to/lib/pkgconfig"
 sed -e "s|@PREFIX@|$prefix|" -e "s|@VERSION@|$version|" transfer-engine/c/weft.pc.in >"$to/lib/pkgconfig/weft.pc"

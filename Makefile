@@ -2,7 +2,7 @@
 # ARGS="..." goes on to the program behind a verb: make play ARGS="--nodes 8 --loss 0.1%"
 
 .DEFAULT_GOAL := help
-.PHONY: help play test vopr bench bench-cluster figures soak e2e cluster-up cluster-down cluster-load-images lint generate
+.PHONY: help play test vopr bench bench-cluster figures soak e2e cluster-up cluster-down cluster-load-images install-c lint generate
 
 help: ## List the verbs
 	@sed -n 's/^\([a-z0-9-]*\):.* ## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r verb text; do printf 'make %-19s %s\n' "$$verb" "$$text"; done
@@ -69,6 +69,10 @@ cluster-load-images: ## Build Weft's images and put them where the cluster's pod
 cluster-down: ## Take the cluster down and leave nothing of it
 	@cargo build --quiet $(CLUSTER)
 	@"$${CARGO_TARGET_DIR:-target}/debug/cluster" down $(ARGS)
+
+install-c: ## Install the TransferEngine for C (weft.h, libweft, weft.pc) under PREFIX=/usr/local
+	@hack/setup.sh build
+	@hack/install-c.sh --prefix "$(or $(PREFIX),/usr/local)" $(ARGS)
 
 lint: ## Format check, clippy and the house rules: the quick half of `make test`
 	@hack/setup.sh test

@@ -19,7 +19,7 @@ case "$verb" in
     play) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux) ;;
     # The same for its tests, a C++ compiler for libFuzzer, what counts instructions and system calls, what a container
     # is made of, and verbs programs.
-    test) programs=(cc:gcc c++:g++ ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
+    test) programs=(cc:gcc c++:g++ pkg-config:pkg-config ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
                     valgrind:valgrind strace:strace script:bsdutils bwrap:bubblewrap ibv_devinfo:ibverbs-utils
                     ib_write_bw:perftest rping:rdmacm-utils ucx_perftest:ucx-utils fi_pingpong:libfabric-bin
                     mpirun:openmpi-bin) ;;

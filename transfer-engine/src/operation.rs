@@ -53,6 +53,11 @@ impl Operation {
         self.state.wait()
     }
 
+    /// Waits for the end, but no longer than `time`: then `None`. A callback must not call this.
+    pub fn wait_for(&self, time: Duration) -> Option<Outcome> {
+        self.state.wait_for(time)
+    }
+
     /// The outcome, if the operation has ended.
     pub fn outcome(&self) -> Option<Outcome> {
         self.state.outcome()

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 use crate::failure::Failure;
 use crate::lock::lock;
@@ -55,6 +56,9 @@ pub enum Completion {
     Callback(Box<dyn FnOnce(Outcome) + Send>),
     /// This is set to [`Outcome::code`] with release ordering. Set it to 0 before.
     Flag(Arc<AtomicU64>),
+    /// This is called with [`Outcome::code`]. It stores the code where a program in another language polls, with release
+    /// ordering, and does nothing else: transfers wait for it.
+    Store(Box<dyn FnOnce(u64) + Send>),
 }
 
 /// What the program and the engine share of an operation.
@@ -86,10 +90,19 @@ impl State {
     pub(crate) fn end(&self, outcome: Outcome) -> Option<Box<dyn FnOnce() + Send>> {
         let mut inner = lock(&self.inner);
         let completion = std::mem::take(&mut inner.completion);
-        if let Completion::Flag(flag) = &completion {
-            // Before anybody wakes: who waits finds it set.
-            flag.store(outcome.code(), Ordering::Release);
-        }
+        // Before anybody wakes: who waits finds it set.
+        let callback = match completion {
+            Completion::None => None,
+            Completion::Callback(callback) => Some(callback),
+            Completion::Flag(flag) => {
+                flag.store(outcome.code(), Ordering::Release);
+                None
+            }
+            Completion::Store(store) => {
+                store(outcome.code());
+                None
+            }
+        };
         inner.outcome = Some(outcome.clone());
         let waker = inner.waker.take();
         drop(inner);
@@ -97,10 +110,8 @@ impl State {
         if let Some(waker) = waker {
             waker.wake();
         }
-        match completion {
-            Completion::Callback(callback) => Some(Box::new(move || callback(outcome))),
-            Completion::None | Completion::Flag(_) => None,
-        }
+        let callback = callback?;
+        Some(Box::new(move || callback(outcome)))
     }
 
     /// Waits for the end.
@@ -113,6 +124,15 @@ impl State {
             let waited = self.ended.wait(inner);
             inner = waited.unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Waits for the end, but no longer than `time`.
+    pub(crate) fn wait_for(&self, time: Duration) -> Option<Outcome> {
+        let inner = lock(&self.inner);
+        let is_open = |inner: &mut Inner| inner.outcome.is_none();
+        let waited = self.ended.wait_timeout_while(inner, time, is_open);
+        let (inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        inner.outcome.clone()
     }
 
     pub(crate) fn outcome(&self) -> Option<Outcome> {

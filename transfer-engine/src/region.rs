@@ -1,5 +1,6 @@
 //! Registered memory.
 
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -40,6 +41,12 @@ impl MemoryRegion {
     /// Its length.
     pub fn bytes(&self) -> u64 {
         self.0.descriptor.bytes
+    }
+
+    /// Where its bytes lie in this process, for a program in another language; `None` for memory of a device. The address is
+    /// good while a clone of this exists.
+    pub fn as_ptr(&self) -> Option<NonNull<u8>> {
+        self.0.region.as_ptr()
     }
 
     /// Copies bytes out of it, or fails with [`TransferError::OutOfBounds`]. A copy may have parts of what peers write

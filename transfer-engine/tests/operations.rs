@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 use crossbeam_channel::unbounded;
 use start::{PATIENCE, bytes_of, done, engine, engine_with_nics, options, pattern, source, whole};
@@ -271,6 +272,15 @@ fn completion_is_told_by_callback_by_flag_and_by_future() {
     let operation = submit(Completion::Flag(Arc::clone(&flag)));
     done(&operation);
     assert_eq!(flag.load(Ordering::Acquire), Outcome::Done.code());
+
+    let stored = Arc::new(AtomicU64::new(0));
+    let there = Arc::clone(&stored);
+    let store = Box::new(move |code| there.store(code, Ordering::Release));
+    let operation = submit(Completion::Store(store));
+    assert_eq!(operation.wait_for(PATIENCE), Some(Outcome::Done));
+    assert_eq!(stored.load(Ordering::Acquire), Outcome::Done.code());
+    let open = b.expect_imm_count(99, 1, options()).unwrap();
+    assert_eq!(open.wait_for(Duration::from_millis(1)), None);
 
     let (to_test, woken) = unbounded();
     let waker = Waker::from(Arc::new(Woken(to_test)));

@@ -11,6 +11,7 @@ use crate::rules::{self, Weight};
 use crate::tree::Tree;
 
 mod api;
+mod header;
 mod verbs;
 
 /// A section: the file it stands in, the name on its markers, and what makes it.
@@ -30,6 +31,11 @@ const SECTIONS: &[Section] = &[
         path: "docs/api.md",
         name: "api",
         make: api::reference,
+    },
+    Section {
+        path: "docs/c.md",
+        name: "program",
+        make: smallest_c_program,
     },
     Section {
         path: "docs/add-a-kind.md",
@@ -69,8 +75,10 @@ pub(crate) fn changes(tree: &Tree) -> Vec<Change> {
         path: section.path.to_owned(),
         text: replaced(old(section.path), section.name, &(section.make)()),
     });
+    let header = header::text(tree).expect("cbindgen makes a header of the sources for C");
     let files = api::definitions()
         .into_iter()
+        .chain([(header::PATH.to_owned(), header)])
         .map(|(path, text)| Change { path, text });
     sections
         .chain(files)
@@ -91,6 +99,12 @@ fn replaced(text: &str, name: &str, body: &str) -> String {
 fn example_kind() -> String {
     let module = include_str!("../../operator/src/controllers/tests/example.rs");
     format!("```rust\n{module}```\n")
+}
+
+/// The program that a test of the TransferEngine for C compiles and runs.
+fn smallest_c_program() -> String {
+    let program = include_str!("../../transfer-engine/c/tests/programs/smallest.c");
+    format!("```c\n{program}```\n")
 }
 
 fn table_of_lints() -> String {

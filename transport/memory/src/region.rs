@@ -248,6 +248,11 @@ impl Region {
         }
     }
 
+    /// Where its bytes lie, when they lie in this process in one piece. Whoever uses them there does it as another process would.
+    pub fn as_ptr(&self) -> Option<NonNull<u8>> {
+        self.is_direct().then(|| NonNull::from(self.bytes()).cast())
+    }
+
     /// Bytes; of another process's memory, the offset at which it ends.
     pub fn len(&self) -> u64 {
         match &self.0 {

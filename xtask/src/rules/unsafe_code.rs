@@ -48,6 +48,10 @@ const PLACES: &[(&str, &str)] = &[
 /// comment; clippy's `undocumented_unsafe_blocks` asks for it.
 const FOLDERS: &[(&str, &str)] = &[
     (
+        "transfer-engine/c/src/",
+        "the TransferEngine for C: pointers, strings and callbacks of programs in C",
+    ),
+    (
         "transport/rdmacm-shim/src/",
         "librdmacm: pointers of programs in C, and functions of libibverbs",
     ),

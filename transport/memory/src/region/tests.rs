@@ -191,3 +191,20 @@ fn what_comes_by_a_socket_lies_in_the_region_and_what_follows_it_ahead() {
     let received = joined.receive(0, 10, to.as_fd(), &mut []);
     assert!(!joined.is_direct() && received.is_err());
 }
+
+#[test]
+fn bytes_of_this_process_have_an_address_and_joined_ones_have_none() {
+    let shared = Region::share(vec![5; 10]);
+    let memfd = Arc::new(Region::memfd("weft-test", 10).unwrap());
+    memfd.write(0, &[5; 10]).unwrap();
+    for region in [&shared, &memfd] {
+        let start = region.as_ptr().unwrap();
+        assert_eq!(start, NonNull::from(region.bytes()).cast());
+    }
+    let part = Part {
+        region: shared,
+        offset: 0,
+        bytes: 10,
+    };
+    assert_eq!(Region::joined(vec![part]).as_ptr(), None);
+}

@@ -1,0 +1,224 @@
+//! The engine: its settings, its start and its end, its peers.
+
+use std::ffi::{CString, c_char};
+use std::mem::MaybeUninit;
+use std::net::IpAddr;
+
+use weft_transfer_engine::{
+    Encryption, NicConfig, TransferEngine, TransferEngineConfig, TransferError,
+};
+
+use crate::argument::{array, give, given, string, time_or, value_or};
+use crate::callback::check_not_in_callback;
+use crate::names::WeftAddress;
+use crate::status::{Refusal, WeftStatus, call};
+use crate::text::text;
+
+/// A running engine.
+pub struct WeftEngine {
+    engine: TransferEngine,
+    main_address: CString,
+    process: Process,
+}
+
+/// The process that has the engine's threads.
+pub(crate) struct Process(u32);
+
+impl Process {
+    pub(crate) fn this() -> Self {
+        Self(std::process::id())
+    }
+
+    /// Refuses a process that was forked from it.
+    pub(crate) fn check(&self) -> Result<(), Refusal> {
+        match self.0 == std::process::id() {
+            true => Ok(()),
+            false => Err(TransferError::Forked { parent: self.0 }.into()),
+        }
+    }
+}
+
+/// The engine of a call.
+pub(crate) fn running(engine: Option<&WeftEngine>) -> Result<&TransferEngine, Refusal> {
+    let engine = given(engine, "engine")?;
+    engine.process.check()?;
+    Ok(&engine.engine)
+}
+
+/// A NIC to use.
+#[repr(C)]
+pub struct WeftNic {
+    /// Its IPv4 or IPv6 address, such as "192.0.2.1".
+    pub address: *const c_char,
+    /// Its speed in bits per second: NICs get work in this proportion. 0: 10 Gbit/s.
+    pub speed_bps: u64,
+}
+
+/// The settings of an engine. 0 stands for the default of each.
+#[repr(C)]
+pub struct WeftConfig {
+    /// `nic_count` NICs, at most 128.
+    pub nics: *const WeftNic,
+    /// 0: one NIC, 127.0.0.1.
+    pub nic_count: usize,
+    /// UDP ports of each NIC; both ends must agree. 0: 16.
+    pub ports_per_nic: u16,
+    /// The engine looks for free ports from here on. 0, with `last_port`: 20000.
+    pub first_port: u16,
+    /// The engine looks for free ports to here. 0, with `first_port`: 32767.
+    pub last_port: u16,
+    /// Worker threads of each NIC, a divisor of `ports_per_nic`; both ends must agree. 0: 1.
+    pub workers_per_nic: u16,
+    /// Bytes of the largest IP packet; both ends must agree. 0: 1500.
+    pub mtu: u16,
+    /// Whether data is encrypted; both ends must agree. Set-up always is.
+    pub encrypt: bool,
+    /// A connection with bytes under way that receives nothing for this time fails. 0: 10 s.
+    pub stall_timeout_us: u64,
+    /// How long connecting to a peer may take. 0: 5 s.
+    pub connect_timeout_us: u64,
+    /// How long a stopped operation waits for the peer to confirm the stop. 0: 1 s.
+    pub cancel_timeout_us: u64,
+    /// How often the words of watchers are read. 0: 50 us.
+    pub watch_interval_us: u64,
+}
+
+/// What an engine has: a program that leaks sees it here.
+#[repr(C)]
+pub struct WeftCounts {
+    /// Peers that this engine has connected to, or is connecting to.
+    pub peers: u64,
+    /// Connections of the NICs.
+    pub connections: u64,
+    /// Operations that have not ended.
+    pub operations: u64,
+    /// Counters of immediates.
+    pub counters: u64,
+    /// Registered regions.
+    pub regions: u64,
+}
+
+fn config(config: &WeftConfig) -> Result<TransferEngineConfig, Refusal> {
+    let default = TransferEngineConfig::default();
+    let nic = |(index, nic): (usize, &WeftNic)| {
+        let name = format!("config.nics[{index}].address");
+        let address = string(nic.address, &name)?;
+        let parsed = address.parse::<IpAddr>().map_err(|_| {
+            Refusal::invalid(format!(
+                "{name} is \"{address}\": write an IPv4 or IPv6 address"
+            ))
+        })?;
+        Ok(NicConfig {
+            address: parsed,
+            speed_bps: value_or(nic.speed_bps, 10_000_000_000),
+        })
+    };
+    let nics = array(config.nics, config.nic_count, "config.nics")?;
+    let nics = nics.iter().enumerate().map(nic);
+    let nics = nics.collect::<Result<Vec<_>, Refusal>>()?;
+    let ports = match (config.first_port, config.last_port) {
+        (0, 0) => default.ports.clone(),
+        (first, last) if first > 0 && first <= last => first..=last,
+        (first, last) => {
+            return Err(Refusal::invalid(format!(
+                "config.first_port is {first} and config.last_port is {last}: set both, the lower one first"
+            )));
+        }
+    };
+    Ok(TransferEngineConfig {
+        nics: match nics.is_empty() {
+            true => default.nics,
+            false => nics,
+        },
+        ports_per_nic: value_or(config.ports_per_nic, default.ports_per_nic),
+        ports,
+        workers_per_nic: value_or(config.workers_per_nic, default.workers_per_nic),
+        mtu: value_or(config.mtu, default.mtu),
+        encryption: match config.encrypt {
+            true => Encryption::Required,
+            false => Encryption::Off,
+        },
+        stall_timeout: time_or(config.stall_timeout_us, default.stall_timeout),
+        connect_timeout: time_or(config.connect_timeout_us, default.connect_timeout),
+        cancel_timeout: time_or(config.cancel_timeout_us, default.cancel_timeout),
+        watch_interval: time_or(config.watch_interval_us, default.watch_interval),
+    })
+}
+
+/// Starts an engine on free ports of its NICs. It needs no agent, no root and no file. `config` may be NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn weft_engine_start(
+    config: Option<&WeftConfig>,
+    engine: Option<&mut MaybeUninit<*mut WeftEngine>>,
+) -> WeftStatus {
+    call(|| {
+        let to = given(engine, "engine")?;
+        let config = config.map(self::config).transpose()?;
+        let engine = TransferEngine::start(config.unwrap_or_default())?;
+        let main_address = text(engine.main_address().to_string());
+        give(
+            to,
+            WeftEngine {
+                engine,
+                main_address,
+                process: Process::this(),
+            },
+        );
+        Ok(())
+    })
+}
+
+/// Ends the engine: operations under way fail, and peers notice at once. When it returns, no callback of the engine runs
+/// or will run, and every operation has ended. Other handles stay good, and are freed before or after. A callback must not
+/// call this. In a forked process it does nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn weft_engine_close(engine: *mut WeftEngine) -> WeftStatus {
+    call(|| {
+        check_not_in_callback("weft_engine_close")?;
+        if !engine.is_null() {
+            // SAFETY: a handle of `weft_engine_start` that is freed once (invariant 1).
+            drop(unsafe { Box::from_raw(engine) });
+        }
+        Ok(())
+    })
+}
+
+/// How peers reach this engine, as a string. **A secret**: who has it may connect, and nobody else. NULL if `engine` is.
+#[unsafe(no_mangle)]
+pub extern "C" fn weft_main_address(engine: Option<&WeftEngine>) -> *const c_char {
+    engine.map_or(std::ptr::null(), |engine| engine.main_address.as_ptr())
+}
+
+/// Ends what this engine has under way with a peer, and its connections to it. The next operation connects again.
+#[unsafe(no_mangle)]
+pub extern "C" fn weft_remove_peer(
+    engine: Option<&WeftEngine>,
+    peer: Option<&WeftAddress>,
+) -> WeftStatus {
+    call(|| {
+        let engine = running(engine)?;
+        engine.remove_peer(&given(peer, "peer")?.address);
+        Ok(())
+    })
+}
+
+/// Tells what the engine has.
+#[unsafe(no_mangle)]
+pub extern "C" fn weft_engine_counts(
+    engine: Option<&WeftEngine>,
+    counts: Option<&mut MaybeUninit<WeftCounts>>,
+) -> WeftStatus {
+    call(|| {
+        let engine = running(engine)?;
+        let to = given(counts, "counts")?;
+        let counts = engine.counts()?;
+        to.write(WeftCounts {
+            peers: counts.peers as u64,
+            connections: counts.connections as u64,
+            operations: counts.operations as u64,
+            counters: counts.counters as u64,
+            regions: counts.regions as u64,
+        });
+        Ok(())
+    })
+}

@@ -58,6 +58,17 @@ impl Operation {
         self.state.outcome()
     }
 
+    /// Waits for the end as [`Operation::wait`], but at most this long: `None` says that the operation goes on.
+    pub fn wait_for(&self, at_most: Duration) -> Option<Outcome> {
+        self.state.wait_for(at_most)
+    }
+
+    /// Has the callback thread call this at the end, beside the [`Completion`]. If the operation has ended, this answers the
+    /// outcome and drops the callback.
+    pub fn on_end(&self, callback: Box<dyn FnOnce(Outcome) + Send>) -> Option<Outcome> {
+        self.state.on_end(callback)
+    }
+
     /// Stops the operation. It then ends within [`crate::TransferEngineConfig::cancel_timeout`]: as
     /// [`Outcome::Reusable`] when no byte of it lands any more, as [`Outcome::Unconfirmed`] when the peer does not confirm
     /// that in time, or as it would have ended anyway. A send that is under way cannot be stopped: it ends as

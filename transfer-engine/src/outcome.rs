@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 use crate::failure::Failure;
 use crate::lock::lock;
@@ -46,6 +47,9 @@ pub enum Completion {
     Flag(Arc<AtomicU64>),
 }
 
+/// Gets the outcome of an operation.
+pub(crate) type Callback = Box<dyn FnOnce(Outcome) + Send>;
+
 /// What the program and the engine share of an operation.
 pub(crate) struct State {
     inner: Mutex<Inner>,
@@ -55,6 +59,7 @@ pub(crate) struct State {
 struct Inner {
     outcome: Option<Outcome>,
     completion: Completion,
+    callbacks: Vec<Callback>,
     waker: Option<Waker>,
 }
 
@@ -63,6 +68,7 @@ impl State {
         let inner = Inner {
             outcome: None,
             completion,
+            callbacks: Vec::new(),
             waker: None,
         };
         Arc::new(Self {
@@ -71,25 +77,26 @@ impl State {
         })
     }
 
-    /// Ends the operation. Tells everybody but a callback, which the callback thread has to call.
-    pub(crate) fn end(&self, outcome: Outcome) -> Option<Box<dyn FnOnce() + Send>> {
+    /// Ends the operation. Tells everybody but the callbacks, which the callback thread has to call.
+    pub(crate) fn end(&self, outcome: Outcome) -> Vec<Callback> {
         let mut inner = lock(&self.inner);
         let completion = std::mem::take(&mut inner.completion);
+        let mut callbacks = std::mem::take(&mut inner.callbacks);
         if let Completion::Flag(flag) = &completion {
             // Before anybody wakes: who waits finds it set.
             flag.store(outcome.code(), Ordering::Release);
         }
-        inner.outcome = Some(outcome.clone());
+        inner.outcome = Some(outcome);
         let waker = inner.waker.take();
         drop(inner);
         self.ended.notify_all();
         if let Some(waker) = waker {
             waker.wake();
         }
-        match completion {
-            Completion::Callback(callback) => Some(Box::new(move || callback(outcome))),
-            Completion::None | Completion::Flag(_) => None,
+        if let Completion::Callback(callback) = completion {
+            callbacks.push(callback);
         }
+        callbacks
     }
 
     /// Waits for the end.
@@ -102,6 +109,25 @@ impl State {
             let waited = self.ended.wait(inner);
             inner = waited.unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Waits for the end, at most this long.
+    pub(crate) fn wait_for(&self, at_most: Duration) -> Option<Outcome> {
+        let inner = lock(&self.inner);
+        let waited = self
+            .ended
+            .wait_timeout_while(inner, at_most, |inner| inner.outcome.is_none());
+        let (inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        inner.outcome.clone()
+    }
+
+    /// Adds a callback, or answers the outcome.
+    pub(crate) fn on_end(&self, callback: Callback) -> Option<Outcome> {
+        let mut inner = lock(&self.inner);
+        if inner.outcome.is_none() {
+            inner.callbacks.push(callback);
+        }
+        inner.outcome.clone()
     }
 
     pub(crate) fn outcome(&self) -> Option<Outcome> {

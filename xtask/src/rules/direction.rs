@@ -46,6 +46,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &["weft-core", "weft-crypto", "weft-link", "weft-memory"],
     ),
     ("weft-transfer-engine", &["weft-engine"]),
+    ("weft-python", &["weft-transfer-engine"]),
     ("weft-device-socket", &["weft-device", "weft-memory"]),
     (
         "weft-device-server",

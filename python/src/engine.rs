@@ -233,6 +233,11 @@ impl Engine {
                 *setting = seconds(name, value)?;
             }
         }
+        let (ports, workers) = (config.ports_per_nic, config.workers_per_nic);
+        if workers == 0 || !ports.is_multiple_of(workers) {
+            let problem = format!("is {workers}: it must divide ports_per_nic, which is {ports}");
+            return Err(wrong_value("workers_per_nic", problem));
+        }
         let engine = py
             .detach(|| TransferEngine::start(config))
             .map_err(refused)?;

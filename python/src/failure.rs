@@ -19,7 +19,7 @@ pub(crate) fn refused(error: TransferError) -> PyErr {
         | TransferError::OutOfBounds { .. }
         | TransferError::NotRegistered { .. } => PyValueError::new_err(message),
         TransferError::Nic(error) => match error.reason() {
-            "OutOfRange" | "UnevenWorkers" | "TooFewPairs" => PyValueError::new_err(message),
+            "SettingOutOfRange" | "BadPorts" | "MtuTooBig" => PyValueError::new_err(message),
             _ => PyOSError::new_err(message),
         },
         TransferError::System { source, .. } => match source.raw_os_error() {

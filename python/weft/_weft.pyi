@@ -9,7 +9,7 @@ from typing_extensions import Buffer, Self
 
 from ._types import Access, Counts, Outcome, Pages, SingleWrite, TransferFailed
 
-__all__ = ["Engine", "MemoryRegion", "Operation", "PeerGroup", "Watcher"]
+__all__ = ["Engine", "MemoryRegion", "Operation", "PeerGroup", "Watcher", "_close_all"]
 
 def _close_all() -> None: ...
 @type_check_only

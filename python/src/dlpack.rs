@@ -12,6 +12,9 @@ use crate::arguments::wrong_value;
 /// `kDLCPU`.
 const CPU: i32 = 1;
 
+/// `DLPACK_MAJOR_VERSION`, of which this knows the structures.
+const MAJOR: u32 = 1;
+
 /// `DLPACK_FLAG_BITMASK_READ_ONLY`.
 const READ_ONLY: u64 = 1;
 
@@ -50,21 +53,20 @@ pub(crate) fn bytes_of(
 ) -> PyResult<(NonNull<u8>, usize)> {
     let (tensor, is_read_only) = match capsule.pointer_checked(Some(c"dltensor_versioned")) {
         Ok(pointer) => {
-            // SAFETY: a capsule with this name has a `DLManagedTensorVersioned`, whose first fields are the same in all
-            // versions. `data` is only looked at below, after the version is.
-            let versioned = unsafe { pointer.cast::<Versioned>().as_ref() };
-            if versioned.major != 1 {
-                let version = versioned.major;
-                return Err(wrong_value(
-                    name,
-                    format!("is given by DLPack {version}, and this knows DLPack 1"),
-                ));
+            // SAFETY: a capsule with this name has a `DLManagedTensorVersioned`, which begins with the version whatever that
+            // is.
+            let major = unsafe { pointer.cast::<u32>().read() };
+            if major != MAJOR {
+                let problem = format!("is given by DLPack {major}, and this knows DLPack {MAJOR}");
+                return Err(wrong_value(name, problem));
             }
+            // SAFETY: as before, and the version has these fields. The capsule keeps them.
+            let versioned = unsafe { pointer.cast::<Versioned>().as_ref() };
             (&versioned.tensor, versioned.flags & READ_ONLY != 0)
         }
         Err(_) => {
             let pointer = capsule.pointer_checked(Some(c"dltensor"))?;
-            // SAFETY: a capsule with this name has a `DLManagedTensor`, which begins with the tensor.
+            // SAFETY: a capsule with this name has a `DLManagedTensor`, which begins with the tensor and keeps it.
             (unsafe { pointer.cast::<Tensor>().as_ref() }, false)
         }
     };
@@ -77,23 +79,24 @@ pub(crate) fn bytes_of(
             "is read-only: the engine needs memory that can be written",
         ));
     }
-    let dimensions = usize::try_from(tensor.dimensions).unwrap_or(0);
-    let (shape, strides) = match dimensions {
-        0 => (&[][..], None),
-        _ => {
-            // SAFETY: `shape` has as many numbers as there are dimensions.
-            let shape = unsafe { std::slice::from_raw_parts(tensor.shape, dimensions) };
-            let strides = (!tensor.strides.is_null()).then(|| {
-                // SAFETY: `strides` is null or has as many.
-                unsafe { std::slice::from_raw_parts(tensor.strides, dimensions) }
-            });
-            (shape, strides)
-        }
+    let dimensions = usize::try_from(tensor.dimensions);
+    let dimensions = dimensions.map_err(|_| wrong_value(name, "has no shape"))?;
+    let numbers = |start: *const i64| {
+        // SAFETY: shape and strides are null or have as many numbers as there are dimensions, and the capsule keeps them.
+        let numbers = || unsafe { std::slice::from_raw_parts(start, dimensions) };
+        (!start.is_null()).then(numbers)
     };
+    let (shape, strides) = (numbers(tensor.shape), numbers(tensor.strides));
+    let shape = match (dimensions, shape) {
+        (0, None) => &[],
+        (_, None) => return Err(wrong_value(name, "has no shape")),
+        (_, Some(shape)) => shape,
+    };
+    let is_empty = shape.contains(&0);
     let mut elements = 1i64;
     for (dimension, size) in shape.iter().enumerate().rev() {
         let is_next = strides.is_none_or(|strides| strides[dimension] == elements);
-        if *size > 1 && !is_next {
+        if *size > 1 && !is_next && !is_empty {
             return Err(wrong_value(
                 name,
                 "is not contiguous: make a contiguous copy, or register what it is a part of",

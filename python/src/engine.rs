@@ -35,9 +35,9 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    /// Does something with the engine, detached from the interpreter if it may wait.
+    /// Does something with the engine. What may wait detaches from the interpreter.
     fn with<R>(&self, py: Python<'_>, act: impl FnOnce(&TransferEngine) -> R) -> PyResult<R> {
-        // First: the thread that has the lock may be in another process.
+        // First: the thread that has a lock of the engine may be in another process.
         check_process(self.process)?;
         let engine = lock(&self.engine).clone();
         let engine = engine.ok_or_else(|| PyRuntimeError::new_err("the engine is closed"))?;
@@ -413,7 +413,6 @@ impl Engine {
     /// b'llo'
     #[pyo3(signature = (source, destination, bytes=None, *, deadline=None, on_done=None),
            text_signature = "($self, source, destination, bytes=None, *, deadline=30.0, on_done=None)")]
-    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn submit_read(
         &self,
         py: Python<'_>,
@@ -438,7 +437,6 @@ impl Engine {
     /// it. One that is longer than the receives ends the connections with the peer.
     #[pyo3(signature = (peer, message, immediate=None, *, deadline=None, on_done=None),
            text_signature = "($self, peer, message, immediate=None, *, deadline=30.0, on_done=None)")]
-    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn submit_send(
         &self,
         py: Python<'_>,

@@ -159,6 +159,7 @@ READ_ONLY.flags.writeable = False
         (bytearray(), ValueError, "buffer is empty"),
         (numpy.zeros((3, 0)), ValueError, "buffer is empty"),
         (OnlyDLPack(numpy.zeros((3, 0))), ValueError, "buffer is empty"),
+        (OnlyDLPack(numpy.zeros((5, 4, 0))[::2, ::2]), ValueError, "buffer is empty"),
         (OnlyDLPack(numpy.zeros(3), device=(2, 1)), ValueError, r"the memory of a device \(CUDA, number 1\)"),
         (OnlyDLPack(numpy.zeros(3), device=(99, 0)), ValueError, r"\(device type 99 of DLPack, number 0\)"),
         (numpy.zeros(3, "M8[s]"), ValueError, "buffer does not show its memory"),

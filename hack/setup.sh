@@ -22,7 +22,7 @@ case "$verb" in
     test) programs=(cc:gcc c++:g++ pkg-config:pkg-config ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
                     valgrind:valgrind strace:strace script:bsdutils bwrap:bubblewrap ibv_devinfo:ibverbs-utils
                     ib_write_bw:perftest rping:rdmacm-utils ucx_perftest:ucx-utils fi_pingpong:libfabric-bin
-                    mpirun:openmpi-bin) ;;
+                    mpirun:openmpi-bin python3:python3) ;;
     # The peers it is measured against, verbs programs, what counts their instructions, and a virtual machine.
     bench) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
                      nc:netcat-openbsd iperf3:iperf3 scp:openssh-client sshd:openssh-server
@@ -78,6 +78,8 @@ fi
 if [ "$verb" = test ] && ! compgen -G "/usr/lib/python3/dist-packages/seccomp.*" >/dev/null; then
     missing+=(python3-seccomp)
 fi
+# Nor is what makes the virtual environment of the tests of the Python module.
+if [ "$verb" = test ] && ! python3 -c 'import ensurepip' >/dev/null 2>&1; then missing+=(python3-venv); fi
 # Nor are the headers that one of the benchmark's programs is built with, and that our structures are compared with.
 if [[ "$verb" = bench || "$verb" = test ]] && [ ! -e /usr/include/infiniband/verbs.h ]; then
     missing+=(libibverbs-dev)

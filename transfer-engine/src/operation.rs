@@ -53,14 +53,20 @@ impl Operation {
         self.state.wait()
     }
 
-    /// Waits for the end, but no longer than `time`: then `None`. A callback must not call this.
-    pub fn wait_for(&self, time: Duration) -> Option<Outcome> {
-        self.state.wait_for(time)
-    }
-
     /// The outcome, if the operation has ended.
     pub fn outcome(&self) -> Option<Outcome> {
         self.state.outcome()
+    }
+
+    /// Waits for the end as [`Operation::wait`], but at most this long: `None` says that the operation goes on.
+    pub fn wait_for(&self, at_most: Duration) -> Option<Outcome> {
+        self.state.wait_for(at_most)
+    }
+
+    /// Has the callback thread call this at the end, beside the [`Completion`]. If the operation has ended, this answers the
+    /// outcome and drops the callback.
+    pub fn on_end(&self, callback: Box<dyn FnOnce(Outcome) + Send>) -> Option<Outcome> {
+        self.state.on_end(callback)
     }
 
     /// Stops the operation. It then ends within [`crate::TransferEngineConfig::cancel_timeout`]: as

@@ -61,6 +61,9 @@ pub enum Completion {
     Store(Box<dyn FnOnce(u64) + Send>),
 }
 
+/// Gets the outcome of an operation.
+pub(crate) type Callback = Box<dyn FnOnce(Outcome) + Send>;
+
 /// What the program and the engine share of an operation.
 pub(crate) struct State {
     inner: Mutex<Inner>,
@@ -70,6 +73,7 @@ pub(crate) struct State {
 struct Inner {
     outcome: Option<Outcome>,
     completion: Completion,
+    callbacks: Vec<Callback>,
     waker: Option<Waker>,
 }
 
@@ -78,6 +82,7 @@ impl State {
         let inner = Inner {
             outcome: None,
             completion,
+            callbacks: Vec::new(),
             waker: None,
         };
         Arc::new(Self {
@@ -86,32 +91,26 @@ impl State {
         })
     }
 
-    /// Ends the operation. Tells everybody but a callback, which the callback thread has to call.
-    pub(crate) fn end(&self, outcome: Outcome) -> Option<Box<dyn FnOnce() + Send>> {
+    /// Ends the operation. Tells everybody but the callbacks, which the callback thread has to call.
+    pub(crate) fn end(&self, outcome: Outcome) -> Vec<Callback> {
         let mut inner = lock(&self.inner);
         let completion = std::mem::take(&mut inner.completion);
+        let mut callbacks = std::mem::take(&mut inner.callbacks);
         // Before anybody wakes: who waits finds it set.
-        let callback = match completion {
-            Completion::None => None,
-            Completion::Callback(callback) => Some(callback),
-            Completion::Flag(flag) => {
-                flag.store(outcome.code(), Ordering::Release);
-                None
-            }
-            Completion::Store(store) => {
-                store(outcome.code());
-                None
-            }
-        };
-        inner.outcome = Some(outcome.clone());
+        match completion {
+            Completion::None => {}
+            Completion::Callback(callback) => callbacks.push(callback),
+            Completion::Flag(flag) => flag.store(outcome.code(), Ordering::Release),
+            Completion::Store(store) => store(outcome.code()),
+        }
+        inner.outcome = Some(outcome);
         let waker = inner.waker.take();
         drop(inner);
         self.ended.notify_all();
         if let Some(waker) = waker {
             waker.wake();
         }
-        let callback = callback?;
-        Some(Box::new(move || callback(outcome)))
+        callbacks
     }
 
     /// Waits for the end.
@@ -132,6 +131,15 @@ impl State {
         let is_open = |inner: &mut Inner| inner.outcome.is_none();
         let waited = self.ended.wait_timeout_while(inner, time, is_open);
         let (inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        inner.outcome.clone()
+    }
+
+    /// Adds a callback, or answers the outcome.
+    pub(crate) fn on_end(&self, callback: Callback) -> Option<Outcome> {
+        let mut inner = lock(&self.inner);
+        if inner.outcome.is_none() {
+            inner.callbacks.push(callback);
+        }
         inner.outcome.clone()
     }
 

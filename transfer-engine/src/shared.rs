@@ -87,8 +87,9 @@ impl Shared {
     /// Tells of operations that have ended.
     pub(crate) fn tell(&self, ended: impl IntoIterator<Item = Ended>) {
         for Ended { state, outcome } in ended {
-            if let Some(callback) = state.end(outcome) {
-                self.callbacks.call(callback);
+            for callback in state.end(outcome.clone()) {
+                let outcome = outcome.clone();
+                self.callbacks.call(Box::new(move || callback(outcome)));
             }
         }
     }

@@ -284,6 +284,27 @@ fn completion_is_told_by_callback_by_flag_and_by_future() {
 
     let (to_test, woken) = unbounded();
     let waker = Waker::from(Arc::new(Woken(to_test)));
+    // It goes on until the peer sends a message with this immediate.
+    let waits = b.expect_imm_count(1, 1, options()).unwrap();
+    assert_eq!(waits.wait_for(Duration::from_millis(1)), None);
+    let (to_test, told) = unbounded();
+    for index in 0..2 {
+        let to_test = to_test.clone();
+        let callback = Box::new(move |outcome| to_test.send((index, outcome)).unwrap());
+        assert_eq!(waits.on_end(callback), None);
+    }
+    let signal = SingleWrite {
+        immediate: Some(1),
+        ..whole(&from, &descriptor)
+    };
+    done(&a.submit_single_write(&signal, options()).unwrap());
+    assert_eq!(waits.wait_for(PATIENCE), Some(Outcome::Done));
+    let mut callbacks = [0, 1].map(|_| told.recv_timeout(PATIENCE).unwrap());
+    callbacks.sort_by_key(|(index, _)| *index);
+    assert_eq!(callbacks, [(0, Outcome::Done), (1, Outcome::Done)]);
+    let late = Box::new(|_| panic!("it has ended"));
+    assert_eq!(waits.on_end(late), Some(Outcome::Done));
+
     let mut future = pin!(submit(Completion::None));
     let outcome = loop {
         match future.as_mut().poll(&mut Context::from_waker(&waker)) {

@@ -15,6 +15,14 @@ pub(super) const RULE: Rule = Rule {
 /// A file, and why it cannot do without.
 const PLACES: &[(&str, &str)] = &[
     (
+        "python/src/dlpack.rs",
+        "reads structures that other libraries make, as DLPack lays them out",
+    ),
+    (
+        "python/src/memory.rs",
+        "gives the engine memory of an object of Python, which keeps the object",
+    ),
+    (
         "transport/memory/src/copy.rs",
         "copies to and from memory that another thread or process may write at the same time",
     ),

@@ -9,10 +9,9 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyMemoryView};
 use weft_transfer_engine::{Region, TransferError};
 
-use crate::arguments::wrong_value;
 use crate::dlpack;
-use crate::engine::Inner;
-use crate::failure::refused;
+use crate::failure::{refused, wrong_value};
+use crate::shared::Shared;
 
 /// The bytes of an object of Python: no copy.
 pub(crate) struct Buffer {
@@ -88,7 +87,7 @@ pub(crate) fn map(py: Python<'_>, region: &Region) -> PyResult<Py<PyAny>> {
 #[pyclass(frozen, weakref, module = "weft")]
 pub(crate) struct MemoryRegion {
     pub(crate) region: weft_transfer_engine::MemoryRegion,
-    pub(crate) engine: Weak<Inner>,
+    pub(crate) engine: Weak<Shared>,
     pub(crate) memory: Py<PyAny>,
 }
 

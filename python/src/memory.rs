@@ -111,10 +111,7 @@ impl MemoryRegion {
         self.region.bytes() as usize
     }
 
-    /// deregister($self, /)
-    /// --
-    ///
-    /// Closes the region to peers and to later operations, and lets go of the object it belongs to. No byte of a peer lands
+    /// Closes the region to peers and to later operations. The engine lets go of the object. No byte of a peer lands
     /// after this call, and the peers' operations on it fail. Own operations that are under way keep the bytes until they end.
     fn deregister(&self, py: Python<'_>) {
         // It waits for the workers.

@@ -243,8 +243,9 @@ impl Engine {
     }
 
     /// Writes `bytes` bytes from `source`, a region or (region, offset), to `destination`, the descriptor of a peer or
-    /// (descriptor, offset), whose access needs WRITE. Without `bytes` it writes to the end of the source. `immediate`, below
-    /// 2 to the 32nd, counts once at the peer when all bytes are there. Do not change the bytes before the operation has ended.
+    /// (descriptor, offset), whose access needs WRITE. Without `bytes` it writes to the end of the source. `immediate`,
+    /// below 2 to the 32nd, counts once at the peer when all bytes are there. Do not change the bytes before the
+    /// operation has ended.
     #[pyo3(signature = (source, destination, bytes=None, *, immediate=None, deadline=None, on_done=None),
            text_signature = "($self, source, destination, bytes=None, *, immediate=None, deadline=30.0, on_done=None)")]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
@@ -353,9 +354,9 @@ impl Engine {
         self.submit(py, |engine| engine.submit_read(&read, options))
     }
 
-    /// Sends a copy of a message, something like bytes, to the receives of the engine with the main address `peer`. It may be
-    /// empty. Messages from one engine to one peer arrive in order. One that finds no receive waits, and later ones wait behind
-    /// it. One that is longer than the receives ends the connections with the peer.
+    /// Sends a copy of a message, something like bytes, to the receives of the engine with the main address `peer`. It
+    /// may be empty. Messages from one engine to one peer arrive in order. One that finds no receive waits, and later
+    /// ones wait behind it. One that is longer than the receives ends the connections with the peer.
     #[pyo3(signature = (peer, message, immediate=None, *, deadline=None, on_done=None),
            text_signature = "($self, peer, message, immediate=None, *, deadline=30.0, on_done=None)")]
     fn submit_send(

@@ -86,8 +86,8 @@ impl Operation {
     /// Waits for the end, which comes by the deadline and the engine's `cancel_timeout`. Other threads run meanwhile, and
     /// Ctrl-C is answered: it leaves the operation going.
     ///
-    /// Raises `TransferFailed` if the operation has failed, its subclass `Reusable` if it was stopped and no byte of it lands
-    /// any more, its subclass `Unconfirmed` if it was stopped and bytes may still land.
+    /// Raises `TransferFailed` if the operation has failed, its subclass `Reusable` if it was stopped and no byte of it
+    /// lands any more, its subclass `Unconfirmed` if it was stopped and bytes may still land.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         let mut ended = self.ended()?;
         let outcome = loop {

@@ -4,8 +4,8 @@
 #   hack/python.sh [ARGUMENTS OF PYTEST]
 #
 # What the tests need (python/tests/requirements.txt) is fetched once, into a virtual environment in the cache. The module
-# goes into another one, in the target directory, so that clones do not meet. It is compiled there as well, in the dev profile:
-# what cargo has compiled before is used.
+# goes into another one, in the target directory, so that clones do not meet. It is compiled there as well, in the dev
+# profile: what cargo has compiled before is used.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

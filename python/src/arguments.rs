@@ -4,13 +4,14 @@ use std::fmt::Display;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView, PyString, PyTuple};
 use weft_transfer_engine::{
     Access, EngineAddress, MrDescriptor, NicConfig, PagedWrites, Pages, SingleWrite,
 };
 
+use crate::failure::wrong_value;
 use crate::memory::MemoryRegion;
 
 type Any<'a, 'py> = &'a Bound<'py, PyAny>;
@@ -25,10 +26,6 @@ fn type_name(value: Any<'_, '_>) -> String {
 
 fn wrong_type(name: &str, wanted: impl Display, value: Any<'_, '_>) -> PyErr {
     PyTypeError::new_err(format!("{name} must be {wanted}, not {}", type_name(value)))
-}
-
-pub(crate) fn wrong_value(name: &str, problem: impl Display) -> PyErr {
-    PyValueError::new_err(format!("{name} {problem}"))
 }
 
 /// A whole number from 0 to `most`.

@@ -7,7 +7,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-use crate::arguments::wrong_value;
+use crate::failure::wrong_value;
 
 /// `kDLCPU`.
 const CPU: i32 = 1;
@@ -40,7 +40,8 @@ struct Versioned {
     major: u32,
     minor: u32,
     manager: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
+    /// A function, which the capsule calls.
+    deleter: *const c_void,
     flags: u64,
     tensor: Tensor,
 }

@@ -1,9 +1,7 @@
 //! The engine: how it starts and ends, its memory and its operations.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
 
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyTuple};
@@ -13,80 +11,13 @@ use weft_transfer_engine::{
 
 use crate::arguments::{
     access_of, address_of, addresses_of, bytes_of, bytes_or_rest, callable, immediate_of, local,
-    nics_of, paged_writes, remote, seconds, single_writes, u16_of, u32_of, u64_of, wrong_value,
+    nics_of, paged_writes, remote, seconds, single_writes, u16_of, u32_of, u64_of,
 };
-use crate::failure::refused;
-use crate::lock::lock;
+use crate::failure::{refused, wrong_value};
 use crate::memory::{Buffer, MemoryRegion, alloc, buffer_of};
-use crate::operation::{Operation, PeerGroup, call, check_process, options};
+use crate::operation::{Operation, PeerGroup, call, options};
+use crate::shared::Shared;
 use crate::watcher::Watcher;
-
-/// All engines of the process, for its end.
-static ENGINES: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
-
-pub(crate) struct Inner {
-    /// None once it is closed.
-    engine: Mutex<Option<Arc<TransferEngine>>>,
-    /// Those that are registered, by key: nobody need keep the objects of Python.
-    regions: Mutex<HashMap<u64, weft_transfer_engine::MemoryRegion>>,
-    process: u32,
-    address: String,
-    name: String,
-}
-
-impl Inner {
-    /// Does something with the engine. What may wait detaches from the interpreter.
-    fn with<R>(&self, py: Python<'_>, act: impl FnOnce(&TransferEngine) -> R) -> PyResult<R> {
-        // First: the thread that has a lock of the engine may be in another process.
-        check_process(self.process)?;
-        let engine = lock(&self.engine).clone();
-        let engine = engine.ok_or_else(|| PyRuntimeError::new_err("the engine is closed"))?;
-        let result = act(&engine);
-        end(py, engine);
-        Ok(result)
-    }
-
-    fn close(&self, py: Python<'_>) {
-        if self.process != std::process::id() {
-            return;
-        }
-        let engine = lock(&self.engine).take();
-        if let Some(engine) = engine {
-            end(py, engine);
-        }
-        let regions = std::mem::take(&mut *lock(&self.regions));
-        // What they belong to may be ended by it.
-        drop(regions);
-    }
-
-    fn keep(&self, region: &weft_transfer_engine::MemoryRegion) {
-        let key = region.descriptor().key.0;
-        lock(&self.regions).insert(key, region.clone());
-    }
-
-    pub(crate) fn forget(&self, region: &weft_transfer_engine::MemoryRegion) {
-        if self.process == std::process::id() {
-            let region = lock(&self.regions).remove(&region.descriptor().key.0);
-            drop(region);
-        }
-    }
-}
-
-/// Ends the engine with the last call that uses it. It joins the callback thread, which attaches.
-fn end(py: Python<'_>, engine: Arc<TransferEngine>) {
-    if let Some(engine) = Arc::into_inner(engine) {
-        py.detach(|| drop(engine));
-    }
-}
-
-/// Closes all engines: for the end of the interpreter.
-#[pyfunction(name = "_close_all")]
-pub(crate) fn close_all(py: Python<'_>) {
-    let engines = std::mem::take(&mut *lock(&ENGINES));
-    for engine in engines.iter().filter_map(Weak::upgrade) {
-        engine.close(py);
-    }
-}
 
 /// An engine moves memory between processes. It needs no agent, no root and no configuration file.
 ///
@@ -124,7 +55,7 @@ pub(crate) fn close_all(py: Python<'_>) {
 ///
 /// A process that is forked cannot use the engine: each call raises RuntimeError there. Start an engine after the fork.
 #[pyclass(frozen, weakref, module = "weft")]
-pub(crate) struct Engine(Arc<Inner>);
+pub(crate) struct Engine(Arc<Shared>);
 
 impl Engine {
     fn submit(
@@ -241,17 +172,7 @@ impl Engine {
         let engine = py
             .detach(|| TransferEngine::start(config))
             .map_err(refused)?;
-        let inner = Arc::new(Inner {
-            address: engine.main_address().to_string(),
-            name: engine.main_address().name(),
-            engine: Mutex::new(Some(Arc::new(engine))),
-            regions: Mutex::default(),
-            process: std::process::id(),
-        });
-        let mut engines = lock(&ENGINES);
-        engines.retain(|engine| engine.strong_count() > 0);
-        engines.push(Arc::downgrade(&inner));
-        Ok(Self(inner))
+        Ok(Self(Shared::new(engine)))
     }
 
     /// How peers reach this engine, a str. It is a secret: who has it may connect. An engine that is started again has
@@ -322,8 +243,9 @@ impl Engine {
     }
 
     /// Writes `bytes` bytes from `source`, a region or (region, offset), to `destination`, the descriptor of a peer or
-    /// (descriptor, offset), whose access needs WRITE. Without `bytes` it writes to the end of the source. `immediate`, below
-    /// 2 to the 32nd, counts once at the peer when all bytes are there. Do not change the bytes before the operation has ended.
+    /// (descriptor, offset), whose access needs WRITE. Without `bytes` it writes to the end of the source. `immediate`,
+    /// below 2 to the 32nd, counts once at the peer when all bytes are there. Do not change the bytes before the
+    /// operation has ended.
     #[pyo3(signature = (source, destination, bytes=None, *, immediate=None, deadline=None, on_done=None),
            text_signature = "($self, source, destination, bytes=None, *, immediate=None, deadline=30.0, on_done=None)")]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
@@ -432,9 +354,9 @@ impl Engine {
         self.submit(py, |engine| engine.submit_read(&read, options))
     }
 
-    /// Sends a copy of a message, something like bytes, to the receives of the engine with the main address `peer`. It may be
-    /// empty. Messages from one engine to one peer arrive in order. One that finds no receive waits, and later ones wait behind
-    /// it. One that is longer than the receives ends the connections with the peer.
+    /// Sends a copy of a message, something like bytes, to the receives of the engine with the main address `peer`. It
+    /// may be empty. Messages from one engine to one peer arrive in order. One that finds no receive waits, and later
+    /// ones wait behind it. One that is longer than the receives ends the connections with the peer.
     #[pyo3(signature = (peer, message, immediate=None, *, deadline=None, on_done=None),
            text_signature = "($self, peer, message, immediate=None, *, deadline=30.0, on_done=None)")]
     fn submit_send(

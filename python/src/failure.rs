@@ -1,10 +1,17 @@
 //! Errors and outcomes as exceptions of Python.
 
+use std::fmt::Display;
+
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use weft_transfer_engine::{Access, Failure, Outcome, TransferError};
+
+/// An argument that cannot be used, with its name.
+pub(crate) fn wrong_value(name: &str, problem: impl Display) -> PyErr {
+    PyValueError::new_err(format!("{name} {problem}"))
+}
 
 /// Why a call was refused. The message names the argument.
 pub(crate) fn refused(error: TransferError) -> PyErr {

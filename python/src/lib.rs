@@ -26,6 +26,7 @@ mod lock;
 )]
 mod memory;
 mod operation;
+mod shared;
 mod watcher;
 
 use pyo3::prelude::*;
@@ -34,11 +35,13 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _weft {
     #[pymodule_export]
-    use crate::engine::{Engine, close_all};
+    use crate::engine::Engine;
     #[pymodule_export]
     use crate::memory::MemoryRegion;
     #[pymodule_export]
     use crate::operation::{Operation, PeerGroup};
+    #[pymodule_export]
+    use crate::shared::close_all;
     #[pymodule_export]
     use crate::watcher::Watcher;
     use pyo3::prelude::*;

@@ -9,10 +9,9 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyMemoryView};
 use weft_transfer_engine::{Region, TransferError};
 
-use crate::arguments::wrong_value;
 use crate::dlpack;
-use crate::engine::Inner;
-use crate::failure::refused;
+use crate::failure::{refused, wrong_value};
+use crate::shared::Shared;
 
 /// The bytes of an object of Python: no copy.
 pub(crate) struct Buffer {
@@ -44,8 +43,8 @@ pub(crate) fn buffer_of(object: &Bound<'_, PyAny>) -> PyResult<Buffer> {
     };
     let memory = PyMemoryView::from(&array)?.call_method1("cast", ("B",))?;
     let owner = Box::new(array.unbind());
-    // SAFETY: the array exports the object's buffer, or has the capsule: as long as it is there the object keeps these bytes,
-    // which are writable (`array_of` and `dlpack` have checked that), and neither moves nor resizes them. Python's
+    // SAFETY: the array exports the object's buffer, or has the capsule: as long as it is there the object keeps these
+    // bytes, which are writable (`array_of` and `dlpack` have checked that), and neither moves nor resizes them. Python's
     // accesses meanwhile make no reference of Rust.
     let region = unsafe { Region::borrow(start, length, owner) };
     Ok(Buffer {
@@ -88,14 +87,14 @@ pub(crate) fn map(py: Python<'_>, region: &Region) -> PyResult<Py<PyAny>> {
 #[pyclass(frozen, weakref, module = "weft")]
 pub(crate) struct MemoryRegion {
     pub(crate) region: weft_transfer_engine::MemoryRegion,
-    pub(crate) engine: Weak<Inner>,
+    pub(crate) engine: Weak<Shared>,
     pub(crate) memory: Py<PyAny>,
 }
 
 #[pymethods]
 impl MemoryRegion {
-    /// The name of the region for peers, a str. Send it to them by any channel. It is a secret: who has it may connect to the
-    /// engine and use the region as its access allows.
+    /// The name of the region for peers, a str. Send it to them by any channel. It is a secret: who has it may connect to
+    /// the engine and use the region as its access allows.
     #[getter]
     fn descriptor(&self) -> String {
         self.region.descriptor().to_string()
@@ -112,11 +111,9 @@ impl MemoryRegion {
         self.region.bytes() as usize
     }
 
-    /// deregister($self, /)
-    /// --
-    ///
-    /// Closes the region to peers and to later operations, and lets go of the object it belongs to. No byte of a peer lands
-    /// after this call, and the peers' operations on it fail. Own operations that are under way keep the bytes until they end.
+    /// Closes the region to peers and to later operations. The engine lets go of the object. No byte of a peer lands
+    /// after this call, and the peers' operations on it fail. Own operations that are under way keep the bytes until they
+    /// end.
     fn deregister(&self, py: Python<'_>) {
         // It waits for the workers.
         py.detach(|| self.region.deregister());

@@ -2,26 +2,16 @@
 
 use std::time::Duration;
 
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use weft_transfer_engine::{Completion, Options, Outcome};
 
 use crate::arguments::{callable, seconds};
 use crate::failure::{exception_of, outcome_of};
+use crate::shared::check_process;
 
 /// How long a wait leaves a signal, such as Ctrl-C, without an answer.
 const SLICE: Duration = Duration::from_millis(50);
-
-/// Refuses a process that was forked from `process`: the engine's threads are in that one, and nothing ends here.
-pub(crate) fn check_process(process: u32) -> PyResult<()> {
-    match process == std::process::id() {
-        true => Ok(()),
-        false => Err(PyRuntimeError::new_err(format!(
-            "this process was forked from {process}, which has the engine's threads: start an engine after the fork"
-        ))),
-    }
-}
 
 /// Calls code of Python from a thread of the engine. What it raises goes to `sys.unraisablehook`.
 pub(crate) fn call(
@@ -96,8 +86,8 @@ impl Operation {
     /// Waits for the end, which comes by the deadline and the engine's `cancel_timeout`. Other threads run meanwhile, and
     /// Ctrl-C is answered: it leaves the operation going.
     ///
-    /// Raises `TransferFailed` if the operation has failed, its subclass `Reusable` if it was stopped and no byte of it lands
-    /// any more, its subclass `Unconfirmed` if it was stopped and bytes may still land.
+    /// Raises `TransferFailed` if the operation has failed, its subclass `Reusable` if it was stopped and no byte of it
+    /// lands any more, its subclass `Unconfirmed` if it was stopped and bytes may still land.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         let mut ended = self.ended()?;
         let outcome = loop {

@@ -36,7 +36,9 @@ class Outcome(enum.Enum):
     DONE = 1
     """The bytes of a write or a send are at the other end, or those of a read here; a count is reached."""
     REUSABLE = 2
-    """It was stopped, and no byte of it lands any more: the memory at both ends may be reused. Some bytes may have landed."""
+    """It was stopped, and no byte of it lands any more: the memory at both ends may be reused.
+
+    Some bytes may have landed before."""
     UNCONFIRMED = 3
     """It was stopped, and the peer has not confirmed that: bytes may still land."""
     FAILED = 4

@@ -67,6 +67,8 @@ step generated 5 "${clippy[@]}" cargo run --quiet --locked -p xtask -- generate 
 # The tests start the programs, so these are built first and in the same profile.
 step programs 30 "${clippy[@]}" cargo build --workspace --bins --locked
 step shims 5 "${clippy[@]}" cargo build -p weft-verbs-shim -p weft-rdmacm-shim --locked
+# Its own programs, by pip and pytest.
+step python 10 "${clippy[@]}" hack/python.sh
 step tests 50 "${clippy[@]}" cargo test --workspace --locked --no-fail-fast
 # As it must not be: doorbell pages among memory. The test expects the paper's fault.
 step figure-5 5 "${clippy[@]}" cargo test -p weft-memory --lib --features one-space --locked st2_figure_5
@@ -101,7 +103,7 @@ step traces 1 diff "$logs/traces-before" "$logs/traces-after"
 passed=0
 failed=0
 table=$(printf '%-12s %7s %7s %8s' step passed failed seconds)
-for name in format lint generated programs shims tests figure-5 kubernetes e2e fuzz vopr-fixed vopr-fresh instructions \
+for name in format lint generated programs shims python tests figure-5 kubernetes e2e fuzz vopr-fixed vopr-fresh instructions \
     wasm32 docs traces; do
     read -r good bad seconds <"$logs/$name.result" || { good=0 bad=1 seconds=0; }
     passed=$((passed + good))

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::timeout;
@@ -24,6 +25,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
 use crate::address::{EngineAddress, JoinToken};
 use crate::ends::{End, Ends};
+use crate::error::TransferError;
 use crate::failure::Cause;
 use crate::session::Session;
 use crate::shared::Shared;
@@ -47,20 +49,22 @@ struct Hello {
 
 type Answer = Result<Vec<End>, String>;
 
+/// What the thread waits by. It is made before the thread is: a process that forks as soon as an engine has started has none
+/// of it half made.
+pub(crate) fn runtime() -> Result<Runtime, TransferError> {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let built = builder.enable_all().build();
+    built.map_err(TransferError::system("make an event queue"))
+}
+
 /// The thread's body.
 pub(crate) fn run(
+    runtime: &Runtime,
     shared: &Arc<Shared>,
     server: ServerConfig,
     listeners: Vec<TcpListener>,
     mut commands: UnboundedReceiver<Option<EngineAddress>>,
 ) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    let runtime = match runtime {
-        Ok(runtime) => runtime,
-        Err(error) => return tracing::error!("no peer can connect: no event queue ({error})"),
-    };
     let acceptor = TlsAcceptor::from(Arc::new(server));
     // What is under way when this ends, ends with the runtime.
     runtime.block_on(async {

@@ -60,6 +60,7 @@ impl TransferEngine {
             certificate: certificate.to_vec().into(),
             token: random()?,
         };
+        let runtime = control::runtime()?;
         let (callbacks, callback_thread) = Callbacks::start(config.watch_interval)?;
         let (events, receivers): (Vec<_>, Vec<_>) = nics.iter().map(|_| unbounded()).unzip();
         let (to_events, wakes) = unbounded();
@@ -85,7 +86,7 @@ impl TransferEngine {
         let run = move || events::run(&for_events, &receivers, &wakes);
         let event_thread = spawn("weft-events", run)?;
         let for_control = Arc::clone(&shared);
-        let run = move || control::run(&for_control, server, listeners, commands);
+        let run = move || control::run(&runtime, &for_control, server, listeners, commands);
         let control_thread = spawn("weft-control", run)?;
         let threads = vec![control_thread, event_thread, callback_thread];
         Ok(Self { shared, threads })

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crossbeam_channel::unbounded;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use start::{PATIENCE, bytes_of, config, done, engine, options, pattern, source, whole};
 use weft_transfer_engine::{
@@ -417,6 +418,11 @@ impl Peer {
     fn signal(&self, signal: Signal) {
         let id = Pid::from_raw(self.process.id() as i32);
         kill(id, signal).expect("the peer is there");
+        if signal == Signal::SIGSTOP {
+            // Its threads go on until all have stopped.
+            let stopped = waitpid(id, Some(WaitPidFlag::WUNTRACED));
+            assert_eq!(stopped, Ok(WaitStatus::Stopped(id, signal)));
+        }
     }
 }
 

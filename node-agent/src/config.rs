@@ -612,7 +612,7 @@ fn require(holds: bool, field: &str, message: &str) -> Result<(), ConfigError> {
 }
 
 impl Config {
-    /// Paths per pair of nodes: as configured, or 128, or all that the ports give. Over TCP [`TCP_PATHS_MAX`] at most.
+    /// Paths per pair of nodes: as configured, or 128, or all that the ports give. Over TCP 8 at most.
     #[must_use]
     pub fn paths(&self) -> u16 {
         let ports = self.data.ports.count;

@@ -47,7 +47,8 @@ impl CancelError {
 
 impl Connection {
     /// Cancels a write or a read. Exactly one event follows: [`Event::Cancelled`]; or [`Event::Completed`] when all of it
-    /// had arrived before; or [`Event::Refused`] when the peer had refused it before; or the connection's end. The peer confirms the cancel of a write when no copy of it is under way.
+    /// had arrived before; or [`Event::Refused`] when the peer had refused it before; or the connection's end. The peer
+    /// confirms the cancel of a write when no copy of it is under way.
     /// If it does not for [`ConnectionConfig::stall_timeout`](super::ConnectionConfig::stall_timeout), the connection fails
     /// as [`Failure::Stalled`](super::Failure::Stalled), whatever else the peer acknowledges. So it does if the peer knows
     /// no revocations. A second cancel of the same work request changes nothing. If several work requests have this token,

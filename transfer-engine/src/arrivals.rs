@@ -121,7 +121,7 @@ impl Nics {
             pair
         };
         let link = |nic| Link {
-            nic,
+            engine: nic,
             connection: id(SENDER, CONNECTION),
             speed_bps: 1,
             path: String::new(),

@@ -6,8 +6,12 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use ring::rand::{SecureRandom, SystemRandom};
-use weft_engine::{DomainId, Encryption, Engine, EngineConfig, Nanos, PortRange, Progress, Secret};
+use weft_engine::{
+    DomainId, Encryption, Engine, EngineConfig, EngineError, LinkKind, Nanos, PortRange, Progress,
+    Secret,
+};
 
+use crate::choice::LinkChoice;
 use crate::error::TransferError;
 
 /// All memory and all connections of an engine are in one protection domain: only keys open memory.
@@ -15,9 +19,6 @@ pub(crate) const DOMAIN: DomainId = DomainId(1);
 
 /// Most NICs of an engine: their ends fit one message of set-up.
 pub(crate) const NICS_MAX: usize = 128;
-
-/// Sends go over the first NIC.
-pub(crate) const MESSAGE_NIC: usize = 0;
 
 /// More paths bring little (STELLAR, section 7).
 const PATHS_MAX: u16 = 128;
@@ -36,9 +37,12 @@ pub struct NicConfig {
 pub struct TransferEngineConfig {
     /// 1 to 128 NICs. Default: 127.0.0.1.
     pub nics: Vec<NicConfig>,
+    /// Which link is used to reach peers. Default: the fastest.
+    pub link: LinkChoice,
     /// UDP ports of each NIC; both ends must agree. Default: 16, which make 256 pairs for 128 paths.
     pub ports_per_nic: u16,
-    /// Where the engine looks for free ports. Each NIC also listens on the TCP port with the number of its first UDP port.
+    /// Where the engine looks for free ports. Each NIC also listens on TCP ports: set-up on the one with the number of its
+    /// first UDP port, and the link tcp on the next ones, one for each worker.
     /// Default: 20000 to 32767, below those that the system gives to any program.
     pub ports: RangeInclusive<u16>,
     /// Worker threads of each NIC, a divisor of `ports_per_nic`; both ends must agree. Default: 1.
@@ -64,6 +68,7 @@ impl Default for TransferEngineConfig {
                 address: Ipv4Addr::LOCALHOST.into(),
                 speed_bps: 10_000_000_000,
             }],
+            link: LinkChoice::Auto,
             ports_per_nic: 16,
             ports: 20_000..=32_767,
             workers_per_nic: 1,
@@ -77,16 +82,19 @@ impl Default for TransferEngineConfig {
     }
 }
 
-/// A NIC in use.
+/// A NIC in use by a link.
 #[derive(Debug)]
-pub(crate) struct Nic {
+pub(crate) struct LinkEngine {
     pub(crate) engine: Engine,
+    pub(crate) link: LinkKind,
     pub(crate) speed_bps: u64,
 }
 
 impl TransferEngineConfig {
-    /// Starts an engine for each NIC on free ports, and a listener for set-up beside it.
-    pub(crate) fn start_nics(&self) -> Result<Vec<(Nic, TcpListener)>, TransferError> {
+    /// Starts the engines of all NICs on free ports, and a listener for set-up beside those of each.
+    pub(crate) fn start_engines(
+        &self,
+    ) -> Result<(Vec<LinkEngine>, Vec<TcpListener>), TransferError> {
         if self.nics.is_empty() || self.nics.len() > NICS_MAX {
             return Err(TransferError::Invalid {
                 field: "nics",
@@ -94,49 +102,45 @@ impl TransferEngineConfig {
             });
         }
         let node_key = Secret(random()?);
-        let start = |nic| self.start_nic(nic, &node_key);
-        self.nics.iter().map(start).collect()
+        let (mut engines, mut listeners) = (Vec::new(), Vec::new());
+        for nic in &self.nics {
+            let (of_nic, listener) = self.start_nic(nic, &node_key)?;
+            engines.extend(of_nic);
+            listeners.push(listener);
+        }
+        Ok((engines, listeners))
     }
 
     fn start_nic(
         &self,
         nic: &NicConfig,
         node_key: &Secret,
-    ) -> Result<(Nic, TcpListener), TransferError> {
-        // Those of one worker, at both ends.
-        let ports_of_worker = self.ports_per_nic / self.workers_per_nic.max(1);
-        let paths = ports_of_worker.saturating_mul(ports_of_worker);
-        let nanos = |time: Duration| Nanos::new(time.as_nanos().try_into().unwrap_or(u64::MAX));
-        for first in self.ports.clone().step_by(self.ports_per_nic.max(1).into()) {
-            let last = first.saturating_add(self.ports_per_nic.max(1) - 1);
-            if !self.ports.contains(&last) {
+    ) -> Result<(Vec<LinkEngine>, TcpListener), TransferError> {
+        // Set-up has the first TCP port.
+        let tcp_ports = self.workers_per_nic.saturating_add(1);
+        let count = self.ports_per_nic.max(tcp_ports);
+        for first in self.ports.clone().step_by(count.into()) {
+            if !self.ports.contains(&first.saturating_add(count - 1)) {
                 break;
             }
-            // Engines of this machine take turns by it: who has the TCP port may try the UDP ports.
+            // Engines of this machine take turns by it: who has the TCP port may try the others.
             let listener = match TcpListener::bind(SocketAddr::new(nic.address, first)) {
                 Ok(listener) => listener,
                 Err(error) if error.kind() == ErrorKind::AddrInUse => continue,
                 Err(error) => return Err(TransferError::system("bind")(error)),
             };
-            let ports = PortRange {
-                first,
-                count: self.ports_per_nic,
+            let start = |link| {
+                let engine = Engine::start(self.engine(link, nic, first, node_key))?;
+                let speed_bps = nic.speed_bps.max(1);
+                Ok(LinkEngine {
+                    engine,
+                    link,
+                    speed_bps,
+                })
             };
-            let config = EngineConfig {
-                mtu: self.mtu,
-                encryption: self.encryption,
-                stall_timeout: nanos(self.stall_timeout),
-                rto_min: Nanos::from_millis(5).min(nanos(self.stall_timeout)),
-                progress: Progress::Threads(self.workers_per_nic.into()),
-                split: self.workers_per_nic,
-                paths: paths.clamp(1, PATHS_MAX),
-                ..EngineConfig::new(nic.address, ports, node_key.clone())
-            };
-            match Engine::start(config) {
-                Ok(engine) => {
-                    let speed_bps = nic.speed_bps.max(1);
-                    return Ok((Nic { engine, speed_bps }, listener));
-                }
+            let kinds = self.link.kinds().into_iter();
+            match kinds.map(start).collect::<Result<_, EngineError>>() {
+                Ok(engines) => return Ok((engines, listener)),
                 Err(error) if error.reason() == "PortTaken" => {}
                 Err(error) => return Err(error.into()),
             }
@@ -145,6 +149,47 @@ impl TransferEngineConfig {
             field: "ports",
             problem: "has too few free ports in a row: widen the range, or lower ports_per_nic",
         })
+    }
+
+    /// The settings of a NIC's engine.
+    fn engine(
+        &self,
+        link: LinkKind,
+        nic: &NicConfig,
+        first: u16,
+        node_key: &Secret,
+    ) -> EngineConfig {
+        let workers = self.workers_per_nic;
+        let ports = match link {
+            LinkKind::Udp => PortRange {
+                first,
+                count: self.ports_per_nic,
+            },
+            LinkKind::Tcp => PortRange {
+                first: first + 1,
+                count: workers,
+            },
+        };
+        let defaults = EngineConfig::over(link, nic.address, ports, node_key.clone());
+        // Those of one worker, at both ends.
+        let ports_of_worker = self.ports_per_nic / workers.max(1);
+        let nanos = |time: Duration| Nanos::new(time.as_nanos().try_into().unwrap_or(u64::MAX));
+        EngineConfig {
+            mtu: self.mtu,
+            encryption: self.encryption,
+            stall_timeout: nanos(self.stall_timeout),
+            rto_min: Nanos::from_millis(5).min(nanos(self.stall_timeout)),
+            progress: Progress::Threads(workers.into()),
+            split: workers,
+            paths: match link {
+                LinkKind::Udp => {
+                    let pairs = ports_of_worker.saturating_mul(ports_of_worker);
+                    pairs.clamp(1, PATHS_MAX)
+                }
+                LinkKind::Tcp => defaults.paths,
+            },
+            ..defaults
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! Set-up. The control thread calls peers, lets callers in, and holds a TLS connection for each session: its end says at
 //! once that the peer is gone.
 //!
-//! The caller sends [`Hello`]. The other end joins the ends in it to its own and answers with those, or with the reason why
-//! not; the caller joins them too.
+//! The caller sends [`Hello`], which offers ends over each link that it has. The other end joins those over the links that it
+//! has too to ends of its own, and sends these. The caller joins them, chooses one of the links, and says which; both ends
+//! close the others.
 
 use std::io;
 use std::net::TcpListener;
@@ -22,8 +23,10 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+use weft_engine::{Key, LinkError, LinkKind};
 
 use crate::address::{EngineAddress, JoinToken};
+use crate::choice::{Candidate, choose};
 use crate::ends::{End, Ends};
 use crate::error::TransferError;
 use crate::failure::Cause;
@@ -31,8 +34,8 @@ use crate::session::Session;
 use crate::shared::Shared;
 use crate::tls::{SERVER_NAME, client_of, is_other_certificate};
 
-/// Most bytes of a message: 129 ends of 16 workers with IPv6 addresses are less.
-const MESSAGE_BYTES_MAX: usize = 1 << 18;
+/// Most bytes of a message: 129 ends of 16 workers with IPv6 addresses, over each link, are less.
+const MESSAGE_BYTES_MAX: usize = 1 << 19;
 
 /// Callers that are let in at a time, before they have shown the token. Others wait.
 const CALLERS_MAX: usize = 64;
@@ -44,10 +47,26 @@ const KEEPALIVE: Duration = Duration::from_secs(5);
 struct Hello {
     /// Of the engine that is called.
     token: JoinToken,
+    offers: Vec<Offer>,
+}
+
+/// Ends over a link, by its name.
+#[derive(Serialize, Deserialize)]
+struct Offer {
+    link: String,
     ends: Vec<End>,
 }
 
-type Answer = Result<Vec<End>, String>;
+/// What the engine that is called answers to [`Hello`], or why it does not let the caller in.
+type Answer = Result<Welcome, String>;
+
+#[derive(Serialize, Deserialize)]
+struct Welcome {
+    /// For each link that was offered the ends, or why there are none.
+    links: Vec<Result<Vec<End>, String>>,
+    /// Opens memory that the caller may write to, to measure.
+    key: Key,
+}
 
 /// What the thread waits by. It is made before the thread is: a process that forks as soon as an engine has started has none
 /// of it half made.
@@ -131,30 +150,40 @@ async fn accept(
 
 /// Lets a caller in that has the token.
 async fn answer(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     acceptor: &TlsAcceptor,
     stream: TcpStream,
 ) -> io::Result<(Arc<Session>, server::TlsStream<TcpStream>)> {
     prepare(&stream)?;
     let mut stream = acceptor.accept(stream).await?;
     let hello: Hello = receive(&mut stream).await?;
-    let joined = check(shared, &hello.token).and_then(|()| {
-        let ends = Ends::allocate(shared, hello.ends.len().saturating_sub(1))?;
-        let session = ends.join(hello.ends)?;
-        Ok((ends, session))
-    });
-    match joined {
-        Ok((ends, session)) => {
-            send(&mut stream, &Answer::Ok(ends.offer())).await?;
-            ends.keep();
-            Ok((session, stream))
-        }
-        Err(why) => {
-            send(&mut stream, &Answer::Err(why.clone())).await?;
-            stream.shutdown().await?;
-            Err(io::Error::other(why))
-        }
+    if let Err(why) = check(shared, &hello.token) {
+        send(&mut stream, &Answer::Err(why.clone())).await?;
+        stream.shutdown().await?;
+        return Err(io::Error::other(why));
     }
+    let mut sessions = Vec::new();
+    let mut join = |offer: Offer| {
+        let link: LinkKind = offer.link.parse().map_err(|it: LinkError| it.to_string())?;
+        let ends = Ends::allocate(shared, link, offer.ends.len().saturating_sub(1))?;
+        let session = ends.join(offer.ends)?;
+        let offered = ends.offer();
+        sessions.push((link, ends, session));
+        Ok(offered)
+    };
+    let welcome = Welcome {
+        links: hello.offers.into_iter().map(&mut join).collect(),
+        key: shared.measurements.key,
+    };
+    send(&mut stream, &Answer::Ok(welcome)).await?;
+    let chosen: String = receive(&mut stream).await?;
+    let is_chosen = |(link, ..): &(LinkKind, _, _)| link.name() == chosen;
+    let Some(index) = sessions.iter().position(is_chosen) else {
+        return Err(io::Error::other("the caller has no link in common"));
+    };
+    let (_, ends, session) = sessions.swap_remove(index);
+    ends.keep();
+    Ok((session, stream))
 }
 
 fn check(shared: &Shared, token: &JoinToken) -> Result<(), String> {
@@ -168,22 +197,51 @@ fn check(shared: &Shared, token: &JoinToken) -> Result<(), String> {
 
 /// Connects to a peer.
 async fn call(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     peer: &EngineAddress,
 ) -> Result<(Arc<Session>, client::TlsStream<TcpStream>), Cause> {
     let broken = |error: io::Error| Cause::Unreachable(error.to_string());
     let mut stream = connect(peer).await?;
     // A peer has an endpoint for each NIC.
-    let links = shared.nics.len().max(peer.endpoints.len());
-    let ends = Ends::allocate(shared, links).map_err(Cause::Refused)?;
+    let count = shared.config.nics.len().max(peer.endpoints.len());
+    let mut ours = Vec::new();
+    for link in shared.config.link.kinds() {
+        let ends = Ends::allocate(shared, link, count).map_err(Cause::Refused)?;
+        ours.push((link, ends));
+    }
+    let offer = |(link, ends): &(LinkKind, Ends<'_>)| Offer {
+        link: link.name().to_owned(),
+        ends: ends.offer(),
+    };
     let hello = Hello {
         token: peer.token,
-        ends: ends.offer(),
+        offers: ours.iter().map(offer).collect(),
     };
     send(&mut stream, &hello).await.map_err(broken)?;
     let answer: Answer = receive(&mut stream).await.map_err(broken)?;
-    let session = answer.and_then(|theirs| ends.join(theirs));
-    let session = session.map_err(Cause::Refused)?;
+    let welcome = answer.map_err(Cause::Refused)?;
+    let (mut candidates, mut refused) = (Vec::new(), Vec::new());
+    for ((link, ends), theirs) in ours.into_iter().zip(welcome.links) {
+        match theirs.and_then(|theirs| ends.join(theirs)) {
+            Ok(session) => candidates.push(Candidate {
+                link,
+                ends,
+                session,
+            }),
+            Err(why) => {
+                tracing::warn!(peer = peer.name(), link = link.name(), "not joined: {why}");
+                refused.push(why);
+            }
+        }
+    }
+    let chosen = choose(shared, peer, welcome.key, &candidates, &refused).await?;
+    let name = chosen.link.name().to_owned();
+    send(&mut stream, &name).await.map_err(broken)?;
+    let is_chosen = |it: &Candidate<'_>| it.link == chosen.link;
+    let index = candidates.iter().position(is_chosen).unwrap_or_default();
+    let Candidate { ends, session, .. } = candidates.swap_remove(index);
+    // Nobody else sets it.
+    let _ = session.link.set(chosen);
     ends.keep();
     Ok((session, stream))
 }

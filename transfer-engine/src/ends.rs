@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use weft_engine::{LocalEnd, RemoteEnd, Secret};
+use weft_engine::{LinkKind, LocalEnd, RemoteEnd, Secret};
 
-use crate::config::{DOMAIN, MESSAGE_NIC, NICS_MAX, random};
+use crate::config::{DOMAIN, NICS_MAX, random};
 use crate::lock::lock;
 use crate::operations::Link;
 use crate::session::Session;
@@ -21,45 +21,56 @@ pub(crate) struct End {
     speed_bps: u64,
 }
 
-/// The ends here of a session to be; the last one is for messages. Dropped, they close.
+/// The ends here of a session to be, all over one link; the last one is for messages. Dropped, they close.
 pub(crate) struct Ends<'a> {
     shared: &'a Shared,
-    /// Each with its NIC.
+    /// Each with its engine.
     ends: Vec<(usize, End)>,
 }
 
 impl<'a> Ends<'a> {
-    /// Allocates ends for `links` connections, which rotate over the NICs.
-    pub(crate) fn allocate(shared: &'a Shared, links: usize) -> Result<Self, String> {
-        if links == 0 || links > NICS_MAX {
+    /// Allocates ends for `count` connections over a link, which rotate over the NICs.
+    pub(crate) fn allocate(
+        shared: &'a Shared,
+        link: LinkKind,
+        count: usize,
+    ) -> Result<Self, String> {
+        if count == 0 || count > NICS_MAX {
             return Err(format!(
-                "{links} connections are asked for: 1 to {NICS_MAX}"
+                "{count} connections are asked for: 1 to {NICS_MAX}"
             ));
         }
+        let engines = shared.engines.iter().enumerate();
+        let engines: Vec<_> = engines.filter(|(_, it)| it.link == link).collect();
+        let Some(first) = engines.first() else {
+            return Err(format!(
+                "the peer has no link {}: its setting is {}",
+                link.name(),
+                shared.config.link
+            ));
+        };
         let mut ends = Self {
             shared,
             ends: Vec::new(),
         };
-        for link in 0..=links {
-            let is_for_messages = link == links;
-            let index = if is_for_messages {
-                MESSAGE_NIC
-            } else {
-                link % shared.nics.len()
+        for connection in 0..=count {
+            let is_for_messages = connection == count;
+            let (index, it) = match is_for_messages {
+                true => first,
+                false => &engines[connection % engines.len()],
             };
-            let nic = &shared.nics[index];
             let secret = Secret(random().map_err(|error| error.to_string())?);
             let end = match is_for_messages {
-                true => nic.engine.allocate_in_order(DOMAIN, secret.clone()),
-                false => nic.engine.allocate(DOMAIN, secret.clone()),
+                true => it.engine.allocate_in_order(DOMAIN, secret.clone()),
+                false => it.engine.allocate(DOMAIN, secret.clone()),
             };
-            let speed_bps = nic.speed_bps;
+            let speed_bps = it.speed_bps;
             let end = End {
                 end,
                 secret,
                 speed_bps,
             };
-            ends.ends.push((index, end));
+            ends.ends.push((*index, end));
         }
         Ok(ends)
     }
@@ -79,9 +90,9 @@ impl<'a> Ends<'a> {
             let (here, there) = (self.ends.len(), remotes.len());
             return Err(format!("the peer offers {there} ends for {here}"));
         }
-        let link = |((nic, local), remote): (&(usize, End), &End)| {
+        let link = |((engine, local), remote): (&(usize, End), &End)| {
             Arc::new(Link {
-                nic: *nic,
+                engine: *engine,
                 connection: local.end.id,
                 speed_bps: local.speed_bps.min(remote.speed_bps).max(1),
                 path: format!("{} -> {}", local.end.address, remote.end.address),
@@ -94,18 +105,18 @@ impl<'a> Ends<'a> {
         let owner: Arc<str> = format!("session {:?}", session.messages.connection).into();
         for (link, remote) in session.all_links().zip(remotes) {
             // Before the first event.
-            let key = (link.nic, link.connection);
+            let key = (link.engine, link.connection);
             lock(&shared.by_connection).insert(key, Arc::clone(&session));
-            let engine = &shared.nics[link.nic].engine;
+            let engine = &shared.engines[link.engine].engine;
             let remote = RemoteEnd::new(Arc::clone(&owner), &remote.end, remote.secret);
             let connected =
-                engine.connect(link.connection, remote, shared.events[link.nic].clone());
+                engine.connect(link.connection, remote, shared.events[link.engine].clone());
             connected.map_err(|error| error.to_string())?;
             // One that places in order does not.
             let survives = engine.set_survives_refusals(link.connection, true);
             survives.map_err(|error| error.to_string())?;
         }
-        let engine = &shared.nics[MESSAGE_NIC].engine;
+        let engine = &shared.engines[session.messages.engine].engine;
         let receives = shared.receives.share(engine, session.messages.connection);
         receives.map_err(|error| error.to_string())?;
         Ok(session)
@@ -119,9 +130,9 @@ impl<'a> Ends<'a> {
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
-        for (nic, end) in &self.ends {
-            lock(&self.shared.by_connection).remove(&(*nic, end.end.id));
-            self.shared.nics[*nic].engine.close(end.end.id);
+        for (engine, end) in &self.ends {
+            lock(&self.shared.by_connection).remove(&(*engine, end.end.id));
+            self.shared.engines[*engine].engine.close(end.end.id);
         }
     }
 }

@@ -13,7 +13,8 @@ use weft_engine::{Access, Key, Region};
 
 use crate::address::{EngineAddress, MrDescriptor};
 use crate::callbacks::{Callbacks, WatchHandler, Watcher, join, spawn};
-use crate::config::{DOMAIN, MESSAGE_NIC, TransferEngineConfig, random};
+use crate::choice::{LinkInUse, Measurements};
+use crate::config::{DOMAIN, TransferEngineConfig, random};
 use crate::control;
 use crate::counters::{ImmCounter, ImmCounters};
 use crate::error::TransferError;
@@ -51,7 +52,8 @@ pub struct Counts {
 impl TransferEngine {
     /// Starts an engine on free ports of its NICs.
     pub fn start(config: TransferEngineConfig) -> Result<Self, TransferError> {
-        let (nics, listeners): (Vec<_>, Vec<_>) = config.start_nics()?.into_iter().unzip();
+        let (engines, listeners) = config.start_engines()?;
+        let measurements = Measurements::new(&engines)?;
         let endpoints: io::Result<_> = listeners.iter().map(|it| it.local_addr()).collect();
         let identity = new_identity().map_err(TransferError::system("make a certificate"));
         let (certificate, server) = identity?;
@@ -62,12 +64,12 @@ impl TransferEngine {
         };
         let runtime = control::runtime()?;
         let (callbacks, callback_thread) = Callbacks::start(config.watch_interval)?;
-        let (events, receivers): (Vec<_>, Vec<_>) = nics.iter().map(|_| unbounded()).unzip();
+        let (events, receivers): (Vec<_>, Vec<_>) = engines.iter().map(|_| unbounded()).unzip();
         let (to_events, wakes) = unbounded();
         let (to_control, commands) = tokio::sync::mpsc::unbounded_channel();
         let shared = Arc::new(Shared {
             config,
-            nics,
+            engines,
             events,
             address,
             started: Instant::now(),
@@ -80,6 +82,7 @@ impl TransferEngine {
             counters: ImmCounters::new(),
             receives: Receives::default(),
             callbacks,
+            measurements,
             to_control,
         });
         let for_events = Arc::clone(&shared);
@@ -97,7 +100,7 @@ impl TransferEngine {
         &self.shared.address
     }
 
-    /// Registers memory under one key on all NICs. Peers that have the descriptor may use it as `access` says. Nothing is
+    /// Registers memory under one key on all NICs and links. Peers that have the descriptor may use it as `access` says. Nothing is
     /// pinned or copied.
     pub fn reg_mr(
         &self,
@@ -108,9 +111,9 @@ impl TransferEngine {
         shared.check_process()?;
         TransferError::check_at_least_one("bytes", region.len())?;
         let key = Key(u64::from_le_bytes(random()?));
-        for nic in &shared.nics {
+        for it in &shared.engines {
             let region = Arc::clone(&region);
-            nic.engine.register_as(key, DOMAIN, access, region);
+            it.engine.register_as(key, DOMAIN, access, region);
         }
         let descriptor = MrDescriptor {
             engine: shared.address.clone(),
@@ -139,8 +142,8 @@ impl TransferEngine {
     ) -> Result<(), TransferError> {
         let shared = &self.shared;
         shared.check_process()?;
-        let engine = &shared.nics[MESSAGE_NIC].engine;
-        shared.receives.submit(engine, bytes, count, handler)
+        let engines = &shared.engines;
+        shared.receives.submit(engines, bytes, count, handler)
     }
 
     /// A word of 64 bits, 0 at first, which this or another process or a device increments. `handler` gets its old and new
@@ -156,6 +159,13 @@ impl TransferEngine {
         self.shared.end_peer(peer, &Cause::EndedHere);
     }
 
+    /// The link to a peer, and why it is that one. `None` while this engine is not connected to it.
+    pub fn link(&self, peer: &EngineAddress) -> Option<LinkInUse> {
+        let peers = lock(&self.shared.peers);
+        let session = peers.get(&peer.token)?.session.as_ref()?;
+        session.link.get().cloned()
+    }
+
     /// The counter of an immediate, read without a lock. [`TransferEngine::free_imm`] ends it: then take a new one.
     pub fn imm_counter(&self, immediate: u32) -> ImmCounter {
         self.shared.counters.counter(immediate)
@@ -166,16 +176,17 @@ impl TransferEngine {
         let shared = &self.shared;
         shared.check_process()?;
         let snapshots: Vec<_> = shared
-            .nics
+            .engines
             .iter()
-            .map(|nic| nic.engine.snapshot())
+            .map(|it| it.engine.snapshot())
             .collect();
         Ok(Counts {
             peers: lock(&shared.peers).len(),
             connections: snapshots.iter().map(|it| it.connections.len()).sum(),
             operations: shared.operations().len(),
             counters: shared.counters.len(),
-            regions: snapshots.first().map_or(0, |it| it.regions.armed),
+            // Without the one that links are measured with.
+            regions: snapshots.first().map_or(0, |it| it.regions.armed - 1),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The events thread: what the NICs' engines report ends operations and counts immediates, and deadlines pass.
+//! The events thread: what the engines report ends operations and counts immediates, and deadlines pass.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,13 +14,13 @@ use crate::session::Session;
 use crate::shared::{Shared, Wake};
 use crate::work_request::signal;
 
-/// Events of one NIC that are handled before those of the others.
+/// Events of one engine that are handled before those of the others.
 const EVENTS_PER_TURN: usize = 256;
 
 /// The thread's body.
-pub(crate) fn run(shared: &Shared, nics: &[Receiver<Event>], wakes: &Receiver<Wake>) {
+pub(crate) fn run(shared: &Shared, engines: &[Receiver<Event>], wakes: &Receiver<Wake>) {
     let mut select = Select::new();
-    for events in nics {
+    for events in engines {
         select.recv(events);
     }
     select.recv(wakes);
@@ -29,7 +29,7 @@ pub(crate) fn run(shared: &Shared, nics: &[Receiver<Event>], wakes: &Receiver<Wa
         let Ok(ready) = select.ready_deadline(shared.started + until) else {
             continue;
         };
-        match nics.get(ready) {
+        match engines.get(ready) {
             Some(events) => {
                 for event in events.try_iter().take(EVENTS_PER_TURN) {
                     shared.handle(ready, &event);
@@ -56,20 +56,20 @@ impl Shared {
         }
     }
 
-    fn handle(&self, nic: usize, event: &Event) {
+    fn handle(&self, engine: usize, event: &Event) {
         let connection = event.connection();
         match *event {
             Event::Written { context, .. } | Event::Completed { context, .. } => {
-                self.posted_ended(nic, connection, context, End::Done);
+                self.posted_ended(engine, connection, context, End::Done);
             }
             Event::Cancelled { context, .. } => {
-                self.posted_ended(nic, connection, context, End::Cancelled);
+                self.posted_ended(engine, connection, context, End::Cancelled);
             }
             Event::Refused {
                 context, failure, ..
             } => {
                 let end = End::Refused(Cause::RequestRefused(failure));
-                self.posted_ended(nic, connection, context, end);
+                self.posted_ended(engine, connection, context, end);
             }
             Event::Delivered { immediate, .. } | Event::Signal { immediate, .. } => {
                 for part in self.counters.add(immediate) {
@@ -85,7 +85,7 @@ impl Shared {
                 .receives
                 .received(&self.callbacks, context, bytes, immediate),
             Event::Failed { failure, .. } => {
-                if let Some(session) = self.session(nic, connection) {
+                if let Some(session) = self.session(engine, connection) {
                     // That the peer has ended says more.
                     if failure != Failure::PeerRestarted {
                         let _ = session.failure.set(failure);
@@ -95,16 +95,16 @@ impl Shared {
             }
             // The end of the connection follows, and says why.
             Event::RequestFailed { .. } => {}
-            Event::Closed { .. } => self.connection_closed(nic, connection),
+            Event::Closed { .. } => self.connection_closed(engine, connection),
         }
     }
 
-    fn posted_ended(&self, nic: usize, connection: ConnectionId, part: PartId, end: End) {
+    fn posted_ended(&self, engine: usize, connection: ConnectionId, part: PartId, end: End) {
         let step = self.operations().end(part, end);
         match step {
             Step::Nothing => {}
             Step::Ended(ended) => self.tell([ended]),
-            Step::Signal(part, immediate) => match self.session(nic, connection) {
+            Step::Signal(part, immediate) => match self.session(engine, connection) {
                 Some(session) => {
                     self.post(&session, part, signal(immediate), session.next_link(0));
                 }
@@ -113,7 +113,7 @@ impl Shared {
         }
         // It may have been a read: the next one may begin.
         if self.waiting_reads.load(Ordering::Relaxed) > 0
-            && let Some(session) = self.session(nic, connection)
+            && let Some(session) = self.session(engine, connection)
         {
             let next = lock(&session.reads).pop_front();
             if let Some((part, work, link)) = next {
@@ -123,7 +123,9 @@ impl Shared {
         }
     }
 
-    fn session(&self, nic: usize, connection: ConnectionId) -> Option<Arc<Session>> {
-        lock(&self.by_connection).get(&(nic, connection)).cloned()
+    fn session(&self, engine: usize, connection: ConnectionId) -> Option<Arc<Session>> {
+        lock(&self.by_connection)
+            .get(&(engine, connection))
+            .cloned()
     }
 }

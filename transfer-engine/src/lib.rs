@@ -36,7 +36,7 @@
 //! Each operation has a deadline and ends once, with an [`Outcome`]. There is no order among operations. An engine
 //! connects to a peer when the first operation needs it.
 //!
-//! Data moves over `weft-engine`, one engine for each NIC. Set-up runs over TLS (`control`). `operations` and `counters`
+//! Data moves over `weft-engine`, one engine for each NIC and link (`choice`). Set-up runs over TLS (`control`). `operations` and `counters`
 //! know no socket, thread or clock. An engine has these threads: the workers of its NICs; `weft-control`, which
 //! connects peers; `weft-events`, which ends operations; `weft-callbacks`, which calls the program and reads watchers.
 //!
@@ -44,6 +44,7 @@
 
 mod address;
 mod callbacks;
+mod choice;
 mod config;
 mod control;
 mod counters;
@@ -82,6 +83,7 @@ mod model;
 
 pub use address::{AddressError, EngineAddress, MrDescriptor};
 pub use callbacks::{WatchHandler, Watcher};
+pub use choice::{LinkChoice, LinkInUse};
 pub use config::{NicConfig, TransferEngineConfig};
 pub use counters::ImmCounter;
 pub use engine::{Counts, TransferEngine};
@@ -94,4 +96,4 @@ pub use region::MemoryRegion;
 pub use submit::{PagedWrites, Pages, PeerGroup, SingleRead, SingleWrite};
 
 // What the public types are made of, so that a program needs no other crate of Weft.
-pub use weft_engine::{Access, DeviceMemory, Encryption, Key, MemfdError, Region};
+pub use weft_engine::{Access, DeviceMemory, Encryption, Key, LinkKind, MemfdError, Region};

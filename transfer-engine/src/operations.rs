@@ -25,9 +25,10 @@ const TICK: Duration = Duration::from_millis(500);
 /// Names a part; that of the first part names the operation.
 pub(crate) type PartId = u64;
 
-/// A connection of a NIC.
+/// A connection of an engine.
 pub(crate) struct Link {
-    pub(crate) nic: usize,
+    /// Its place among [`crate::shared::Shared::engines`].
+    pub(crate) engine: usize,
     pub(crate) connection: ConnectionId,
     /// Of the slower of its two NICs.
     pub(crate) speed_bps: u64,
@@ -254,10 +255,10 @@ impl Operations {
         }
     }
 
-    /// Fails all parts on a connection of a NIC, which is over and reports nothing more; with `None` all there are.
+    /// Fails all parts on a connection of an engine, which is over and reports nothing more; with `None` all there are.
     pub(crate) fn fail(&mut self, on: Option<(usize, ConnectionId)>, cause: &Cause) -> Vec<Ended> {
         let is_meant = |part: &Part| match (&part.place, on) {
-            (Place::Posted(link), Some(on)) => (link.nic, link.connection) == on,
+            (Place::Posted(link), Some(on)) => (link.engine, link.connection) == on,
             (_, on) => on.is_none(),
         };
         let entries = self.entries.iter();

@@ -96,7 +96,7 @@ impl Shared {
             self.end_part(part, End::NotPosted(cause.clone()));
         }
         for link in session.all_links() {
-            self.nics[link.nic].engine.close(link.connection);
+            self.engines[link.engine].engine.close(link.connection);
         }
         session.hang_up.notify_one();
     }
@@ -107,13 +107,13 @@ impl Shared {
     }
 
     /// A connection is closed, and reports nothing more.
-    pub(crate) fn connection_closed(&self, nic: usize, connection: ConnectionId) {
-        let session = lock(&self.by_connection).remove(&(nic, connection));
+    pub(crate) fn connection_closed(&self, engine: usize, connection: ConnectionId) {
+        let session = lock(&self.by_connection).remove(&(engine, connection));
         if let Some(session) = session {
             let failure = session.failure.get().copied().map(Cause::Connection);
             let cause = failure.or_else(|| session.ended.get().cloned());
             let cause = cause.unwrap_or(Cause::PeerEnded);
-            let ended = self.operations().fail(Some((nic, connection)), &cause);
+            let ended = self.operations().fail(Some((engine, connection)), &cause);
             self.tell(ended);
         }
     }

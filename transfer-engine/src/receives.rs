@@ -7,7 +7,7 @@ use weft_engine::{
 };
 
 use crate::callbacks::Callbacks;
-use crate::config::DOMAIN;
+use crate::config::{DOMAIN, LinkEngine, random};
 use crate::error::TransferError;
 
 /// Gets the bytes of a message and its immediate, which is not counted. The callback thread calls it, one message after the
@@ -41,10 +41,10 @@ impl Buffers {
 }
 
 impl Receives {
-    /// Registers `count` buffers of `bytes` bytes with the engine of a NIC, and posts them.
+    /// Registers `count` buffers of `bytes` bytes with all engines, and posts them.
     pub(crate) fn submit(
         &self,
-        engine: &Engine,
+        engines: &[LinkEngine],
         bytes: u64,
         count: u64,
         handler: MessageHandler,
@@ -52,20 +52,23 @@ impl Receives {
         TransferError::check_at_least_one("bytes", bytes)?;
         TransferError::check_at_least_one("count", count)?;
         let region = Arc::new(Region::memfd("weft-receives", bytes.saturating_mul(count))?);
-        let key = engine.register_for(DOMAIN, Access::WRITE, Arc::clone(&region));
+        let key = Key(u64::from_le_bytes(random()?));
         let buffers = Arc::new(Buffers {
             queue: Arc::clone(&self.queue),
-            region,
+            region: Arc::clone(&region),
             key,
             buffer_bytes: bytes,
             handler,
         });
         if self.buffers.set(Arc::clone(&buffers)).is_err() {
-            engine.deregister(key);
             return Err(TransferError::Invalid {
                 field: "submit_recvs",
                 problem: "was called before: an engine has one set of receives",
             });
+        }
+        for it in engines {
+            let region = Arc::clone(&region);
+            it.engine.register_as(key, DOMAIN, Access::WRITE, region);
         }
         (0..count).for_each(|buffer| buffers.post(buffer));
         Ok(())

@@ -95,8 +95,8 @@ impl Registered {
             // A forked process has no worker that could answer.
             && shared.check_process().is_ok()
         {
-            for nic in &shared.nics {
-                nic.engine.deregister(self.descriptor.key);
+            for engine in &shared.engines {
+                engine.engine.deregister(self.descriptor.key);
             }
         }
     }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use tokio::sync::Notify;
 use weft_engine::{Failure, Post};
 
+use crate::choice::LinkInUse;
 use crate::failure::Cause;
 use crate::lock::lock;
 use crate::operations::{Link, PartId};
@@ -17,10 +18,12 @@ const REQUEST_BYTES: u64 = 1500;
 pub(crate) struct Session {
     /// For writes and reads.
     pub(crate) links: Vec<Arc<Link>>,
-    /// For sends: in order, on the first NIC.
+    /// For sends: in order, on one engine.
     pub(crate) messages: Arc<Link>,
     /// The time that the work of each of them takes, picoseconds.
     loads: Mutex<Vec<u128>>,
+    /// Which link it goes over, at the end that called.
+    pub(crate) link: OnceLock<LinkInUse>,
     /// Why it is over.
     pub(crate) ended: OnceLock<Cause>,
     /// What a connection of it failed by. It may come after the end that the peer made of the session for it.
@@ -37,6 +40,7 @@ impl Session {
             loads: Mutex::new(vec![0; links.len()]),
             links,
             messages,
+            link: OnceLock::new(),
             ended: OnceLock::new(),
             failure: OnceLock::new(),
             reads: Mutex::default(),

@@ -15,12 +15,15 @@ use weft_engine::{ConnectionId, EngineError, Event, Post, PostError, WorkRequest
 
 use crate::address::{EngineAddress, JoinToken};
 use crate::callbacks::Callbacks;
-use crate::config::{Nic, TransferEngineConfig};
+use crate::choice::Measurements;
+use crate::config::{LinkEngine, TransferEngineConfig};
 use crate::counters::ImmCounters;
 use crate::error::TransferError;
 use crate::failure::Cause;
 use crate::lock::lock;
-use crate::operations::{End, Ended, Link, Operations, PartId, Step};
+use crate::operation::{Operation, Options};
+use crate::operations::{End, Ended, Link, Operations, Part, PartId, Step};
+use crate::outcome::State;
 use crate::receives::Receives;
 use crate::session::Session;
 
@@ -44,8 +47,9 @@ pub(crate) struct Peer {
 
 pub(crate) struct Shared {
     pub(crate) config: TransferEngineConfig,
-    pub(crate) nics: Vec<Nic>,
-    /// Where the connections of each NIC report.
+    /// Of each NIC by each link.
+    pub(crate) engines: Vec<LinkEngine>,
+    /// Where the connections of each engine report.
     pub(crate) events: Vec<Sender<Event>>,
     pub(crate) address: EngineAddress,
     pub(crate) started: Instant,
@@ -54,13 +58,15 @@ pub(crate) struct Shared {
     pub(crate) operations: Mutex<Operations>,
     pub(crate) to_events: Sender<Wake>,
     pub(crate) peers: Mutex<HashMap<JoinToken, Peer>>,
-    /// By NIC and connection.
+    /// By engine and connection.
     pub(crate) by_connection: Mutex<HashMap<(usize, ConnectionId), Arc<Session>>>,
     /// Reads of all sessions that wait for another read.
     pub(crate) waiting_reads: AtomicUsize,
     pub(crate) counters: ImmCounters,
     pub(crate) receives: Receives,
     pub(crate) callbacks: Callbacks,
+    /// Which link is the fastest, and the memory that it is measured with.
+    pub(crate) measurements: Measurements,
     /// Has the control thread connect to a peer; `None` ends it.
     pub(crate) to_control: UnboundedSender<Option<EngineAddress>>,
 }
@@ -82,6 +88,27 @@ impl Shared {
 
     pub(crate) fn operations(&self) -> MutexGuard<'_, Operations> {
         lock(&self.operations)
+    }
+
+    /// Begins an operation, at least 1 part: the ids of its parts follow the one that is answered.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        parts: Vec<Part>,
+        signal: Option<u32>,
+        options: Options,
+    ) -> Result<(PartId, Operation), TransferError> {
+        self.check_process()?;
+        let state = State::new(options.completion);
+        let deadline = self.now().saturating_add(options.deadline);
+        let mut operations = self.operations();
+        let (id, wakes) = operations.begin(Arc::clone(&state), parts, signal, deadline);
+        drop(operations);
+        if wakes {
+            // The thread ends after the engine.
+            let _ = self.to_events.send(Wake::Deadline);
+        }
+        let shared = Arc::downgrade(self);
+        Ok((id, Operation { id, state, shared }))
     }
 
     /// Tells of operations that have ended.
@@ -121,7 +148,9 @@ impl Shared {
 
     pub(crate) fn cancel(&self, part: PartId, link: &Link) {
         // What is refused ends by itself, or when the time to confirm is over.
-        let _ = self.nics[link.nic].engine.cancel(link.connection, part);
+        let _ = self.engines[link.engine]
+            .engine
+            .cancel(link.connection, part);
     }
 
     /// Posts work on a connection. Of what is not posted the part ends.
@@ -146,7 +175,7 @@ impl Shared {
         if !self.operations().post(part, link) {
             return;
         }
-        match (self.nics[link.nic].engine.post(work), waiting) {
+        match (self.engines[link.engine].engine.post(work), waiting) {
             (Ok(()), _) => {
                 // The stop may have come before the connection had it.
                 if self.operations().is_stopped(part) {

@@ -8,10 +8,8 @@ use crate::address::{EngineAddress, MrDescriptor};
 use crate::engine::TransferEngine;
 use crate::error::TransferError;
 use crate::operation::{Operation, Options};
-use crate::operations::{End, Part, PartId, Place};
-use crate::outcome::State;
+use crate::operations::{End, Part, Place};
 use crate::region::MemoryRegion;
-use crate::shared::Wake;
 use crate::work_request::{piece, post, signal};
 
 /// With several NICs, work of this many bytes or more is cut: the gain is more than the round trip that its immediate then
@@ -260,7 +258,7 @@ impl TransferEngine {
         count: u64,
         options: Options,
     ) -> Result<Operation, TransferError> {
-        let (id, operation) = self.begin(
+        let (id, operation) = self.shared.begin(
             vec![Part {
                 peer: None,
                 place: Place::Expected(immediate),
@@ -304,7 +302,7 @@ impl TransferEngine {
 
     /// Begins and lengths of the parts of work of `bytes` bytes, at multiples of `unit`.
     fn cuts(&self, bytes: u64, unit: u64) -> Vec<(u64, u64)> {
-        let cuts = match self.shared.nics.len() as u64 {
+        let cuts = match self.shared.config.nics.len() as u64 {
             nics @ 2.. if bytes >= CUT_BYTES_MIN => nics * CUTS_PER_NIC,
             _ => 1,
         };
@@ -331,31 +329,10 @@ impl TransferEngine {
             place: Place::Waiting,
         };
         let parts = peers.chain(last).map(part).collect();
-        let (id, operation) = self.begin(parts, signal, options)?;
+        let (id, operation) = self.shared.begin(parts, signal, options)?;
         for (part, (peer, work)) in (id..).zip(work) {
             self.shared.give(&peer, (part, work));
         }
         Ok(operation)
-    }
-
-    fn begin(
-        &self,
-        parts: Vec<Part>,
-        signal: Option<u32>,
-        options: Options,
-    ) -> Result<(PartId, Operation), TransferError> {
-        let shared = &self.shared;
-        shared.check_process()?;
-        let state = State::new(options.completion);
-        let deadline = shared.now().saturating_add(options.deadline);
-        let (id, wakes) = shared
-            .operations()
-            .begin(Arc::clone(&state), parts, signal, deadline);
-        if wakes {
-            // The thread ends after the engine.
-            let _ = shared.to_events.send(Wake::Deadline);
-        }
-        let shared = Arc::downgrade(shared);
-        Ok((id, Operation { id, state, shared }))
     }
 }

@@ -89,6 +89,7 @@ fn a_thousand_operations_are_cancelled_at_once_and_each_ends_once() {
         destination: (here, 0),
         bytes: 64 << 10,
     };
+    done(&a.connect(b.main_address(), options()).unwrap());
     let begin = |index| match index % 10 {
         0 => a.submit_read(&read, options()).unwrap(),
         _ => a

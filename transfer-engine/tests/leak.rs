@@ -5,7 +5,7 @@ mod start;
 use std::time::Instant;
 
 use start::{PATIENCE, bytes_of, config, done, options, pattern, source, whole};
-use weft_transfer_engine::{TransferEngine, TransferEngineConfig};
+use weft_transfer_engine::{LinkChoice, LinkKind, TransferEngine, TransferEngineConfig};
 
 /// Open files and threads of this process.
 fn of_process() -> [usize; 2] {
@@ -16,13 +16,14 @@ fn of_process() -> [usize; 2] {
 #[test]
 fn a_thousand_peers_that_come_and_go_leave_nothing() {
     const PEERS: u32 = 1_000;
-    let start = || {
+    let start = |link| {
         TransferEngine::start(TransferEngineConfig {
             ports_per_nic: 1,
+            link,
             ..config()
         })
     };
-    let hub = start().unwrap();
+    let hub = start(LinkChoice::Auto).unwrap();
     let (memory, descriptor) = hub.alloc(100).unwrap();
     let until_it_is = |expected: &dyn Fn() -> bool, what: &str| {
         let begun = Instant::now();
@@ -38,7 +39,13 @@ fn a_thousand_peers_that_come_and_go_leave_nothing() {
     };
     let before = (hub.counts().unwrap(), of_process());
     for index in 0..PEERS {
-        let peer = start().unwrap();
+        // To measure takes longer than to connect.
+        let peer = match index % 10 {
+            0 => start(LinkChoice::Auto),
+            1..5 => start(LinkChoice::Only(LinkKind::Tcp)),
+            _ => start(LinkChoice::Only(LinkKind::Udp)),
+        };
+        let peer = peer.unwrap();
         let from = source(&peer, pattern(100));
         done(
             &peer

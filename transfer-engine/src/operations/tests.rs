@@ -7,7 +7,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 fn link(connection: u32) -> Arc<Link> {
     Arc::new(Link {
-        nic: 0,
+        engine: 0,
         connection: ConnectionId(connection),
         speed_bps: 1,
         path: format!("path {connection}"),

@@ -38,6 +38,7 @@ use crate::watcher::Watcher;
 /// All arguments have defaults that work on a laptop:
 ///
 /// - `nics`: addresses of 1 to 128 NICs, or (address, bits per second) when their speeds differ. Default: 127.0.0.1.
+/// - `link`: `"udp"` or `"tcp"`, or `"auto"` for the fastest, which is measured when engines connect.
 /// - `ports_per_nic`: UDP ports of each NIC; both ends must agree.
 /// - `ports`: the first and the last port of those where the engine looks for free ones.
 /// - `workers_per_nic`: worker threads of each NIC, a divisor of `ports_per_nic`; both ends must agree.
@@ -92,9 +93,9 @@ impl Engine {
 impl Engine {
     #[new]
     #[pyo3(
-        signature = (*, nics=None, ports_per_nic=None, ports=None, workers_per_nic=None, mtu=None, encryption=None,
+        signature = (*, nics=None, link=None, ports_per_nic=None, ports=None, workers_per_nic=None, mtu=None, encryption=None,
                      stall_timeout=None, connect_timeout=None, cancel_timeout=None, watch_interval=None),
-        text_signature = "(*, nics=['127.0.0.1'], ports_per_nic=16, ports=(20000, 32767), workers_per_nic=1, mtu=1500, \
+        text_signature = "(*, nics=['127.0.0.1'], link='auto', ports_per_nic=16, ports=(20000, 32767), workers_per_nic=1, mtu=1500, \
                           encryption='off', stall_timeout=10.0, connect_timeout=5.0, cancel_timeout=1.0, \
                           watch_interval=0.00005)"
     )]
@@ -105,6 +106,7 @@ impl Engine {
     fn new(
         py: Python<'_>,
         nics: Option<&Bound<'_, PyAny>>,
+        link: Option<&Bound<'_, PyAny>>,
         ports_per_nic: Option<&Bound<'_, PyAny>>,
         ports: Option<&Bound<'_, PyAny>>,
         workers_per_nic: Option<&Bound<'_, PyAny>>,
@@ -136,6 +138,13 @@ impl Engine {
                     return Err(wrong_value("encryption", problem));
                 }
             };
+        }
+        if let Some(link) = link {
+            let name = link.extract::<String>().unwrap_or_default();
+            config.link = name.parse().map_err(|_| {
+                let problem = format!("is {link}: it must be \"auto\", \"udp\" or \"tcp\"");
+                wrong_value("link", problem)
+            })?;
         }
         for (name, value, setting) in [
             ("ports_per_nic", ports_per_nic, &mut config.ports_per_nic),
@@ -180,6 +189,23 @@ impl Engine {
     #[getter]
     fn main_address(&self) -> &str {
         &self.0.address
+    }
+
+    /// The link to a peer and why it is that one, both str, or None while this engine is not connected to it.
+    ///
+    /// >>> import weft
+    /// >>> with weft.Engine(link="tcp") as a, weft.Engine() as b:
+    /// ...     a.connect(b.main_address).wait()
+    /// ...     print(a.link(b.main_address))
+    /// ('tcp', 'this engine is set to it')
+    fn link(
+        &self,
+        py: Python<'_>,
+        peer: &Bound<'_, PyAny>,
+    ) -> PyResult<Option<(&'static str, String)>> {
+        let peer = address_of("peer", peer)?;
+        let in_use = self.0.with(py, |engine| engine.link(&peer))?;
+        Ok(in_use.map(|it| (it.link.name(), it.reason)))
     }
 
     /// Ends the engine and all that is under way; peers notice at once. A second call does nothing.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::time::timeout;
-use weft_engine::{Access, Key, LinkError, LinkKind, Region, Write};
+use weft_engine::{Access, Key, LinkKind, Region, Write};
 
 use crate::address::EngineAddress;
 use crate::config::{DOMAIN, LinkEngine, random};
@@ -75,12 +75,18 @@ impl fmt::Display for LinkChoice {
 }
 
 impl FromStr for LinkChoice {
-    type Err = LinkError;
+    type Err = TransferError;
 
-    fn from_str(name: &str) -> Result<Self, LinkError> {
+    fn from_str(name: &str) -> Result<Self, TransferError> {
         match name {
             "auto" => Ok(Self::Auto),
-            name => name.parse().map(Self::Only),
+            name => name
+                .parse()
+                .map(Self::Only)
+                .map_err(|_| TransferError::Invalid {
+                    field: "link",
+                    problem: "must be auto, udp or tcp",
+                }),
         }
     }
 }
@@ -92,6 +98,12 @@ pub struct LinkInUse {
     pub link: LinkKind,
     /// For people.
     pub reason: String,
+}
+
+impl fmt::Display for LinkInUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.link.name(), self.reason)
+    }
 }
 
 /// What engines measure links with: memory that peers may write to, and the results.
@@ -274,6 +286,9 @@ mod tests {
             assert_eq!(choice.to_string(), name);
         }
         let error = "rdma".parse::<LinkChoice>().unwrap_err();
-        assert_eq!(error.reason(), "UnknownLink");
+        assert!(
+            error.to_string().contains("link must be auto, udp or tcp"),
+            "{error}"
+        );
     }
 }

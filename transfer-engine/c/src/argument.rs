@@ -36,6 +36,20 @@ pub(crate) fn string<'a>(argument: *const c_char, name: impl Display) -> Result<
     text.map_err(|error| Refusal::invalid(format!("{name} is not UTF-8: {error}")))
 }
 
+/// Copies a string to the program, which has `bytes` bytes for it and for the 0 at its end. What is longer is cut.
+pub(crate) fn put_string(to: *mut c_char, bytes: usize, string: &str) -> Result<(), Refusal> {
+    if to.is_null() || bytes == 0 {
+        return Err(Refusal::invalid("text is NULL or has no bytes".to_owned()));
+    }
+    let length = string.floor_char_boundary(bytes - 1);
+    // SAFETY: an array of `bytes` bytes (invariant 1), which are more than `length`; nothing else has it during the call.
+    unsafe {
+        to.copy_from_nonoverlapping(string.as_ptr().cast(), length);
+        to.add(length).write(0);
+    }
+    Ok(())
+}
+
 /// An array of the program. It may be NULL when it has no elements.
 pub(crate) fn array<'a, T>(
     first: *const T,

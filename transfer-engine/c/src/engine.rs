@@ -8,7 +8,7 @@ use weft_transfer_engine::{
     Encryption, NicConfig, TransferEngine, TransferEngineConfig, TransferError,
 };
 
-use crate::argument::{array, give, given, string, time_or, value_or};
+use crate::argument::{array, give, given, put_string, string, time_or, value_or};
 use crate::callback::check_not_in_callback;
 use crate::names::WeftAddress;
 use crate::status::{Refusal, WeftStatus, call};
@@ -81,6 +81,8 @@ pub struct WeftConfig {
     pub cancel_timeout_us: u64,
     /// How often the words of watchers are read. 0: 50 us.
     pub watch_interval_us: u64,
+    /// The link to peers: "udp" or "tcp", or "auto" for the fastest, which is measured when engines connect. NULL: "auto".
+    pub link: *const c_char,
 }
 
 /// What an engine has: a program that leaks sees it here.
@@ -125,7 +127,12 @@ fn config(config: &WeftConfig) -> Result<TransferEngineConfig, Refusal> {
             )));
         }
     };
+    let link = match config.link.is_null() {
+        true => default.link,
+        false => string(config.link, "config.link")?.parse()?,
+    };
     Ok(TransferEngineConfig {
+        link,
         nics: match nics.is_empty() {
             true => default.nics,
             false => nics,
@@ -199,6 +206,24 @@ pub extern "C" fn weft_remove_peer(
         let engine = running(engine)?;
         engine.remove_peer(&given(peer, "peer")?.address);
         Ok(())
+    })
+}
+
+/// Writes the link to a peer into `text`, and why it is that one, such as "tcp: measured: udp 4.10 GB/s, tcp 5.20 GB/s". What
+/// is longer than `bytes`, which counts the 0 at the end, is cut. The text is empty while this engine is not connected to the
+/// peer.
+#[unsafe(no_mangle)]
+pub extern "C" fn weft_peer_link(
+    engine: Option<&WeftEngine>,
+    peer: Option<&WeftAddress>,
+    text: *mut c_char,
+    bytes: usize,
+) -> WeftStatus {
+    call(|| {
+        let engine = running(engine)?;
+        let in_use = engine.link(&given(peer, "peer")?.address);
+        let said = in_use.map(|it| it.to_string()).unwrap_or_default();
+        put_string(text, bytes, &said)
     })
 }
 

@@ -28,6 +28,9 @@ static void an_engine_refuses_its_settings(void) {
     memset(&config, 0, sizeof config);
     config.mtu = 20;
     REFUSED(weft_engine_start(&config, &engine), WEFT_NIC, "");
+    memset(&config, 0, sizeof config);
+    config.link = "rdma";
+    REFUSED(weft_engine_start(&config, &engine), WEFT_INVALID, "link must be auto, udp or tcp");
     EXPECT(engine == NULL && strlen(weft_last_error()) > 0);
 }
 
@@ -158,6 +161,7 @@ static void messages_and_counters_are_checked(weft_engine *a) {
     REFUSED(weft_alloc_watcher(a, NULL, NULL, &watcher), WEFT_INVALID, "handler is NULL");
     REFUSED(weft_watcher_add(NULL, 1), WEFT_INVALID, "watcher is NULL");
     REFUSED(weft_remove_peer(a, NULL), WEFT_INVALID, "peer is NULL");
+    REFUSED(weft_peer_link(a, NULL, NULL, 0), WEFT_INVALID, "peer is NULL");
     REFUSED(weft_engine_counts(a, NULL), WEFT_INVALID, "counts is NULL");
     REFUSED(weft_operation_wait(NULL, 0, NULL), WEFT_INVALID, "operation is NULL");
     REFUSED(weft_operation_cancel(NULL), WEFT_INVALID, "operation is NULL");

@@ -41,6 +41,18 @@ static void a_write_sets_a_flag_and_counts_its_immediate(weft_engine *a, weft_en
     OK(weft_dereg_mr(there, 0));
 }
 
+static void the_link_to_a_peer_is_named_with_the_reason(weft_engine *a, weft_engine *b) {
+    weft_address *peer = address_of(b);
+    char text[128], cut[5];
+    OK(weft_peer_link(a, peer, text, sizeof text));
+    EXPECT(strstr(text, ": measured: udp ") != NULL);
+    OK(weft_peer_link(a, peer, cut, sizeof cut));
+    EXPECT(strlen(cut) == 4 && strncmp(cut, text, 4) == 0);
+    OK(weft_peer_link(b, peer, text, sizeof text));
+    EXPECT(text[0] == 0);
+    weft_address_free(peer);
+}
+
 struct ended {
     uint64_t code;
     char reason[32];
@@ -306,6 +318,7 @@ int main(void) {
     weft_engine *a = start();
     weft_engine *b = start();
     a_write_sets_a_flag_and_counts_its_immediate(a, b);
+    the_link_to_a_peer_is_named_with_the_reason(a, b);
     pages_go_where_the_lists_say_and_a_handler_is_called(a, b);
     a_scatter_and_a_barrier_reach_every_peer(a, b);
     a_read_brings_what_the_peer_has(a, b);

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use ring::rand::{SecureRandom, SystemRandom};
 use weft_engine::{
-    DomainId, Encryption, Engine, EngineConfig, EngineError, LinkKind, Nanos, PortRange, Progress,
-    Secret,
+    DomainId, Encryption, Engine, EngineConfig, EngineError, LinkKind, Nanos, PortRange, Secret,
 };
 
 use crate::choice::LinkChoice;
@@ -32,6 +31,17 @@ pub struct NicConfig {
     pub speed_bps: u64,
 }
 
+/// Who moves the bytes of an engine, and ends its operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Progress {
+    /// Worker threads, as many for each NIC as [`TransferEngineConfig::workers_per_nic`] says.
+    #[default]
+    Threads,
+    /// The program, by [`crate::TransferEngine::poll`]: no thread is woken between a packet and the program. Nothing moves
+    /// while it does not call, connecting included. `workers_per_nic` must be 1.
+    Inline,
+}
+
 /// The settings of a TransferEngine. The defaults work on a laptop.
 #[derive(Debug, Clone)]
 pub struct TransferEngineConfig {
@@ -47,6 +57,8 @@ pub struct TransferEngineConfig {
     pub ports: RangeInclusive<u16>,
     /// Worker threads of each NIC, a divisor of `ports_per_nic`; both ends must agree. Default: 1.
     pub workers_per_nic: u16,
+    /// Who moves bytes. Default: threads of the engine.
+    pub progress: Progress,
     /// Bytes of the largest IP packet; both ends must agree. Default: 1500.
     pub mtu: u16,
     /// Whether data is encrypted; both ends must agree. Set-up always is. Default: off.
@@ -72,6 +84,7 @@ impl Default for TransferEngineConfig {
             ports_per_nic: 16,
             ports: 20_000..=32_767,
             workers_per_nic: 1,
+            progress: Progress::Threads,
             mtu: 1500,
             encryption: Encryption::Off,
             stall_timeout: Duration::from_secs(10),
@@ -99,6 +112,12 @@ impl TransferEngineConfig {
             return Err(TransferError::Invalid {
                 field: "nics",
                 problem: "must be 1 to 128 NICs",
+            });
+        }
+        if self.progress == Progress::Inline && self.workers_per_nic != 1 {
+            return Err(TransferError::Invalid {
+                field: "workers_per_nic",
+                problem: "must be 1 where the program polls",
             });
         }
         let node_key = Secret(random()?);
@@ -179,7 +198,10 @@ impl TransferEngineConfig {
             encryption: self.encryption,
             stall_timeout: nanos(self.stall_timeout),
             rto_min: Nanos::from_millis(5).min(nanos(self.stall_timeout)),
-            progress: Progress::Threads(workers.into()),
+            progress: match self.progress {
+                Progress::Threads => weft_engine::Progress::Threads(workers.into()),
+                Progress::Inline => weft_engine::Progress::Inline,
+            },
             split: workers,
             paths: match link {
                 LinkKind::Udp => {

@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use crossbeam_channel::unbounded;
-use weft_engine::{Access, Key, Region};
+use crossbeam_channel::{Receiver, unbounded};
+use weft_engine::{Access, Event, Key, Region};
 
 use crate::address::{EngineAddress, MrDescriptor};
 use crate::callbacks::{Callbacks, WatchHandler, Watcher, join, spawn};
 use crate::choice::{LinkInUse, Measurements};
-use crate::config::{DOMAIN, TransferEngineConfig, random};
+use crate::config::{DOMAIN, Progress, TransferEngineConfig, random};
 use crate::control;
 use crate::counters::{ImmCounter, ImmCounters};
 use crate::error::TransferError;
@@ -32,6 +32,8 @@ pub struct TransferEngine {
     pub(crate) shared: Arc<Shared>,
     /// Set-up, events, callbacks: joined in this order.
     threads: Vec<JoinHandle<()>>,
+    /// Of each engine, where the program polls.
+    polled: Vec<Receiver<Event>>,
 }
 
 /// What an engine has: a program that leaks sees it here.
@@ -85,6 +87,10 @@ impl TransferEngine {
             measurements,
             to_control,
         });
+        let (polled, receivers) = match shared.config.progress {
+            Progress::Threads => (Vec::new(), receivers),
+            Progress::Inline => (receivers, Vec::new()),
+        };
         let for_events = Arc::clone(&shared);
         let run = move || events::run(&for_events, &receivers, &wakes);
         let event_thread = spawn("weft-events", run)?;
@@ -92,7 +98,11 @@ impl TransferEngine {
         let run = move || control::run(&runtime, &for_control, server, listeners, commands);
         let control_thread = spawn("weft-control", run)?;
         let threads = vec![control_thread, event_thread, callback_thread];
-        Ok(Self { shared, threads })
+        Ok(Self {
+            shared,
+            threads,
+            polled,
+        })
     }
 
     /// How peers reach this engine. A secret: who has it may connect.
@@ -157,6 +167,19 @@ impl TransferEngine {
     pub fn remove_peer(&self, peer: &EngineAddress) {
         let peer = lock(&self.shared.peers).remove(&peer.token);
         self.shared.end_peer(peer, &Cause::EndedHere);
+    }
+
+    /// Moves what there is to move and ends what has ended, for an engine with [`Progress::Inline`]. Answers at once, and whether
+    /// there was anything to do. Two threads that call it take turns.
+    pub fn poll(&self) -> Result<bool, TransferError> {
+        self.shared.check_process()?;
+        if self.polled.is_empty() {
+            return Err(TransferError::Invalid {
+                field: "progress",
+                problem: "is Threads: only an engine that was started with Inline is polled",
+            });
+        }
+        Ok(self.shared.poll(&self.polled)?)
     }
 
     /// The link to a peer, and why it is that one. `None` while this engine is not connected to it.

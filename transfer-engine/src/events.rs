@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Select, TryRecvError};
-use weft_engine::{ConnectionId, Event, Failure};
+use weft_engine::{ConnectionId, EngineError, Event, Failure};
 
 use crate::failure::Cause;
 use crate::lock::lock;
@@ -17,7 +17,7 @@ use crate::work_request::signal;
 /// Events of one engine that are handled before those of the others.
 const EVENTS_PER_TURN: usize = 256;
 
-/// The thread's body.
+/// The thread's body. Of an engine that the program polls it has the deadlines only.
 pub(crate) fn run(shared: &Shared, engines: &[Receiver<Event>], wakes: &Receiver<Wake>) {
     let mut select = Select::new();
     for events in engines {
@@ -44,6 +44,18 @@ pub(crate) fn run(shared: &Shared, engines: &[Receiver<Event>], wakes: &Receiver
 }
 
 impl Shared {
+    /// What a program that polls does in place of the workers and of this thread. Answers whether there was anything to do.
+    pub(crate) fn poll(&self, events: &[Receiver<Event>]) -> Result<bool, EngineError> {
+        let mut is_busy = false;
+        for (engine, (it, events)) in self.engines.iter().zip(events).enumerate() {
+            is_busy |= it.engine.poll(Duration::ZERO)?;
+            for event in events.try_iter() {
+                self.handle(engine, &event);
+            }
+        }
+        Ok(is_busy)
+    }
+
     /// Stops and ends what is due. Answers when to look again.
     fn pass_deadlines(&self) -> Duration {
         loop {

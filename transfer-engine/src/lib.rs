@@ -37,7 +37,7 @@
 //! connects to a peer when the first operation needs it.
 //!
 //! Data moves over `weft-engine`, one engine for each NIC and link (`choice`). Set-up runs over TLS (`control`). `operations` and `counters`
-//! know no socket, thread or clock. An engine has these threads: the workers of its NICs; `weft-control`, which
+//! know no socket, thread or clock. An engine has these threads: the workers of its NICs, unless the program polls; `weft-control`, which
 //! connects peers; `weft-events`, which ends operations; `weft-callbacks`, which calls the program and reads watchers.
 //!
 //! The crate knows nothing of files, jobs, agents or Kubernetes.
@@ -84,7 +84,7 @@ mod model;
 pub use address::{AddressError, EngineAddress, MrDescriptor};
 pub use callbacks::{WatchHandler, Watcher};
 pub use choice::{LinkChoice, LinkInUse};
-pub use config::{NicConfig, TransferEngineConfig};
+pub use config::{NicConfig, Progress, TransferEngineConfig};
 pub use counters::ImmCounter;
 pub use engine::{Counts, TransferEngine};
 pub use error::TransferError;

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::net::IpAddr;
 
 use weft_transfer_engine::{
-    Encryption, NicConfig, TransferEngine, TransferEngineConfig, TransferError,
+    Encryption, NicConfig, Progress, TransferEngine, TransferEngineConfig, TransferError,
 };
 
 use crate::argument::{array, give, given, put_string, string, time_or, value_or};
@@ -83,6 +83,8 @@ pub struct WeftConfig {
     pub watch_interval_us: u64,
     /// The link to peers: "udp" or "tcp", or "auto" for the fastest, which is measured when engines connect. NULL: "auto".
     pub link: *const c_char,
+    /// No thread of the engine moves bytes: the program does, by weft_poll. Then `workers_per_nic` is 1.
+    pub program_polls: bool,
 }
 
 /// What an engine has: a program that leaks sees it here.
@@ -141,6 +143,10 @@ fn config(config: &WeftConfig) -> Result<TransferEngineConfig, Refusal> {
         ports,
         workers_per_nic: value_or(config.workers_per_nic, default.workers_per_nic),
         mtu: value_or(config.mtu, default.mtu),
+        progress: match config.program_polls {
+            true => Progress::Inline,
+            false => Progress::Threads,
+        },
         encryption: match config.encrypt {
             true => Encryption::Required,
             false => Encryption::Off,
@@ -205,6 +211,22 @@ pub extern "C" fn weft_remove_peer(
     call(|| {
         let engine = running(engine)?;
         engine.remove_peer(&given(peer, "peer")?.address);
+        Ok(())
+    })
+}
+
+/// Moves what there is to move and ends what has ended, for an engine with `program_polls`. It returns at once. `busy`, which
+/// may be NULL, tells whether there was anything to do.
+#[unsafe(no_mangle)]
+pub extern "C" fn weft_poll(
+    engine: Option<&WeftEngine>,
+    busy: Option<&mut MaybeUninit<bool>>,
+) -> WeftStatus {
+    call(|| {
+        let is_busy = running(engine)?.poll()?;
+        if let Some(to) = busy {
+            to.write(is_busy);
+        }
         Ok(())
     })
 }

@@ -708,7 +708,7 @@ impl Engine {
     /// A call that brings an event leaves the acknowledgement of what has arrived to the next call, which
     /// sends it behind the caller's answer. A caller that works for long on an event calls once more before
     /// that, or the peer sends again.
-    pub fn poll(&mut self, wait: Duration) -> Result<bool, EngineError> {
+    pub fn poll(&self, wait: Duration) -> Result<bool, EngineError> {
         let mut worker = self.inline().ok_or(EngineError::NotInline)?;
         worker.poll(wait).map_err(|source| EngineError::System {
             call: "poll",

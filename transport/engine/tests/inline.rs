@@ -497,13 +497,13 @@ fn a_connection_to_a_newer_life_of_the_peer_ends_the_older_one() {
 
 #[test]
 fn packets_before_connect_wait_for_it_and_meet_no_reset() {
-    let (mut a, b) = (start(|_| {}), start(|_| {}));
+    let (a, b) = (start(|_| {}), start(|_| {}));
     let (a_end, b_end) = (a.allocate(DOMAIN, secret(1)), b.allocate(DOMAIN, secret(2)));
     let (sender, events) = crossbeam_channel::unbounded();
     a.connect(a_end.id, remote(&b_end, secret(2)), sender)
         .unwrap();
     let source = pattern(1000, 1);
-    let mut b = b;
+    let b = b;
     a.write(WriteRequest {
         connection: a_end.id,
         source: source.into(),
@@ -702,7 +702,7 @@ fn ends_that_are_set_up_differently_are_refused_by_the_difference() {
 
 #[test]
 fn wrong_calls_are_refused_at_once() {
-    let (mut a, b) = (start(|_| {}), start(|_| {}));
+    let (a, b) = (start(|_| {}), start(|_| {}));
     let (a_end, b_end) = (a.allocate(DOMAIN, secret(1)), b.allocate(DOMAIN, secret(2)));
     let (sender, _events) = crossbeam_channel::unbounded();
     let peer = remote(&b_end, secret(2));
@@ -766,7 +766,7 @@ fn wrong_calls_are_refused_at_once() {
         "EmptyWrite"
     );
     assert!(a.poll(Duration::ZERO).is_ok());
-    let mut threads = start(|config| config.progress = Progress::Threads(1));
+    let threads = start(|config| config.progress = Progress::Threads(1));
     assert_eq!(
         threads.poll(Duration::ZERO).unwrap_err().reason(),
         "NotInline"

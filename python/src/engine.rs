@@ -42,6 +42,7 @@ use crate::watcher::Watcher;
 /// - `ports_per_nic`: UDP ports of each NIC; both ends must agree.
 /// - `ports`: the first and the last port of those where the engine looks for free ones.
 /// - `workers_per_nic`: worker threads of each NIC, a divisor of `ports_per_nic`; both ends must agree.
+/// - `cpus`: the CPUs of the worker threads, one after the other, a list of int. None: the system chooses.
 /// - `mtu`: bytes of the largest IP packet; both ends must agree.
 /// - `encryption`: `"off"` or `"required"`; both ends must agree. Set-up always is encrypted.
 /// - `stall_timeout`: a connection with bytes under way that receives nothing for these seconds fails.
@@ -93,9 +94,9 @@ impl Engine {
 impl Engine {
     #[new]
     #[pyo3(
-        signature = (*, nics=None, link=None, ports_per_nic=None, ports=None, workers_per_nic=None, mtu=None, encryption=None,
+        signature = (*, nics=None, link=None, ports_per_nic=None, ports=None, workers_per_nic=None, cpus=None, mtu=None, encryption=None,
                      stall_timeout=None, connect_timeout=None, cancel_timeout=None, watch_interval=None),
-        text_signature = "(*, nics=['127.0.0.1'], link='auto', ports_per_nic=16, ports=(20000, 32767), workers_per_nic=1, mtu=1500, \
+        text_signature = "(*, nics=['127.0.0.1'], link='auto', ports_per_nic=16, ports=(20000, 32767), workers_per_nic=1, cpus=None, mtu=1500, \
                           encryption='off', stall_timeout=10.0, connect_timeout=5.0, cancel_timeout=1.0, \
                           watch_interval=0.00005)"
     )]
@@ -110,6 +111,7 @@ impl Engine {
         ports_per_nic: Option<&Bound<'_, PyAny>>,
         ports: Option<&Bound<'_, PyAny>>,
         workers_per_nic: Option<&Bound<'_, PyAny>>,
+        cpus: Option<&Bound<'_, PyAny>>,
         mtu: Option<&Bound<'_, PyAny>>,
         encryption: Option<&Bound<'_, PyAny>>,
         stall_timeout: Option<&Bound<'_, PyAny>>,
@@ -138,6 +140,12 @@ impl Engine {
                     return Err(wrong_value("encryption", problem));
                 }
             };
+        }
+        if let Some(cpus) = cpus {
+            let list: PyResult<Vec<Bound<'_, PyAny>>> = cpus.extract();
+            let list = list.map_err(|_| wrong_type("cpus", "a list of int", cpus))?;
+            let cpus = list.iter().map(|cpu| u16_of("one of cpus", cpu));
+            config.cpus = cpus.collect::<PyResult<_>>()?;
         }
         if let Some(link) = link {
             let name = link.extract::<String>().unwrap_or_default();

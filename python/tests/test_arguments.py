@@ -104,6 +104,8 @@ def test_a_region_of_another_engine_is_refused(pair):
         ({"ports": 20_000}, ValueError, "ports is 20000: it must be"),
         ({"ports": (20_000, 70_000)}, ValueError, "the last of ports is 70000"),
         ({"link": "rdma"}, ValueError, "link is rdma: it must be"),
+        ({"cpus": 1}, TypeError, "cpus must be a list of int"),
+        ({"cpus": [1000]}, OSError, "cpus has 1000"),
         ({"link": 7}, ValueError, "link is 7: it must be"),
         ({"encryption": "on"}, ValueError, "encryption is on"),
         ({"workers_per_nic": 3}, ValueError, "workers_per_nic is 3: it must divide ports_per_nic, which is 16"),

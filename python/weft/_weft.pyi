@@ -31,6 +31,7 @@ class Engine:
         ports_per_nic: int = 16,
         ports: tuple[int, int] = (20000, 32767),
         workers_per_nic: int = 1,
+        cpus: Iterable[int] | None = None,
         mtu: int = 1500,
         encryption: Literal["off", "required"] = "off",
         stall_timeout: float = 10.0,

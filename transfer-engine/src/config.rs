@@ -59,6 +59,9 @@ pub struct TransferEngineConfig {
     pub workers_per_nic: u16,
     /// Who moves bytes. Default: threads of the engine.
     pub progress: Progress,
+    /// The CPUs of the worker threads, one after the other: first those of the first NIC's workers, then the next NIC's, and
+    /// again from the beginning. A worker's memory is allocated at its CPU. Default: none, the system chooses.
+    pub cpus: Vec<u16>,
     /// Bytes of the largest IP packet; both ends must agree. Default: 1500.
     pub mtu: u16,
     /// Whether data is encrypted; both ends must agree. Set-up always is. Default: off.
@@ -85,6 +88,7 @@ impl Default for TransferEngineConfig {
             ports: 20_000..=32_767,
             workers_per_nic: 1,
             progress: Progress::Threads,
+            cpus: Vec::new(),
             mtu: 1500,
             encryption: Encryption::Off,
             stall_timeout: Duration::from_secs(10),
@@ -122,8 +126,11 @@ impl TransferEngineConfig {
         }
         let node_key = Secret(random()?);
         let (mut engines, mut listeners) = (Vec::new(), Vec::new());
-        for nic in &self.nics {
-            let (of_nic, listener) = self.start_nic(nic, &node_key)?;
+        for (index, nic) in self.nics.iter().enumerate() {
+            let cpus = self.cpus.iter().copied().cycle();
+            let workers = usize::from(self.workers_per_nic);
+            let cpus: Vec<_> = cpus.skip(index * workers).take(workers).collect();
+            let (of_nic, listener) = self.start_nic(nic, &cpus, &node_key)?;
             engines.extend(of_nic);
             listeners.push(listener);
         }
@@ -133,6 +140,7 @@ impl TransferEngineConfig {
     fn start_nic(
         &self,
         nic: &NicConfig,
+        cpus: &[u16],
         node_key: &Secret,
     ) -> Result<(Vec<LinkEngine>, TcpListener), TransferError> {
         // Set-up has the first TCP port.
@@ -149,7 +157,10 @@ impl TransferEngineConfig {
                 Err(error) => return Err(TransferError::system("bind")(error)),
             };
             let start = |link| {
-                let engine = Engine::start(self.engine(link, nic, first, node_key))?;
+                let engine = Engine::start(EngineConfig {
+                    cpus: cpus.to_vec(),
+                    ..self.engine(link, nic, first, node_key)
+                })?;
                 let speed_bps = nic.speed_bps.max(1);
                 Ok(LinkEngine {
                     engine,

@@ -152,6 +152,12 @@ typedef struct {
     uint64_t watch_interval_us;
     // The link to peers: "udp" or "tcp", or "auto" for the fastest, which is measured when engines connect. NULL: "auto".
     const char *link;
+    // No thread of the engine moves bytes: the program does, by weft_poll. Then `workers_per_nic` is 1.
+    bool program_polls;
+    // The CPUs of the worker threads, `cpu_count` of them, one after the other. NULL: the system chooses.
+    const uint16_t *cpus;
+    // 0: the system chooses.
+    size_t cpu_count;
 } weft_config;
 
 // What an engine has: a program that leaks sees it here.
@@ -310,6 +316,11 @@ const char *weft_main_address(const weft_engine *engine);
 // Ends what this engine has under way with a peer, and its connections to it. The next operation connects again.
 weft_status weft_remove_peer(const weft_engine *engine,
                              const weft_address *peer);
+
+// Moves what there is to move and ends what has ended, for an engine with `program_polls`. It returns at once. `busy`, which
+// may be NULL, tells whether there was anything to do.
+weft_status weft_poll(const weft_engine *engine,
+                      bool *busy);
 
 // Writes the link to a peer into `text`, and why it is that one, such as "tcp: measured: udp 4.10 GB/s, tcp 5.20 GB/s". What
 // is longer than `bytes`, which counts the 0 at the end, is cut. The text is empty while this engine is not connected to the

@@ -85,6 +85,10 @@ pub struct WeftConfig {
     pub link: *const c_char,
     /// No thread of the engine moves bytes: the program does, by weft_poll. Then `workers_per_nic` is 1.
     pub program_polls: bool,
+    /// The CPUs of the worker threads, `cpu_count` of them, one after the other. NULL: the system chooses.
+    pub cpus: *const u16,
+    /// 0: the system chooses.
+    pub cpu_count: usize,
 }
 
 /// What an engine has: a program that leaks sees it here.
@@ -143,6 +147,7 @@ fn config(config: &WeftConfig) -> Result<TransferEngineConfig, Refusal> {
         ports,
         workers_per_nic: value_or(config.workers_per_nic, default.workers_per_nic),
         mtu: value_or(config.mtu, default.mtu),
+        cpus: array(config.cpus, config.cpu_count, "config.cpus")?.to_vec(),
         progress: match config.program_polls {
             true => Progress::Inline,
             false => Progress::Threads,

@@ -73,6 +73,9 @@ pub struct EngineConfig {
     pub stall_timeout: Nanos,
     /// Who runs the workers.
     pub progress: Progress,
+    /// The CPUs of the workers' threads: the `i`-th runs on the `i`-th of these, modulo their number, and its memory is
+    /// allocated there. Empty: the system chooses.
+    pub cpus: Vec<u16>,
     /// Over how many workers each connection is split, at most: the end with fewer decides. Each part has `paths`
     /// paths between the ports of its two workers, and a window and congestion state of its own. A message goes
     /// whole over one part; messages on different parts have no order.
@@ -146,6 +149,7 @@ impl EngineConfig {
             // Ten times the longest interval between the probes of a dead path.
             stall_timeout: Nanos::from_secs(10),
             progress: Progress::Threads(1),
+            cpus: Vec::new(),
             split: 1,
             egress: Egress::default(),
             local_switch: None,
@@ -205,6 +209,11 @@ impl EngineConfig {
                 dscp,
             }),
         }
+    }
+
+    /// The CPU of a worker.
+    pub(crate) fn cpu(&self, index: usize) -> Option<u16> {
+        self.cpus.iter().cycle().nth(index).copied()
     }
 
     /// The number of workers.

@@ -21,6 +21,7 @@ use crate::error::EngineError;
 use crate::event::Event;
 use crate::identity::{Names, ResetKeys, worker_of_connection};
 use crate::parts::{Choice, Parts};
+use crate::pinned::Pinned;
 use crate::post::{Piece, Pieces, Post};
 use crate::saved::{SavedConnection, SavedEngine};
 use crate::shared_receives::SharedReceiveQueue;
@@ -164,6 +165,7 @@ impl Engine {
             let (commands, queue) = unbounded();
             let keys = reset_keys.clone();
             let seed = seed.wrapping_add(index as u64);
+            let _pinned = config.cpu(index).map(Pinned::to).transpose()?;
             let worker = Worker::new(index, &config, keys, seed, regions.reader(), queue)?;
             queues.push(Queue {
                 commands,
@@ -188,6 +190,7 @@ impl Engine {
             let worker = Arc::new(Mutex::new(worker));
             engine.workers.push(Arc::clone(&worker));
             if let Progress::Threads(_) = engine.config.progress {
+                let _pinned = engine.config.cpu(index).map(Pinned::to).transpose()?;
                 let thread = std::thread::Builder::new()
                     .name(format!("weft-worker-{index}"))
                     .spawn(move || Worker::run(&worker))

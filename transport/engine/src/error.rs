@@ -31,6 +31,16 @@ pub enum EngineError {
         /// The address to share.
         address: LinkAddress,
     },
+    /// A thread cannot run on a CPU.
+    #[error(
+        "cpus has {cpu}, and no thread of this process may run there ({source}): name CPUs that it may use"
+    )]
+    Cpu {
+        /// The CPU.
+        cpu: u16,
+        /// What the system says.
+        source: std::io::Error,
+    },
     /// A saved connection cannot go on.
     #[error("connection {id} cannot go on: {source}: connect again")]
     NotRestored {
@@ -139,6 +149,7 @@ impl EngineError {
     /// A stable name for conditions and metric labels.
     pub fn reason(&self) -> &'static str {
         match self {
+            Self::Cpu { .. } => "CpuNotAllowed",
             Self::NotRestored { .. } => "NotRestored",
             Self::OutOfRange { .. } => "SettingOutOfRange",
             Self::UnevenWorkers { .. } => "UnevenWorkers",

@@ -32,6 +32,7 @@ mod event;
 mod identity;
 mod parts;
 mod peer;
+mod pinned;
 mod post;
 mod saved;
 mod shared_receives;

@@ -4,8 +4,8 @@ mod pair;
 
 use pair::{PATIENCE, Pair, Side, bytes_of, pattern, region, remote, secret, start};
 use weft_engine::{
-    DomainId, Egress, Encryption, EngineConfig, Event, Failure, Key, Nanos, Progress, Region,
-    Stats, WriteRequest,
+    DomainId, Egress, Encryption, Engine, EngineConfig, Event, Failure, Key, Nanos, PortRange,
+    Progress, Region, Stats, WriteRequest,
 };
 
 fn next(side: &Side) -> Event {
@@ -538,4 +538,51 @@ fn uc4_a_split_connection_fails_once_and_whole_when_a_part_fails() {
     for side in [a, b] {
         assert!(close(side).is_empty());
     }
+}
+
+/// The CPUs that this process may use.
+fn cpus() -> Vec<u16> {
+    let allowed = rustix::thread::sched_getaffinity(None).expect("the system says");
+    let cpus = 0..rustix::thread::CpuSet::MAX_CPU;
+    cpus.filter(|cpu| allowed.is_set(*cpu))
+        .map(|cpu| cpu as u16)
+        .collect()
+}
+
+/// Whether this process has a thread of this name that may run on this CPU only.
+fn is_pinned(name: &str, cpu: u16) -> bool {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("procfs");
+    tasks.flatten().any(|task| {
+        // Another test's thread may have ended meanwhile.
+        let status = std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
+        let has = |line: String| status.lines().any(|it| it == line);
+        has(format!("Name:\t{name}")) && has(format!("Cpus_allowed_list:\t{cpu}"))
+    })
+}
+
+#[test]
+fn workers_run_on_the_cpus_that_they_are_given_and_one_that_there_is_not_is_named() {
+    let before = cpus();
+    let (first, last) = (before[0], before[before.len() - 1]);
+    let _engine = start(|config| {
+        config.progress = Progress::Threads(2);
+        config.paths = 16;
+        config.cpus = vec![last, first];
+    });
+    assert!(is_pinned("weft-worker-0", last));
+    assert!(is_pinned("weft-worker-1", first));
+    // The thread that has started them is where it was.
+    assert_eq!(cpus(), before);
+    let ports = PortRange {
+        first: 19_000,
+        count: 1,
+    };
+    let config = EngineConfig::new(std::net::Ipv4Addr::LOCALHOST, ports, secret(1));
+    let error = Engine::start(EngineConfig {
+        cpus: vec![65_000],
+        ..config
+    });
+    let error = error.expect_err("there is no such CPU");
+    assert_eq!(error.reason(), "CpuNotAllowed");
+    assert!(error.to_string().starts_with("cpus has 65000"), "{error}");
 }

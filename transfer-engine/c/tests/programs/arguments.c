@@ -31,6 +31,9 @@ static void an_engine_refuses_its_settings(void) {
     memset(&config, 0, sizeof config);
     config.link = "rdma";
     REFUSED(weft_engine_start(&config, &engine), WEFT_INVALID, "link must be auto, udp or tcp");
+    memset(&config, 0, sizeof config);
+    config.cpu_count = 1;
+    REFUSED(weft_engine_start(&config, &engine), WEFT_INVALID, "config.cpus is NULL");
     EXPECT(engine == NULL && strlen(weft_last_error()) > 0);
 }
 

@@ -34,6 +34,7 @@ pub mod spray;
 pub mod stage;
 mod tcp;
 mod tcp_raw;
+mod testbed;
 mod ucx;
 pub(crate) mod verbs;
 pub mod writes;
@@ -98,6 +99,8 @@ pub enum Work {
     Asymmetric,
     /// A connection of the policy hopper on the slowest of four spines.
     Hopper,
+    /// Flows over four fast and two slow spines, as in Hopper's testbed.
+    Testbed,
     /// One of four spines drops everything.
     Blackhole,
     /// One of four spines drops large packets only.
@@ -232,6 +235,7 @@ impl Work {
             Self::Spray4 => spray::measure(context),
             Self::Asymmetric => asymmetric::measure(context),
             Self::Hopper => hopper::measure(context),
+            Self::Testbed => testbed::measure(context),
             Self::PacketSize => packet_size::measure(context),
             Self::Blackhole => blackhole::measure(context),
             Self::File => files::measure(context),

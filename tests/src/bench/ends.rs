@@ -52,11 +52,11 @@ impl Default for Shape {
     }
 }
 
-/// Node 0 sends, node 1 receives.
+/// Two engines; unless said otherwise node 0 sends and node 1 receives.
 pub struct Ends {
-    /// In node 0.
+    /// In the node that sends.
     pub sender: Host,
-    /// In node 1.
+    /// In the node that receives.
     pub receiver: Host,
 }
 
@@ -76,6 +76,19 @@ impl Ends {
     /// # Errors
     /// [`BenchError`].
     pub fn start(fabric: &Fabric, shape: Shape) -> Result<Self, BenchError> {
+        Self::between(fabric, shape, 0, 1)
+    }
+
+    /// Starts both in these nodes.
+    ///
+    /// # Errors
+    /// [`BenchError`].
+    pub(super) fn between(
+        fabric: &Fabric,
+        shape: Shape,
+        sender: usize,
+        receiver: usize,
+    ) -> Result<Self, BenchError> {
         let start = |node: usize| {
             let setup = Setup {
                 address: fabric.node(node).data_address.into(),
@@ -93,8 +106,8 @@ impl Ends {
             fabric.in_node(node, || Host::start(setup))?
         };
         Ok(Self {
-            sender: start(0)?,
-            receiver: start(1)?,
+            sender: start(sender)?,
+            receiver: start(receiver)?,
         })
     }
 

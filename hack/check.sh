@@ -70,6 +70,8 @@ step shims 5 "${clippy[@]}" cargo build -p weft-verbs-shim -p weft-rdmacm-shim -
 # Its own programs, by pip and pytest.
 step python 10 "${clippy[@]}" hack/python.sh
 step tests 50 "${clippy[@]}" cargo test --workspace --locked --no-fail-fast
+# Where there is no GPU it says so, and counts as nothing.
+if hack/gpu.sh --where; then step gpu 5 "${clippy[@]}" hack/gpu.sh; fi
 # As it must not be: doorbell pages among memory. The test expects the paper's fault.
 step figure-5 5 "${clippy[@]}" cargo test -p weft-memory --lib --features one-space --locked st2_figure_5
 # A machine that has never had a cluster builds Kubernetes first; what is built of it stays.

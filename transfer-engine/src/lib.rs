@@ -96,4 +96,6 @@ pub use region::MemoryRegion;
 pub use submit::{PagedWrites, Pages, PeerGroup, SingleRead, SingleWrite};
 
 // What the public types are made of, so that a program needs no other crate of Weft.
-pub use weft_engine::{Access, DeviceMemory, Encryption, Key, LinkKind, MemfdError, Region};
+pub use weft_engine::{
+    Access, DeviceMemory, DropReason, Encryption, Key, LinkKind, MemfdError, Region,
+};

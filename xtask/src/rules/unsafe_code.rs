@@ -60,6 +60,10 @@ const FOLDERS: &[(&str, &str)] = &[
         "the TransferEngine for C: pointers, strings and callbacks of programs in C",
     ),
     (
+        "transfer-engine/cuda/",
+        "calls of NVIDIA's driver, and memory that the program must not free",
+    ),
+    (
         "transport/rdmacm-shim/src/",
         "librdmacm: pointers of programs in C, and functions of libibverbs",
     ),

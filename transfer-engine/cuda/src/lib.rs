@@ -1,0 +1,143 @@
+//! Memory of NVIDIA GPUs as regions of the TransferEngine. Peers write to it and read from it as to any other memory.
+//!
+//! The driver, `libcuda.so.1`, is loaded when the first GPU is opened: programs build and run without it. Bytes are staged
+//! in host memory: a worker copies each packet between its buffer and the GPU, and waits for the copy.
+//!
+//! ```no_run
+//! use weft_cuda::Gpu;
+//! use weft_transfer_engine::{Access, TransferEngine, TransferEngineConfig};
+//!
+//! # fn tensor() -> (u64, u64) { (0, 0) }
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let engine = TransferEngine::start(TransferEngineConfig::default())?;
+//! // What cuMemAlloc, cudaMalloc or torch's `data_ptr()` give.
+//! let (address, bytes) = tensor();
+//! // SAFETY: the tensor is freed after the engine.
+//! let region = unsafe { Gpu::open(0)?.region(address, bytes)? };
+//! let (memory, descriptor) = engine.reg_mr(region, Access::WRITE)?;
+//! # Ok(())
+//! # }
+//! ```
+
+#![expect(
+    unsafe_code,
+    reason = "calls of NVIDIA's driver, and memory that the program must not free"
+)]
+
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
+use weft_transfer_engine::{DeviceMemory, DropReason, Region};
+
+/// Why memory of a GPU cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// There is no driver.
+    #[error("libcuda.so.1 cannot be loaded: install NVIDIA's driver, or run where a GPU is")]
+    NoDriver,
+    /// The driver refuses a call.
+    #[error("{call} failed: {source:?}")]
+    Driver {
+        /// The call.
+        call: &'static str,
+        /// What the driver says.
+        source: DriverError,
+    },
+    /// The driver knows no allocation there, or a shorter one.
+    #[error(
+        "address {address:#x} and the {bytes} bytes from there on are not in one allocation of a GPU"
+    )]
+    NotAllocated {
+        /// The address that was given.
+        address: u64,
+        /// The length that was given.
+        bytes: u64,
+    },
+}
+
+fn failed(call: &'static str) -> impl FnOnce(DriverError) -> CudaError {
+    move |source| CudaError::Driver { call, source }
+}
+
+/// A GPU, by its primary context: the one that programs with the CUDA runtime and torch use.
+pub struct Gpu {
+    context: Arc<CudaContext>,
+    /// Copies wait for those of this stream only.
+    stream: Arc<CudaStream>,
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gpu({})", self.context.ordinal())
+    }
+}
+
+impl Gpu {
+    /// Opens a GPU by the driver's number, 0 for the first.
+    pub fn open(ordinal: usize) -> Result<Arc<Self>, CudaError> {
+        // SAFETY: the initialisers of NVIDIA's driver may run in any program.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::NoDriver);
+        }
+        let context = CudaContext::new(ordinal).map_err(failed("cuDevicePrimaryCtxRetain"))?;
+        let stream = context.new_stream().map_err(failed("cuStreamCreate"))?;
+        Ok(Arc::new(Self { context, stream }))
+    }
+
+    /// `bytes` bytes of the GPU's memory from `address` on, as a region.
+    ///
+    /// # Safety
+    /// The memory stays allocated until the region is deregistered and the operations that send from it have ended.
+    pub unsafe fn region(
+        self: &Arc<Self>,
+        address: u64,
+        bytes: u64,
+    ) -> Result<Arc<Region>, CudaError> {
+        let not_allocated = CudaError::NotAllocated { address, bytes };
+        self.context
+            .bind_to_thread()
+            .map_err(failed("cuCtxSetCurrent"))?;
+        let (mut base, mut size) = (0, 0);
+        // SAFETY: both are places of this function.
+        let found = unsafe { sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut size, address) };
+        let end = address.checked_add(bytes);
+        let is_inside = end.is_some_and(|end| end <= base.saturating_add(size as u64));
+        if found.result().is_err() || !is_inside {
+            return Err(not_allocated);
+        }
+        let memory: Arc<dyn DeviceMemory> = Arc::clone(self) as Arc<dyn DeviceMemory>;
+        Region::of_device(memory, address, bytes).map_err(|_| not_allocated)
+    }
+
+    /// Waits until a copy has been made, so that a peer may be told of it.
+    fn finish(&self, copied: Result<(), DriverError>) -> Result<(), DropReason> {
+        copied
+            .and_then(|()| self.stream.synchronize())
+            .map_err(|_| DropReason::Bounds)
+    }
+
+    fn bind(&self) -> Result<(), DropReason> {
+        self.context
+            .bind_to_thread()
+            .map_err(|_| DropReason::Bounds)
+    }
+}
+
+impl DeviceMemory for Gpu {
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DropReason> {
+        self.bind()?;
+        // SAFETY: the address is in a region, whose memory is allocated (`Gpu::region`), and `bytes` outlive the copy, which
+        // `finish` waits for.
+        let copied = unsafe { result::memcpy_htod_async(address, bytes, self.stream.cu_stream()) };
+        self.finish(copied)
+    }
+
+    fn read(&self, address: u64, out: &mut [u8]) -> Result<(), DropReason> {
+        self.bind()?;
+        // SAFETY: as in `write`.
+        let copied = unsafe { result::memcpy_dtoh_async(out, address, self.stream.cu_stream()) };
+        self.finish(copied)
+    }
+}

@@ -60,12 +60,16 @@ pub(crate) const SENT_BY_CALLER_BYTES_MAX: u64 = 8 << 10;
 /// A worker's thread that finds a caller sending yields so often before it waits.
 const YIELDS_MAX: usize = 64;
 
-/// The floor of the retransmission timeout over a reliable link: the kernel resends, and says when a connection is broken.
+/// The floor of the retransmission timeout over a reliable link: the kernel resends, or nothing is lost, and the link says when a
+/// connection is broken.
 /// What else may be lost is what a peer drops by mistake.
 const RELIABLE_RTO_MIN: Nanos = Nanos::from_secs(2);
 
 /// While a port is readable the others are asked for in every so many turns.
 const TURNS_WITHOUT_POLL_MAX: u32 = 4;
+
+/// A link that shows what arrives by itself is asked what has become of its connections in every so many turns.
+const TURNS_WITHOUT_POLL_OF_MEMORY_MAX: u32 = 256;
 
 /// A link whose receive calls failed may hold something that the poller has told of already: it is tried
 /// again after this.
@@ -130,7 +134,7 @@ impl Worker {
         let now = clock.now();
         let reliable = link.capabilities().reliable;
         let (congestion, rto_min) = match reliable {
-            // The kernel controls congestion.
+            // The kernel controls congestion, or the room in memory does.
             true => {
                 let bytes = u32::MAX;
                 let rto_min = config.rto_min.max(RELIABLE_RTO_MIN);
@@ -486,7 +490,11 @@ impl Worker {
     fn receive(&mut self) -> io::Result<bool> {
         self.users.release(&mut self.endpoint);
         self.turns_without_poll += 1;
-        if !self.link.is_readable() || self.turns_without_poll >= TURNS_WITHOUT_POLL_MAX {
+        let polls = match self.link.shows_arrivals() {
+            true => self.turns_without_poll >= TURNS_WITHOUT_POLL_OF_MEMORY_MAX,
+            false => !self.link.is_readable() || self.turns_without_poll >= TURNS_WITHOUT_POLL_MAX,
+        };
+        if polls {
             self.turns_without_poll = 0;
             self.poller.poll(&mut self.link)?;
         }
@@ -683,6 +691,8 @@ impl Worker {
         if self.stopped || timeout.is_some_and(|timeout| timeout.is_zero()) {
             return None;
         }
+        // What ends the sleep is what the poller has to tell.
+        self.turns_without_poll = TURNS_WITHOUT_POLL_OF_MEMORY_MAX;
         self.doze.prepare_to_sleep(due);
         if !self.commands.is_empty() || !self.link.prepare_to_sleep() {
             self.doze.cancel_sleep();

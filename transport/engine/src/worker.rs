@@ -89,7 +89,7 @@ pub(crate) struct Worker {
     endpoint: Endpoint<PeerNic>,
     users: Users,
     regions: TableReader<Region>,
-    /// One packet's payload, out of a source that may change.
+    /// One packet's payload, out of its place, to be checked.
     scratch: Box<[u8]>,
     chunk: ChunkBuffer,
     reset_keys: ResetKeys,
@@ -97,6 +97,8 @@ pub(crate) struct Worker {
     /// The time of the last look at the clock: a turn with nothing to do reads it once.
     now: Time,
     turns_without_poll: u32,
+    /// The last call of the inline worker may have left something to send.
+    has_work: bool,
     /// Messages without bytes whose key opened nothing.
     drops: Drops,
     /// The kernel refused a packet as too big, and it was logged.
@@ -178,6 +180,7 @@ impl Worker {
             control: Box::new([0; CONTROL_BYTES_MAX]),
             now,
             turns_without_poll: 0,
+            has_work: true,
             drops: Drops::default(),
             logged_too_big: false,
             stopped: false,
@@ -273,7 +276,9 @@ impl Worker {
     /// message leaves first.
     pub(crate) fn poll(&mut self, wait: Duration) -> io::Result<bool> {
         self.now = self.clock.now();
-        let mut busy = self.send(false);
+        // With nothing asked for and nothing left the second call sends what is due.
+        let has_work = std::mem::replace(&mut self.has_work, false) || !self.commands.is_empty();
+        let mut busy = has_work && self.send(false);
         busy |= self.receive()?;
         let mut reported = self.report();
         if !busy && !reported && !wait.is_zero() {
@@ -284,14 +289,17 @@ impl Worker {
             reported = self.report();
         }
         if reported {
+            self.has_work = true;
             return Ok(true);
         }
-        busy |= self.send(!self.link.is_readable());
+        let sent = self.send(!self.link.is_readable());
         // Only the caller knows when the next call comes.
         if self.endpoint.flush_acks() {
             self.send(false);
         }
-        Ok(busy)
+        // What one turn may not send the next one does.
+        self.has_work = sent;
+        Ok(busy | sent)
     }
 
     /// Serves all commands, and reports. Answers whether there was an event.
@@ -378,6 +386,10 @@ impl Worker {
     /// Serves commands. A Reset would end what has only begun, so before one is sent, every command in the queue is
     /// served.
     fn serve_commands(&mut self) -> bool {
+        // Cheaper than a look at the queue that takes out what there is.
+        if self.commands.is_empty() {
+            return false;
+        }
         let most = match self.endpoint.has_resets() {
             true => self.commands.len(),
             false => COMMANDS_PER_TURN,
@@ -589,12 +601,11 @@ impl Worker {
                             continue;
                         }
                     };
-                    let scratch = &mut self.scratch;
                     let seal = |i, room: &mut [u8]| {
-                        let payload = payload.get(chunk.payload(i), scratch).expect(
+                        let sealed = payload.seal(&chunk, i, room);
+                        sealed.expect(
                             "the handle has checked that the message lies within its pieces",
-                        );
-                        chunk.seal(i, payload, room)
+                        )
                     };
                     let (path, packets) = (chunk.path, chunk.packets());
                     let sent = self

@@ -240,7 +240,7 @@ mod tests {
             for (start, length) in [(0, 0), (1, 7), (3, 64), (5, 1_030), (8, 4_096), (9, 9_001)] {
                 let to = cells(|_| 0);
                 across(&to[start + 1..][..length], &from[start..][..length]);
-                let byte = |cells: &[AtomicU8], at: usize| cells[at].load(Ordering::Relaxed);
+                let byte = |cells: &[AtomicU8], at: usize| cells[at].load(Relaxed);
                 for at in 0..to.len() {
                     let wanted = match (start + 1..start + 1 + length).contains(&at) {
                         true => byte(&from, at - 1),

@@ -572,35 +572,23 @@ impl Source {
         }
     }
 
-    /// `length` bytes at `offset`: where they lie if nobody changes them, else a copy in `scratch`,
-    /// so that what is checksummed is what is sent.
+    /// `length` bytes at `offset` where they lie; `None` where others may change them, and they have to be copied.
     ///
     /// # Errors
-    /// [`DropReason::Bounds`], also when `scratch` is shorter than `length`.
-    pub fn read<'a>(
-        &'a self,
-        offset: u64,
-        length: usize,
-        scratch: &'a mut [u8],
-    ) -> Result<&'a [u8], DropReason> {
-        match self {
-            Source::Bytes(bytes) => {
-                check_bounds(bytes.len() as u64, offset, length as u64)?;
-                let (read, behind) = bytes[offset as usize..].split_at(length);
-                // Most likely they are read soon, and no cache holds them: they come while these are checksummed. Long ones
-                // are copied at the speed of memory anyway, and would only wait for what is asked for ahead.
-                if length < PREFETCH_BYTES_MAX {
-                    let ahead = PREFETCH_AHEAD.saturating_sub(length).min(behind.len());
-                    prefetch(&behind[ahead..behind.len().min(ahead + length)]);
-                }
-                Ok(read)
-            }
-            Source::Region(region) => {
-                let scratch = scratch.get_mut(..length).ok_or(DropReason::Bounds)?;
-                region.read(offset, scratch)?;
-                Ok(scratch)
-            }
+    /// [`DropReason::Bounds`].
+    pub fn in_place(&self, offset: u64, length: usize) -> Result<Option<&[u8]>, DropReason> {
+        check_bounds(self.len(), offset, length as u64)?;
+        let Source::Bytes(bytes) = self else {
+            return Ok(None);
+        };
+        let (read, behind) = bytes[offset as usize..].split_at(length);
+        // Most likely they are read soon, and no cache holds them: they come while these are checksummed. Long ones are copied
+        // at the speed of memory anyway, and would only wait for what is asked for ahead.
+        if length < PREFETCH_BYTES_MAX {
+            let ahead = PREFETCH_AHEAD.saturating_sub(length).min(behind.len());
+            prefetch(&behind[ahead..behind.len().min(ahead + length)]);
         }
+        Ok(Some(read))
     }
 }
 

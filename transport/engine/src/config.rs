@@ -396,6 +396,31 @@ mod tests {
     }
 
     #[test]
+    fn a_chunk_over_shared_memory_is_64_kib_of_payload_that_no_checksum_protects() {
+        let ports = PortRange {
+            first: 4000,
+            count: 1,
+        };
+        let over = |encryption| {
+            let key = Secret([0; 32]);
+            let config = EngineConfig::over(LinkKind::Shm, Ipv4Addr::LOCALHOST, ports, key);
+            let config = EngineConfig {
+                encryption,
+                ..config
+            };
+            config.check().unwrap();
+            let settings = config.settings();
+            settings.validate().unwrap();
+            settings
+        };
+        let settings = over(Encryption::Off);
+        assert_eq!(settings.packet_payload, 32_768);
+        assert_eq!((settings.chunk_packets(), settings.paths), (2, 1));
+        assert_eq!(settings.integrity, Integrity::Trusted);
+        assert_eq!(over(Encryption::Required).integrity, Integrity::Aead);
+    }
+
+    #[test]
     fn a_field_out_of_range_is_named_with_its_range() {
         let table: [(&str, EngineConfig); 9] = [
             (

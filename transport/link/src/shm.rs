@@ -310,8 +310,10 @@ impl ShmLink {
         let now = self.now;
         if let Some(connection) = self.open_mut(slot) {
             connection.used_at = now;
-            connection.wake(Wakeups::PACKETS);
-            if !std::mem::replace(&mut connection.is_published, true) {
+            let woken = connection.wake(Wakeups::PACKETS);
+            let was_published = std::mem::replace(&mut connection.is_published, true);
+            self.counters.send_calls += u64::from(woken);
+            if !was_published {
                 self.published.push(slot);
             }
         }

@@ -152,9 +152,11 @@ pub(super) struct Producer {
 }
 
 impl Producer {
-    /// Room that a chunk needs at most.
-    pub(super) const CHUNK_ROOM: usize =
-        65_536 + CHUNK_PACKETS_MAX * (FRONT_BYTES + OVERHEAD_BYTES + LINE) + DATA.packet_room();
+    /// Room that a chunk needs at most: its packets, and what is left over at the end of the ring.
+    pub(super) const CHUNK_ROOM: usize = 65_536
+        + CHUNK_PACKETS_MAX * (FRONT_BYTES + OVERHEAD_BYTES + LINE)
+        + frame_bytes(PACKET_BYTES_MAX)
+        + DATA.packet_room();
 
     /// Whether there is room for a packet.
     ///

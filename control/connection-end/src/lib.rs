@@ -35,7 +35,7 @@ pub fn to_proto(end: &LocalEnd, secret: &Secret) -> proto::ConnectionEnd {
     proto::ConnectionEnd {
         connection: end.id.0,
         secret: secret.0.to_vec(),
-        link: Some(link_to_proto(&end.address)),
+        link: link_to_proto(&end.address),
         settings: Some(proto::Settings {
             paths: end.settings.paths.into(),
             packet_payload: end.settings.packet_payload.into(),
@@ -87,24 +87,26 @@ pub fn from_proto(end: Option<proto::ConnectionEnd>) -> Result<(LocalEnd, Secret
     Ok((end, Secret(secret)))
 }
 
-fn link_to_proto(address: &LinkAddress) -> proto::connection_end::Link {
+/// `None` for shared memory: this API is for engines of different nodes, and a peer refuses an end without a link.
+fn link_to_proto(address: &LinkAddress) -> Option<proto::connection_end::Link> {
     let octets = match address.ip() {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),
     };
     let ports = address.ports();
     match address {
-        LinkAddress::Udp { .. } => proto::connection_end::Link::Udp(proto::Udp {
+        LinkAddress::Udp { .. } => Some(proto::connection_end::Link::Udp(proto::Udp {
             address: octets,
             first_port: ports.first.into(),
             ports: ports.count.into(),
-        }),
-        LinkAddress::Tcp { token, .. } => proto::connection_end::Link::Tcp(proto::Tcp {
+        })),
+        LinkAddress::Tcp { token, .. } => Some(proto::connection_end::Link::Tcp(proto::Tcp {
             address: octets,
             first_port: ports.first.into(),
             ports: ports.count.into(),
             token: token.0,
-        }),
+        })),
+        LinkAddress::Shm { .. } => None,
     }
 }
 
@@ -207,17 +209,23 @@ mod tests {
                 },
             };
             let told = link_to_proto(&address);
-            let proto::connection_end::Link::Udp(udp) = &told else {
+            let Some(proto::connection_end::Link::Udp(udp)) = &told else {
                 panic!("{told:?}");
             };
             assert_eq!(udp.address.len(), bytes);
-            assert_eq!(link(told).unwrap(), address);
+            assert_eq!(link(told.unwrap()).unwrap(), address);
             let tcp = LinkAddress::Tcp {
                 address: address.ip(),
                 ports: address.ports(),
                 token: LinkToken(u64::MAX - 5),
             };
-            assert_eq!(link(link_to_proto(&tcp)).unwrap(), tcp);
+            assert_eq!(link(link_to_proto(&tcp).unwrap()).unwrap(), tcp);
+            let shm = LinkAddress::Shm {
+                address: address.ip(),
+                ports: address.ports(),
+                token: LinkToken(5),
+            };
+            assert_eq!(link_to_proto(&shm), None);
         }
     }
 

@@ -175,6 +175,10 @@ pub(crate) async fn diagnose(
             }
         }
         LinkKind::Tcp => connect_all(&mut probes, address).await,
+        LinkKind::Shm => {
+            let text = "transport.link is shm: it reaches no other node; set it to udp or tcp";
+            return Err(Fault::engine(text.to_owned()));
+        }
     }
     for reach in &mut probes.reaches {
         reach.link = link.name().to_owned();

@@ -10,7 +10,8 @@ use weft_core::recovery::WINDOW_MAX;
 use weft_core::units::Nanos;
 use weft_core::wire::{CHUNK_PACKETS_MAX, Integrity, OVERHEAD_BYTES, Secret, VERSION};
 use weft_link::{
-    AnyConfig, LinkAddress, LinkKind, LocalSwitch, PortRange, SocketBuffers, TcpConfig, UdpConfig,
+    AnyConfig, LinkAddress, LinkKind, LocalSwitch, PortRange, ShmConfig, ShmLink, SocketBuffers,
+    TcpConfig, UdpConfig,
 };
 
 use crate::error::EngineError;
@@ -25,6 +26,9 @@ const SEND_BYTES_MAX: usize = 65_507;
 /// Payload of a packet over TCP, bytes: two of them are a chunk of 64 KiB, and a payload that is a multiple of a page lies
 /// in as few of them as it can.
 const TCP_PAYLOAD: u16 = 32 << 10;
+
+/// The same over shared memory.
+const SHM_PAYLOAD: u16 = ShmLink::PAYLOAD_BYTES as u16;
 
 /// Who runs the workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,18 +56,19 @@ pub struct EngineConfig {
     /// Where the NIC is reached.
     pub address: LinkAddress,
     /// Bytes of the largest IP packet, 1280 or more; both ends must agree. Over TCP it is the kernel's affair, and only says by
-    /// how many headers the egress cap counts.
+    /// how many headers the egress cap counts. Over shared memory it means nothing.
     pub mtu: u16,
     /// Paths used between this NIC and another, 1 to 256; both ends must agree.
     pub paths: u16,
     /// Who chooses among them.
     pub policy: PolicyKind,
-    /// Who sets the window. Over TCP the kernel's congestion control does, and this window has its full size.
+    /// Who sets the window. Over TCP the kernel's congestion control does, and this window has its full size; over shared
+    /// memory nobody does.
     pub congestion: CongestionKind,
-    /// Floor of the retransmission timeout. Over TCP it is two seconds at least.
+    /// Floor of the retransmission timeout. Over TCP and shared memory it is two seconds at least.
     pub rto_min: Nanos,
     /// Most bytes of one chunk on the wire, headers included; both ends must agree. Cut to whole
-    /// packets (one at least), to 64 of them and to what one UDP send carries. Over TCP headers are not counted.
+    /// packets (one at least), to 64 of them and to what one UDP send carries. Over TCP and shared memory headers are not counted.
     pub chunk_bytes: u32,
     /// Most chunks in flight in one direction of a connection; both ends must agree.
     pub window_chunks: u16,
@@ -159,7 +164,9 @@ impl EngineConfig {
         }
     }
 
-    /// The defaults over a link. Over TCP each worker is connected to at a port of its own: one worker needs one.
+    /// The defaults over a link. Over TCP each worker is connected to at a port of its own: one worker needs one. Over shared
+    /// memory `address` and `ports` only name the engine in its network namespace, and no socket of the network is opened: an
+    /// engine over UDP or TCP may have the same.
     pub fn over(
         link: LinkKind,
         address: impl Into<IpAddr>,
@@ -178,6 +185,16 @@ impl EngineConfig {
                 },
                 // Several connections take several ways through the network, and a core's share of the kernel each.
                 paths: 4,
+                ..over_udp
+            },
+            LinkKind::Shm => Self {
+                address: LinkAddress::Shm {
+                    address,
+                    ports,
+                    token: link_token(&over_udp.node_key),
+                },
+                // There is one way, and each path has memory of its own.
+                paths: 1,
                 ..over_udp
             },
         }
@@ -208,6 +225,16 @@ impl EngineConfig {
                 packet_bytes: self.datagram_bytes(),
                 dscp,
             }),
+            LinkAddress::Shm {
+                address,
+                ports,
+                token,
+            } => AnyConfig::Shm(ShmConfig {
+                address,
+                ports,
+                token,
+                paths: self.paths,
+            }),
         }
     }
 
@@ -226,8 +253,10 @@ impl EngineConfig {
 
     /// Payload bytes of a full packet: what the MTU leaves, down to a multiple of 8.
     fn packet_payload(&self) -> u16 {
-        if let LinkAddress::Tcp { .. } = self.address {
-            return TCP_PAYLOAD;
+        match self.address {
+            LinkAddress::Udp { .. } => {}
+            LinkAddress::Tcp { .. } => return TCP_PAYLOAD,
+            LinkAddress::Shm { .. } => return SHM_PAYLOAD,
         }
         let datagram = usize::from(self.mtu - self.address.header_bytes()).min(SEND_BYTES_MAX);
         (datagram - OVERHEAD_BYTES) as u16 & !7
@@ -243,7 +272,9 @@ impl EngineConfig {
         let packet = usize::from(self.datagram_bytes());
         let packets = match self.address {
             LinkAddress::Udp { .. } => (self.chunk_bytes as usize).min(SEND_BYTES_MAX) / packet,
-            LinkAddress::Tcp { .. } => self.chunk_bytes as usize / usize::from(TCP_PAYLOAD),
+            LinkAddress::Tcp { .. } | LinkAddress::Shm { .. } => {
+                self.chunk_bytes as usize / usize::from(self.packet_payload())
+            }
         };
         Settings {
             paths: self.paths,
@@ -251,9 +282,11 @@ impl EngineConfig {
             chunk_bytes: (packets.clamp(1, CHUNK_PACKETS_MAX) * packet) as u32,
             window_chunks: self.window_chunks,
             wire_version: VERSION,
-            integrity: match self.encryption {
-                Encryption::Off => Integrity::Sealed,
-                Encryption::Required => Integrity::Aead,
+            integrity: match (self.encryption, self.address) {
+                // Memory changes nothing on the way, and who shares it is known by the link's token.
+                (Encryption::Off, LinkAddress::Shm { .. }) => Integrity::Trusted,
+                (Encryption::Off, _) => Integrity::Sealed,
+                (Encryption::Required, _) => Integrity::Aead,
             },
         }
     }
@@ -366,9 +399,34 @@ mod tests {
             (error.reason(), error.to_string()),
             (
                 "UnknownLink",
-                "link is \"tpc\": it must be udp or tcp".into()
+                "link is \"tpc\": it must be udp, tcp or shm".into()
             )
         );
+    }
+
+    #[test]
+    fn a_chunk_over_shared_memory_is_64_kib_of_payload_that_no_checksum_protects() {
+        let ports = PortRange {
+            first: 4000,
+            count: 1,
+        };
+        let over = |encryption| {
+            let key = Secret([0; 32]);
+            let config = EngineConfig::over(LinkKind::Shm, Ipv4Addr::LOCALHOST, ports, key);
+            let config = EngineConfig {
+                encryption,
+                ..config
+            };
+            config.check().unwrap();
+            let settings = config.settings();
+            settings.validate().unwrap();
+            settings
+        };
+        let settings = over(Encryption::Off);
+        assert_eq!(settings.packet_payload, 32_768);
+        assert_eq!((settings.chunk_packets(), settings.paths), (2, 1));
+        assert_eq!(settings.integrity, Integrity::Trusted);
+        assert_eq!(over(Encryption::Required).integrity, Integrity::Aead);
     }
 
     #[test]

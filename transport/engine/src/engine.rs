@@ -396,6 +396,8 @@ impl Engine {
             LinkAddress::Udp { .. } => Ok(routes.check_mtu(peer, self.config.mtu)?),
             // Only that there is a route.
             LinkAddress::Tcp { .. } => Ok(routes.mtu(peer).map(|_| ())?),
+            // There is no route.
+            LinkAddress::Shm { .. } => Ok(()),
         }
     }
 

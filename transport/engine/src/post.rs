@@ -106,33 +106,25 @@ impl Pieces {
         }
     }
 
-    /// `length` bytes of the message from `at` on: where they lie if they lie in one piece that nobody changes,
-    /// else a copy in `scratch`.
-    fn read<'a>(
-        &'a self,
-        at: u64,
-        length: usize,
-        scratch: &'a mut [u8],
-    ) -> Result<&'a [u8], DropReason> {
+    /// `length` bytes of the message from `at` on where they lie; `None` if they do not lie in one piece that nobody changes.
+    fn in_place(&self, at: u64, length: usize) -> Result<Option<&[u8]>, DropReason> {
         let (piece, within) = match self {
             Pieces::One(piece) => (piece, at),
             Pieces::Many { pieces, ends } => {
                 let first = ends.partition_point(|&end| end <= at);
                 let Some((piece, &end)) = pieces.get(first).zip(ends.get(first)) else {
                     return match length {
-                        0 => Ok(&[]),
+                        0 => Ok(Some(&[])),
                         _ => Err(DropReason::Bounds),
                     };
                 };
                 (piece, at - (end - piece.bytes))
             }
         };
-        if within + length as u64 <= piece.bytes {
-            return piece.source.read(piece.offset + within, length, scratch);
+        match within + length as u64 <= piece.bytes {
+            true => piece.source.in_place(piece.offset + within, length),
+            false => Ok(None),
         }
-        let out = scratch.get_mut(..length).ok_or(DropReason::Bounds)?;
-        self.copy_out(at, out)?;
-        Ok(out)
     }
 
     /// Copies the message from `at` on.
@@ -169,20 +161,26 @@ pub(crate) enum Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// A range of the message.
-    pub(crate) fn get<'a>(
-        &'a self,
-        range: Range<u64>,
-        scratch: &'a mut [u8],
-    ) -> Result<&'a [u8], DropReason> {
-        let length = (range.end - range.start) as usize;
+    /// Writes the `i`-th packet of `chunk` to the start of `room`; answers its length.
+    ///
+    /// # Errors
+    /// [`DropReason::Bounds`]: the message is shorter.
+    pub(crate) fn seal(&self, chunk: &Chunk, i: u32, room: &mut [u8]) -> Result<usize, DropReason> {
+        let Range { start, end } = chunk.payload(i);
+        let length = (end - start) as usize;
         let (before, bytes) = match self {
-            Payload::Pieces(pieces) => return pieces.read(range.start, length, scratch),
+            Payload::Pieces(pieces) => {
+                return match pieces.in_place(start, length)? {
+                    Some(bytes) => Ok(chunk.seal(i, bytes, room)),
+                    None => chunk.seal_with(i, length, room, |out| pieces.copy_out(start, out)),
+                };
+            }
             Payload::Bytes(bytes) => (0, bytes),
             Payload::Chunk(before, bytes) => (*before, bytes),
         };
-        let at = (range.start - before) as usize;
-        bytes.get(at..at + length).ok_or(DropReason::Bounds)
+        let at = (start - before) as usize;
+        let bytes = bytes.get(at..at + length).ok_or(DropReason::Bounds)?;
+        Ok(chunk.seal(i, bytes, room))
     }
 }
 
@@ -247,15 +245,19 @@ mod tests {
         let pieces = vec![piece(50, 10), piece(0, 0), piece(0, 30), piece(99, 1)];
         let pieces = Pieces::many(pieces).unwrap();
         let message = [&whole[50..60], &whole[..30], &whole[99..]].concat();
-        let mut scratch = [0; 100];
+        let mut copied = [0; 100];
         for at in 0..=message.len() {
             for end in at..=message.len() {
-                let read = pieces.read(at as u64, end - at, &mut scratch);
-                assert_eq!(read, Ok(&message[at..end]), "{at}..{end}");
+                let wanted = &message[at..end];
+                let in_place = pieces.in_place(at as u64, end - at).unwrap();
+                let is_one_piece = end <= 10 || at >= 10 && end <= 40 || at >= 40 || at == end;
+                assert_eq!(in_place, is_one_piece.then_some(wanted), "{at}..{end}");
+                let copied = &mut copied[..end - at];
+                assert_eq!(pieces.copy_out(at as u64, copied), Ok(()));
+                assert_eq!(copied, wanted, "{at}..{end}");
             }
         }
-        let beyond = pieces.read(40, 2, &mut scratch);
-        assert_eq!(beyond, Err(DropReason::Bounds));
-        assert_eq!(pieces.read(0, 30, &mut [0; 29]), Err(DropReason::Bounds));
+        assert_eq!(pieces.in_place(42, 2), Err(DropReason::Bounds));
+        assert_eq!(pieces.copy_out(40, &mut [0; 2]), Err(DropReason::Bounds));
     }
 }

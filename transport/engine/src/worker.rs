@@ -60,12 +60,16 @@ pub(crate) const SENT_BY_CALLER_BYTES_MAX: u64 = 8 << 10;
 /// A worker's thread that finds a caller sending yields so often before it waits.
 const YIELDS_MAX: usize = 64;
 
-/// The floor of the retransmission timeout over a reliable link: the kernel resends, and says when a connection is broken.
+/// The floor of the retransmission timeout over a reliable link: the kernel resends, or nothing is lost, and the link says when a
+/// connection is broken.
 /// What else may be lost is what a peer drops by mistake.
 const RELIABLE_RTO_MIN: Nanos = Nanos::from_secs(2);
 
 /// While a port is readable the others are asked for in every so many turns.
 const TURNS_WITHOUT_POLL_MAX: u32 = 4;
+
+/// A link that shows what arrives by itself is asked what has become of its connections in every so many turns.
+const TURNS_WITHOUT_POLL_OF_MEMORY_MAX: u32 = 256;
 
 /// A link whose receive calls failed may hold something that the poller has told of already: it is tried
 /// again after this.
@@ -85,7 +89,7 @@ pub(crate) struct Worker {
     endpoint: Endpoint<PeerNic>,
     users: Users,
     regions: TableReader<Region>,
-    /// One packet's payload, out of a source that may change.
+    /// One packet's payload, out of its place, to be checked.
     scratch: Box<[u8]>,
     chunk: ChunkBuffer,
     reset_keys: ResetKeys,
@@ -93,6 +97,8 @@ pub(crate) struct Worker {
     /// The time of the last look at the clock: a turn with nothing to do reads it once.
     now: Time,
     turns_without_poll: u32,
+    /// The last call of the inline worker may have left something to send.
+    has_work: bool,
     /// Messages without bytes whose key opened nothing.
     drops: Drops,
     /// The kernel refused a packet as too big, and it was logged.
@@ -130,7 +136,7 @@ impl Worker {
         let now = clock.now();
         let reliable = link.capabilities().reliable;
         let (congestion, rto_min) = match reliable {
-            // The kernel controls congestion.
+            // The kernel controls congestion, or the room in memory does.
             true => {
                 let bytes = u32::MAX;
                 let rto_min = config.rto_min.max(RELIABLE_RTO_MIN);
@@ -174,6 +180,7 @@ impl Worker {
             control: Box::new([0; CONTROL_BYTES_MAX]),
             now,
             turns_without_poll: 0,
+            has_work: true,
             drops: Drops::default(),
             logged_too_big: false,
             stopped: false,
@@ -269,7 +276,9 @@ impl Worker {
     /// message leaves first.
     pub(crate) fn poll(&mut self, wait: Duration) -> io::Result<bool> {
         self.now = self.clock.now();
-        let mut busy = self.send(false);
+        // With nothing asked for and nothing left the second call sends what is due.
+        let has_work = std::mem::replace(&mut self.has_work, false) || !self.commands.is_empty();
+        let mut busy = has_work && self.send(false);
         busy |= self.receive()?;
         let mut reported = self.report();
         if !busy && !reported && !wait.is_zero() {
@@ -280,14 +289,17 @@ impl Worker {
             reported = self.report();
         }
         if reported {
+            self.has_work = true;
             return Ok(true);
         }
-        busy |= self.send(!self.link.is_readable());
+        let sent = self.send(!self.link.is_readable());
         // Only the caller knows when the next call comes.
         if self.endpoint.flush_acks() {
             self.send(false);
         }
-        Ok(busy)
+        // What one turn may not send the next one does.
+        self.has_work = sent;
+        Ok(busy | sent)
     }
 
     /// Serves all commands, and reports. Answers whether there was an event.
@@ -374,6 +386,10 @@ impl Worker {
     /// Serves commands. A Reset would end what has only begun, so before one is sent, every command in the queue is
     /// served.
     fn serve_commands(&mut self) -> bool {
+        // Cheaper than a look at the queue that takes out what there is.
+        if self.commands.is_empty() {
+            return false;
+        }
         let most = match self.endpoint.has_resets() {
             true => self.commands.len(),
             false => COMMANDS_PER_TURN,
@@ -486,7 +502,11 @@ impl Worker {
     fn receive(&mut self) -> io::Result<bool> {
         self.users.release(&mut self.endpoint);
         self.turns_without_poll += 1;
-        if !self.link.is_readable() || self.turns_without_poll >= TURNS_WITHOUT_POLL_MAX {
+        let polls = match self.link.shows_arrivals() {
+            true => self.turns_without_poll >= TURNS_WITHOUT_POLL_OF_MEMORY_MAX,
+            false => !self.link.is_readable() || self.turns_without_poll >= TURNS_WITHOUT_POLL_MAX,
+        };
+        if polls {
             self.turns_without_poll = 0;
             self.poller.poll(&mut self.link)?;
         }
@@ -581,12 +601,11 @@ impl Worker {
                             continue;
                         }
                     };
-                    let scratch = &mut self.scratch;
                     let seal = |i, room: &mut [u8]| {
-                        let payload = payload.get(chunk.payload(i), scratch).expect(
+                        let sealed = payload.seal(&chunk, i, room);
+                        sealed.expect(
                             "the handle has checked that the message lies within its pieces",
-                        );
-                        chunk.seal(i, payload, room)
+                        )
                     };
                     let (path, packets) = (chunk.path, chunk.packets());
                     let sent = self
@@ -683,6 +702,8 @@ impl Worker {
         if self.stopped || timeout.is_some_and(|timeout| timeout.is_zero()) {
             return None;
         }
+        // What ends the sleep is what the poller has to tell.
+        self.turns_without_poll = TURNS_WITHOUT_POLL_OF_MEMORY_MAX;
         self.doze.prepare_to_sleep(due);
         if !self.commands.is_empty() || !self.link.prepare_to_sleep() {
             self.doze.cancel_sleep();

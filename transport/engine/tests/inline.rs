@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pair::{OVER_TCP, PATIENCE, Pair, bytes_of, pattern, region, remote, secret, start};
+use pair::{IS_RELIABLE, PATIENCE, Pair, bytes_of, pattern, region, remote, secret, start};
 use weft_engine::{
     DomainId, DropReason, Event, Failure, LinkAddress, Nanos, PathReport, PathState, PortRange,
     Progress, Region, SIGNAL, Snapshot, Source, WriteRequest,
@@ -66,9 +66,9 @@ fn engines_of_one_switch_reach_each_other_without_a_socket() {
     let switch = Arc::default();
     let pair = Pair::new(|config| config.local_switch = Some(Arc::clone(&switch)));
     let snapshot = write_every_size(pair);
-    // Over TCP it changes nothing.
-    assert_eq!(snapshot.link.local_packets > 0, !OVER_TCP);
-    assert_eq!(snapshot.link.sent_packets > 0, OVER_TCP);
+    // Over TCP and shared memory it changes nothing.
+    assert_eq!(snapshot.link.local_packets > 0, !IS_RELIABLE);
+    assert_eq!(snapshot.link.sent_packets > 0, IS_RELIABLE);
 }
 
 /// What the receiver has counted.
@@ -642,8 +642,9 @@ fn connections_share_the_sender_fairly_with_a_cap_and_without() {
 #[test]
 fn writes_arrive_over_ipv6() {
     let mut pair = Pair::new(|config| {
-        let (LinkAddress::Udp { address, .. } | LinkAddress::Tcp { address, .. }) =
-            &mut config.address;
+        let (LinkAddress::Udp { address, .. }
+        | LinkAddress::Tcp { address, .. }
+        | LinkAddress::Shm { address, .. }) = &mut config.address;
         *address = Ipv6Addr::LOCALHOST.into();
     });
     let source = pattern(1 << 20, 3);
@@ -669,8 +670,8 @@ fn a_taken_port_range_is_refused_by_its_ports() {
     let (address, ports) = (first.config().address, first.config().address.ports());
     let at = |first, count| address.with_ports(PortRange { first, count });
     let mut config = first.config().clone();
-    // Over TCP one worker has the first port of its range.
-    config.address = at(ports.first - if OVER_TCP { 0 } else { 8 }, 16);
+    // Over TCP and shared memory one worker has the first port of its range.
+    config.address = at(ports.first - if IS_RELIABLE { 0 } else { 8 }, 16);
     let error = weft_engine::Engine::start(config).err().unwrap();
     assert_eq!(error.reason(), "PortTaken");
     assert!(
@@ -726,8 +727,8 @@ fn wrong_calls_are_refused_at_once() {
         address: b_end.address.ip(),
         ports: b_end.address.ports(),
     };
-    // Over TCP there are as many paths as are wanted.
-    let (address, reason) = match OVER_TCP {
+    // Over TCP and shared memory there are as many paths as are wanted.
+    let (address, reason) = match IS_RELIABLE {
         false => (b_end.address.part(0, 8), "TooFewPairs"),
         true => (udp, "OtherLink"),
     };

@@ -34,6 +34,16 @@ pub enum LinkAddress {
         /// A peer sends it first, and a connection without it is closed. An engine derives it from its node's key.
         token: LinkToken,
     },
+    /// Memory shared with other processes of the node, in one network namespace. Address and ports only name the end there, and
+    /// nothing of the network is used: an engine takes those of its NIC.
+    Shm {
+        /// An address of the node.
+        address: IpAddr,
+        /// One name to connect to for each worker: an engine with one worker has one.
+        ports: PortRange,
+        /// As over TCP.
+        token: LinkToken,
+    },
 }
 
 /// A link by its name.
@@ -43,6 +53,8 @@ pub enum LinkKind {
     Udp,
     /// `tcp`
     Tcp,
+    /// `shm`
+    Shm,
 }
 
 impl LinkKind {
@@ -51,6 +63,7 @@ impl LinkKind {
         match self {
             Self::Udp => "udp",
             Self::Tcp => "tcp",
+            Self::Shm => "shm",
         }
     }
 }
@@ -59,7 +72,7 @@ impl FromStr for LinkKind {
     type Err = LinkError;
 
     fn from_str(name: &str) -> Result<Self, LinkError> {
-        let found = [Self::Udp, Self::Tcp].into_iter();
+        let found = [Self::Udp, Self::Tcp, Self::Shm].into_iter();
         let mut found = found.filter(|kind| kind.name() == name);
         let unknown = || LinkError::UnknownLink { name: name.into() };
         found.next().ok_or_else(unknown)
@@ -78,31 +91,61 @@ impl fmt::Debug for LinkToken {
 }
 
 impl LinkAddress {
+    /// The address of an end of a link of this kind. UDP has no token.
+    pub fn of(kind: LinkKind, address: IpAddr, ports: PortRange, token: LinkToken) -> Self {
+        match kind {
+            LinkKind::Udp => Self::Udp { address, ports },
+            LinkKind::Tcp => Self::Tcp {
+                address,
+                ports,
+                token,
+            },
+            LinkKind::Shm => Self::Shm {
+                address,
+                ports,
+                token,
+            },
+        }
+    }
+
+    /// Which link it is of.
+    pub fn kind(&self) -> LinkKind {
+        match self {
+            Self::Udp { .. } => LinkKind::Udp,
+            Self::Tcp { .. } => LinkKind::Tcp,
+            Self::Shm { .. } => LinkKind::Shm,
+        }
+    }
+
     /// The NIC's IP address.
     pub fn ip(&self) -> IpAddr {
         match *self {
-            Self::Udp { address, .. } | Self::Tcp { address, .. } => address,
+            Self::Udp { address, .. } | Self::Tcp { address, .. } | Self::Shm { address, .. } => {
+                address
+            }
         }
     }
 
     /// The ports.
     pub fn ports(&self) -> PortRange {
         match *self {
-            Self::Udp { ports, .. } | Self::Tcp { ports, .. } => ports,
+            Self::Udp { ports, .. } | Self::Tcp { ports, .. } | Self::Shm { ports, .. } => ports,
+        }
+    }
+
+    /// What a peer has to know, where it connects.
+    pub fn token(&self) -> Option<LinkToken> {
+        match *self {
+            Self::Udp { .. } => None,
+            Self::Tcp { token, .. } | Self::Shm { token, .. } => Some(token),
         }
     }
 
     /// The same with other ports.
     #[must_use]
     pub fn with_ports(self, ports: PortRange) -> Self {
-        match self {
-            Self::Udp { address, .. } => Self::Udp { address, ports },
-            Self::Tcp { address, token, .. } => Self::Tcp {
-                address,
-                ports,
-                token,
-            },
-        }
+        let token = self.token().unwrap_or(LinkToken(0));
+        Self::of(self.kind(), self.ip(), ports, token)
     }
 
     /// Checks that there can be such an address.
@@ -125,7 +168,7 @@ impl LinkAddress {
                 source.host() == self.host() && ports.holds(datagram::port_of(source))
             }
             // The port that a connection comes from says nothing.
-            Self::Tcp { .. } => source.host() == self.host(),
+            Self::Tcp { .. } | Self::Shm { .. } => source.host() == self.host(),
         }
     }
 
@@ -134,16 +177,20 @@ impl LinkAddress {
         match (self, peer) {
             (Self::Udp { ports, .. }, Self::Udp { ports: others, .. }) => ports.paths_to(*others),
             // There are as many as there are names for them.
-            (Self::Tcp { .. }, Self::Tcp { .. }) => PATHS_MAX.into(),
+            (Self::Tcp { .. }, Self::Tcp { .. }) | (Self::Shm { .. }, Self::Shm { .. }) => {
+                PATHS_MAX.into()
+            }
             _ => 0,
         }
     }
 
-    /// Bytes that the link and the layers below it add to each packet, up to IP; over TCP to each segment.
+    /// Bytes that the link and the layers below it add to each packet, up to IP; over TCP to each segment. Shared memory has
+    /// no such layers.
     pub fn header_bytes(&self) -> u16 {
         match *self {
             Self::Udp { address, .. } => datagram::header_bytes(address),
             Self::Tcp { address, .. } => datagram::ip_bytes(address) + TCP_BYTES,
+            Self::Shm { .. } => 0,
         }
     }
 
@@ -151,7 +198,7 @@ impl LinkAddress {
     /// it is given. [`u32::MAX`]: each packet has its own.
     pub fn segment_bytes(&self, mtu: u16) -> u32 {
         match self {
-            Self::Udp { .. } => u32::MAX,
+            Self::Udp { .. } | Self::Shm { .. } => u32::MAX,
             Self::Tcp { .. } => mtu.saturating_sub(self.header_bytes()).max(1).into(),
         }
     }
@@ -173,6 +220,7 @@ impl fmt::Display for LinkAddress {
         match self {
             Self::Udp { address, ports } => write!(f, "{address} UDP ports {ports}"),
             Self::Tcp { address, ports, .. } => write!(f, "{address} TCP ports {ports}"),
+            Self::Shm { address, ports, .. } => write!(f, "{address} shm ports {ports}"),
         }
     }
 }
@@ -233,7 +281,36 @@ mod tests {
     #[test]
     fn no_token_is_printed() {
         let tcp = tcp();
-        let text = format!("{tcp} {tcp:?}");
-        assert!(text.starts_with("fd00::1 TCP ports 4000-4015 Tcp {") && !text.contains("726"));
+        let token = tcp.token().unwrap();
+        let shm = LinkAddress::of(LinkKind::Shm, tcp.ip(), tcp.ports(), token);
+        for (address, start) in [
+            (tcp, "fd00::1 TCP ports 4000-4015 Tcp {"),
+            (shm, "fd00::1 shm ports 4000-4015 Shm {"),
+        ] {
+            let text = format!("{address} {address:?}");
+            assert!(text.starts_with(start) && !text.contains("726"), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_address_with_other_ports_stays_one_of_its_link() {
+        let ports = PortRange { first: 9, count: 2 };
+        for kind in [LinkKind::Udp, LinkKind::Tcp, LinkKind::Shm] {
+            let token = LinkToken(7);
+            let address = LinkAddress::of(kind, "10.0.0.1".parse().unwrap(), ports, token);
+            let part = address.part(1, 2);
+            assert_eq!(
+                (part.kind(), part.token()),
+                (kind, address.token()),
+                "{part}"
+            );
+            assert_eq!(
+                part.ports(),
+                PortRange {
+                    first: 10,
+                    count: 1
+                }
+            );
+        }
     }
 }

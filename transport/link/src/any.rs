@@ -9,6 +9,7 @@ use weft_core::units::{PathId, Time};
 use crate::address::LinkAddress;
 use crate::error::{LinkError, Refusal};
 use crate::link::{Capabilities, Counters, Destination, Handler, Link, PathChange, Sent};
+use crate::shm::{ShmConfig, ShmLink, ShmPeer};
 use crate::tcp::{TcpConfig, TcpLink, TcpPeer};
 use crate::udp::{SocketBuffers, UdpConfig, UdpLink, UdpPeer};
 
@@ -19,6 +20,8 @@ pub enum AnyConfig {
     Udp(UdpConfig),
     /// TCP connections.
     Tcp(TcpConfig),
+    /// Shared memory.
+    Shm(ShmConfig),
 }
 
 /// A link of any kind.
@@ -28,6 +31,8 @@ pub enum AnyLink {
     Udp(UdpLink),
     /// TCP connections.
     Tcp(TcpLink),
+    /// Shared memory.
+    Shm(ShmLink),
 }
 
 /// What such a link knows of another machine.
@@ -37,6 +42,8 @@ pub enum AnyPeer {
     Udp(UdpPeer),
     /// Over TCP.
     Tcp(TcpPeer),
+    /// Over shared memory.
+    Shm(ShmPeer),
 }
 
 macro_rules! each {
@@ -44,6 +51,7 @@ macro_rules! each {
         match $any {
             AnyLink::Udp($link) => $call,
             AnyLink::Tcp($link) => $call,
+            AnyLink::Shm($link) => $call,
         }
     };
 }
@@ -61,8 +69,8 @@ impl AnyLink {
     pub fn granted_buffers(&self) -> Option<SocketBuffers> {
         match self {
             Self::Udp(link) => Some(link.granted_buffers()),
-            // The kernel sizes them as it learns the network.
-            Self::Tcp(_) => None,
+            // The kernel sizes them as it learns the network, or there are none.
+            Self::Tcp(_) | Self::Shm(_) => None,
         }
     }
 }
@@ -75,6 +83,7 @@ impl Link for AnyLink {
         Ok(match config {
             AnyConfig::Udp(config) => Self::Udp(UdpLink::open(config)?),
             AnyConfig::Tcp(config) => Self::Tcp(TcpLink::open(config)?),
+            AnyConfig::Shm(config) => Self::Shm(ShmLink::open(config)?),
         })
     }
 
@@ -94,6 +103,7 @@ impl Link for AnyLink {
         Ok(match self {
             Self::Udp(link) => AnyPeer::Udp(link.peer(address)?),
             Self::Tcp(link) => AnyPeer::Tcp(link.peer(address)?),
+            Self::Shm(link) => AnyPeer::Shm(link.peer(address)?),
         })
     }
 
@@ -107,6 +117,10 @@ impl Link for AnyLink {
 
     fn is_readable(&self) -> bool {
         each!(self, link => link.is_readable())
+    }
+
+    fn shows_arrivals(&self) -> bool {
+        each!(self, link => link.shows_arrivals())
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
@@ -137,6 +151,9 @@ impl Link for AnyLink {
             (Self::Tcp(link), AnyPeer::Tcp(peer)) => {
                 link.send_chunk(now, peer, path, packets, seal)
             }
+            (Self::Shm(link), AnyPeer::Shm(peer)) => {
+                link.send_chunk(now, peer, path, packets, seal)
+            }
             // A peer is made by the link that it is used with.
             _ => Sent::Dropped(Refusal::Unreachable),
         }
@@ -163,8 +180,15 @@ impl Link for AnyLink {
             (Self::Tcp(link), Reverse(AnyPeer::Tcp(peer), path)) => {
                 link.send_control(Reverse(peer, path), packet);
             }
+            (Self::Shm(link), Source(source)) => link.send_control(Source(source), packet),
+            (Self::Shm(link), Path(AnyPeer::Shm(peer), path)) => {
+                link.send_control(Path(peer, path), packet);
+            }
+            (Self::Shm(link), Reverse(AnyPeer::Shm(peer), path)) => {
+                link.send_control(Reverse(peer, path), packet);
+            }
             // As before.
-            (Self::Udp(_), _) | (Self::Tcp(_), _) => {}
+            (Self::Udp(_) | Self::Tcp(_) | Self::Shm(_), _) => {}
         }
     }
 

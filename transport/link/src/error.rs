@@ -23,6 +23,15 @@ pub enum LinkError {
         /// The whole range asked for.
         ports: PortRange,
     },
+    /// Another end over shared memory has the name.
+    #[error(
+        "@{name} is taken by another process of this network namespace: \
+         stop it (`ss -xlp src @{name}`) or set another ports.first"
+    )]
+    NameTaken {
+        /// The name, of address and port.
+        name: String,
+    },
     /// No interface of this machine has the address.
     #[error("no interface here has the address {address}: set address to one that `ip addr` shows")]
     AddressNotHere {
@@ -78,7 +87,7 @@ pub enum LinkError {
         peer: IpAddr,
     },
     /// No link has this name.
-    #[error("link is {name:?}: it must be udp or tcp")]
+    #[error("link is {name:?}: it must be udp, tcp or shm")]
     UnknownLink {
         /// The name.
         name: String,
@@ -110,7 +119,7 @@ impl LinkError {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::BadPorts(_) => "BadPorts",
-            Self::PortTaken { .. } => "PortTaken",
+            Self::PortTaken { .. } | Self::NameTaken { .. } => "PortTaken",
             Self::AddressNotHere { .. } => "AddressNotHere",
             Self::NotPermitted { .. } => "NotPermitted",
             Self::MtuTooBig { .. } => "MtuTooBig",

@@ -5,19 +5,24 @@
 //! affair. Its caller is a worker of the engine, which is generic over the link: calls are dispatched statically.
 //!
 //! [`UdpLink`] is the link over UDP: one socket per port of a range, one GSO system call per chunk, batched
-//! receive with GRO. [`TcpLink`] is the one over TCP: one connection per path. [`AnyLink`] is whichever a configuration names.
+//! receive with GRO. [`TcpLink`] is the one over TCP: one connection per path.
+//! [`ShmLink`] reaches other processes of the node through memory. [`AnyLink`] is whichever a configuration names.
 //! [`RouteProbe`] and [`ProbeSocket`] answer questions about the network beside any link.
 
 mod address;
 mod any;
 mod datagram;
 mod error;
+mod incoming;
 mod link;
 mod local;
+mod outgoing;
 mod poller;
 mod ports;
+mod preamble;
 mod probe;
 mod route;
+mod shm;
 mod tcp;
 mod udp;
 
@@ -32,5 +37,6 @@ pub use poller::{Poller, Waiter, Waker};
 pub use ports::{BadPorts, PortPair, PortRange};
 pub use probe::{Offers, ProbeSocket};
 pub use route::RouteProbe;
+pub use shm::{ShmConfig, ShmLink, ShmPeer};
 pub use tcp::{TcpConfig, TcpLink, TcpPeer};
 pub use udp::{SocketBuffers, UdpConfig, UdpLink, UdpPeer};

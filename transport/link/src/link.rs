@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicU8;
 
 use mio::Registry;
 use mio::event::Event;
@@ -68,10 +69,17 @@ pub trait Link: Sized {
     /// stays silent and the worker tries again after a while.
     fn is_readable(&self) -> bool;
 
+    /// Whether [`Link::is_readable`] shows what arrives without the poller being asked. The poller has to be asked now and then
+    /// all the same: it tells what has become of connections.
+    fn shows_arrivals(&self) -> bool {
+        false
+    }
+
     /// From here on what comes ends the wait of [`crate::Waiter`]. Answers whether nothing has come so far.
     fn prepare_to_sleep(&mut self) -> bool;
 
-    /// Receives one batch and hands it over: what one system call brings over UDP, a connection's share of a turn over TCP.
+    /// Receives one batch and hands it over: what one system call brings over UDP, a connection's share of a turn over TCP and
+    /// shared memory.
     /// Answers how many runs.
     fn receive(&mut self, handler: &mut impl Handler) -> usize;
 
@@ -180,7 +188,7 @@ pub enum Destination<'a, P> {
 pub enum Sent {
     /// It left.
     Whole,
-    /// The system takes no more yet, and the link keeps the rest. Until that has left, a link that keeps one chunk for all
+    /// No more is taken yet; the link keeps what has not left. Until that has left, a link that keeps one chunk for all
     /// paths answers false to [`Link::can_send`], and one that keeps them by path says that the path is
     /// [`PathCondition::Blocked`].
     Kept,
@@ -208,6 +216,17 @@ pub trait Handler {
         socket: BorrowedFd<'_>,
         ahead: &mut [u8],
     ) -> io::Result<Result<usize, DropReason>>;
+
+    /// The same from memory that another process may change at any time: writes all of a payload to a place that was offered.
+    ///
+    /// # Errors
+    /// Why the payload is not there.
+    fn copy(
+        &mut self,
+        place: &Place,
+        crc: Option<u32>,
+        payload: &[AtomicU8],
+    ) -> Result<(), DropReason>;
 
     /// Takes in what has arrived.
     fn handle(&mut self, received: Received<'_>);
@@ -259,10 +278,11 @@ pub struct Counters {
     /// Connections of paths that broke; their chunks are sent again.
     pub broken_paths: u64,
     /// Connections closed because their makers did not send this end's token, gave an IP address that is not their own or a
-    /// path that does not exist, had too many connections, or said nothing in time.
+    /// path that does not exist, had too many connections, or said nothing in time; over shared memory, or handed over memory
+    /// that cannot be used without harm.
     pub strangers: u64,
     /// Connections closed because of bytes that are no packets, a payload that was read into its place and is
-    /// damaged or has no place any more, or a packet whose end did not come.
+    /// damaged or has no place any more, a packet whose end did not come, or counts of a ring in shared memory that cannot be.
     pub bad_frames: u64,
 }
 

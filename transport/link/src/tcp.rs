@@ -7,13 +7,11 @@
 
 mod frame;
 mod handshake;
-mod incoming;
-mod preamble;
 mod receive;
 mod stream;
 mod ways;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -27,14 +25,15 @@ use weft_core::wire::CONTROL_BYTES_MAX;
 
 use crate::address::{LinkAddress, LinkToken};
 use crate::error::{LinkError, Refusal};
+use crate::incoming::IncomingPaths;
 use crate::link::{
     Capabilities, Counters, Destination, Handler, Link, PathChange, PathCondition, Sent,
 };
+use crate::outgoing::OutgoingPaths;
 use crate::ports::PortRange;
-use incoming::IncomingPaths;
 use receive::{Reader, Sink, Turn};
-use stream::{Role, Stream, Way};
-use ways::{HALF_FRAME_MAX, WayState};
+use stream::{Role, Stream};
+use ways::HALF_FRAME_MAX;
 
 /// The token of the socket that others connect to. The poller has the one above for itself.
 const LISTENER: Token = Token(usize::MAX - 1);
@@ -43,6 +42,13 @@ const LISTENER: Token = Token(usize::MAX - 1);
 /// so, and the bytes stay in a core's second-level cache between their checksum and the kernel's copy. A socket for which as
 /// many wait is full: control packets for it are lost, as the next acknowledgement or probe says the same.
 const GATHER_BYTES: usize = 256 << 10;
+
+/// Connections from one IP address at most: those of 16 engines with 128 paths each. Each may hold a buffer of 32 KiB and
+/// what the kernel keeps for a socket.
+const PER_HOST_MAX: usize = 2_048;
+
+/// Connections of a link at most: from 4,096 engines with four paths each.
+const TOTAL_MAX: usize = 16_384;
 
 /// What a TCP link is opened with.
 #[derive(Debug, Clone)]
@@ -74,7 +80,7 @@ pub struct TcpLink {
     has_accepted: bool,
     /// By token.
     streams: Slab<Stream>,
-    outgoing: HashMap<Way, WayState>,
+    outgoing: OutgoingPaths,
     incoming: IncomingPaths,
     /// Connections without a purpose so far, the oldest first.
     unfinished: VecDeque<usize>,
@@ -183,8 +189,8 @@ impl Link for TcpLink {
             is_listener_readable: true,
             has_accepted: false,
             streams: Slab::new(),
-            outgoing: HashMap::new(),
-            incoming: IncomingPaths::default(),
+            outgoing: OutgoingPaths::default(),
+            incoming: IncomingPaths::new(PER_HOST_MAX, TOTAL_MAX),
             unfinished: VecDeque::new(),
             readable: VecDeque::new(),
             sendable: Vec::new(),

@@ -44,6 +44,26 @@ pub(crate) fn copy_out(from: &[AtomicU8], to: &mut [u8]) {
     words_out(from, to);
 }
 
+/// Copies shared bytes to others of the same length.
+///
+/// # Panics
+/// When the lengths differ.
+pub(crate) fn copy_across(to: &[AtomicU8], from: &[AtomicU8]) {
+    assert_eq!(to.len(), from.len(), "both sides of a copy");
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: `from` is readable and `to`, of cells, is writable for that many bytes. Where they overlap, as memory of one
+    // file that is mapped twice may, the moves still read and write within both.
+    unsafe {
+        move_bytes(
+            from.as_ptr().cast(),
+            to.as_ptr().cast_mut().cast(),
+            to.len(),
+        );
+    }
+    #[cfg(any(not(target_arch = "x86_64"), miri))]
+    words_across(to, from);
+}
+
 /// Receives from a socket into shared bytes, and what follows into `ahead`, in one call. The kernel writes as another process
 /// would. Answers how many bytes it received.
 pub(crate) fn receive(
@@ -83,7 +103,7 @@ pub(crate) fn receive(
 const STRING_BYTES_MIN: usize = 4096;
 
 /// # Safety
-/// `from` is readable and `to` writable for `bytes` bytes; they do not overlap. Either may be shared
+/// `from` is readable and `to` writable for `bytes` bytes; they do not overlap unless both are shared. Either may be shared
 /// with others that access it by atomics only.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
@@ -168,6 +188,17 @@ fn words_out(from: &[AtomicU8], to: &mut [u8]) {
     }
 }
 
+/// Piece by piece: the two sides may lie differently within their words.
+#[cfg(any(not(target_arch = "x86_64"), miri, test))]
+fn words_across(to: &[AtomicU8], from: &[AtomicU8]) {
+    let mut piece = [0; 1024];
+    for (to, from) in to.chunks(piece.len()).zip(from.chunks(piece.len())) {
+        let piece = &mut piece[..to.len()];
+        words_out(from, piece);
+        words_in(to, piece);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,6 +227,27 @@ mod tests {
                 copy_out(&shared[start..end], &mut out[..length]);
                 assert_eq!(&out[..length], from);
                 assert!(out[length..].iter().all(|&byte| byte == 0));
+            }
+        }
+    }
+    #[test]
+    fn shared_bytes_are_copied_to_shared_bytes_whole_and_nothing_beside_them() {
+        let cells = |byte: fn(usize) -> u8| -> Vec<AtomicU8> {
+            (0..10_000).map(|at| AtomicU8::new(byte(at))).collect()
+        };
+        let from = cells(|at| (at % 251) as u8 + 1);
+        for across in [copy_across, words_across] {
+            for (start, length) in [(0, 0), (1, 7), (3, 64), (5, 1_030), (8, 4_096), (9, 9_001)] {
+                let to = cells(|_| 0);
+                across(&to[start + 1..][..length], &from[start..][..length]);
+                let byte = |cells: &[AtomicU8], at: usize| cells[at].load(Relaxed);
+                for at in 0..to.len() {
+                    let wanted = match (start + 1..start + 1 + length).contains(&at) {
+                        true => byte(&from, at - 1),
+                        false => 0,
+                    };
+                    assert_eq!(byte(&to, at), wanted, "{length} bytes, at {at}");
+                }
             }
         }
     }

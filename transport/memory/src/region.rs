@@ -15,7 +15,7 @@ use weft_core::memory::check_bounds;
 use weft_core::wire::Atomic;
 
 use crate::address_space::Range;
-use crate::copy::{copy_in, copy_out, prefetch, receive};
+use crate::copy::{copy_across, copy_in, copy_out, prefetch, receive};
 use crate::device_memory::{DeviceMemory, DeviceRange};
 use crate::window::Window;
 use crate::word::change;
@@ -330,7 +330,7 @@ impl Region {
                 })
             }
             _ => {
-                copy_out(self.range(offset, out.len())?, out);
+                copy_out(self.cells(offset, out.len())?, out);
                 Ok(())
             }
         }
@@ -358,13 +358,22 @@ impl Region {
                 })
             }
             _ => {
-                copy_in(self.range(offset, bytes.len())?, bytes);
+                copy_in(self.cells(offset, bytes.len())?, bytes);
                 Ok(())
             }
         }
     }
 
-    /// Whether [`Region::receive`] writes to it: its bytes lie in this process, in one piece.
+    /// Copies `bytes`, which others may change meanwhile, to `offset` of the region: what lies there then may be mixed.
+    ///
+    /// # Errors
+    /// [`DropReason::Bounds`], also where the region is not [`Region::is_direct`].
+    pub fn write_shared(&self, offset: u64, bytes: &[AtomicU8]) -> Result<(), DropReason> {
+        copy_across(self.cells(offset, bytes.len())?, bytes);
+        Ok(())
+    }
+
+    /// Whether [`Region::receive`] and [`Region::write_shared`] write to it: its bytes lie in this process, in one piece.
     pub fn is_direct(&self) -> bool {
         matches!(
             self.0,
@@ -385,7 +394,7 @@ impl Region {
         socket: BorrowedFd<'_>,
         ahead: &mut [u8],
     ) -> std::io::Result<usize> {
-        let range = self.range(offset, length);
+        let range = self.cells(offset, length);
         receive(
             range.map_err(|_| std::io::ErrorKind::InvalidInput)?,
             socket,
@@ -416,7 +425,7 @@ impl Region {
             }
             _ => {}
         }
-        let bytes = self.range(offset, Atomic::BYTES as usize)?;
+        let bytes = self.cells(offset, Atomic::BYTES as usize)?;
         let word = bytes.as_ptr().cast::<AtomicU64>();
         if !offset.is_multiple_of(Atomic::BYTES) || !word.is_aligned() {
             return Err(DropReason::Bounds);
@@ -462,7 +471,11 @@ impl Region {
         }
     }
 
-    fn range(&self, offset: u64, length: usize) -> Result<&[AtomicU8], DropReason> {
+    /// `length` bytes at `offset`, as others may see and change them at any time.
+    ///
+    /// # Errors
+    /// [`DropReason::Bounds`], also where the region is not [`Region::is_direct`].
+    pub fn cells(&self, offset: u64, length: usize) -> Result<&[AtomicU8], DropReason> {
         let bytes = self.bytes();
         check_bounds(bytes.len() as u64, offset, length as u64)?;
         let at = offset as usize;
@@ -491,7 +504,7 @@ impl Words {
     /// [`DropReason::Bounds`] when they do not lie within the region, at multiples of 8 of it and of memory.
     pub fn new(region: &Arc<Region>, offset: u64, count: usize) -> Result<Words, DropReason> {
         let length = count.checked_mul(size_of::<AtomicU64>());
-        let bytes = region.range(offset, length.ok_or(DropReason::Bounds)?)?;
+        let bytes = region.cells(offset, length.ok_or(DropReason::Bounds)?)?;
         let first = NonNull::from(bytes).cast::<AtomicU64>();
         if !first.is_aligned() {
             return Err(DropReason::Bounds);
@@ -559,35 +572,23 @@ impl Source {
         }
     }
 
-    /// `length` bytes at `offset`: where they lie if nobody changes them, else a copy in `scratch`,
-    /// so that what is checksummed is what is sent.
+    /// `length` bytes at `offset` where they lie; `None` where others may change them, and they have to be copied.
     ///
     /// # Errors
-    /// [`DropReason::Bounds`], also when `scratch` is shorter than `length`.
-    pub fn read<'a>(
-        &'a self,
-        offset: u64,
-        length: usize,
-        scratch: &'a mut [u8],
-    ) -> Result<&'a [u8], DropReason> {
-        match self {
-            Source::Bytes(bytes) => {
-                check_bounds(bytes.len() as u64, offset, length as u64)?;
-                let (read, behind) = bytes[offset as usize..].split_at(length);
-                // Most likely they are read soon, and no cache holds them: they come while these are checksummed. Long ones
-                // are copied at the speed of memory anyway, and would only wait for what is asked for ahead.
-                if length < PREFETCH_BYTES_MAX {
-                    let ahead = PREFETCH_AHEAD.saturating_sub(length).min(behind.len());
-                    prefetch(&behind[ahead..behind.len().min(ahead + length)]);
-                }
-                Ok(read)
-            }
-            Source::Region(region) => {
-                let scratch = scratch.get_mut(..length).ok_or(DropReason::Bounds)?;
-                region.read(offset, scratch)?;
-                Ok(scratch)
-            }
+    /// [`DropReason::Bounds`].
+    pub fn in_place(&self, offset: u64, length: usize) -> Result<Option<&[u8]>, DropReason> {
+        check_bounds(self.len(), offset, length as u64)?;
+        let Source::Bytes(bytes) = self else {
+            return Ok(None);
+        };
+        let (read, behind) = bytes[offset as usize..].split_at(length);
+        // Most likely they are read soon, and no cache holds them: they come while these are checksummed. Long ones are copied
+        // at the speed of memory anyway, and would only wait for what is asked for ahead.
+        if length < PREFETCH_BYTES_MAX {
+            let ahead = PREFETCH_AHEAD.saturating_sub(length).min(behind.len());
+            prefetch(&behind[ahead..behind.len().min(ahead + length)]);
         }
+        Ok(Some(read))
     }
 }
 

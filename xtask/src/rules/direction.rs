@@ -7,7 +7,7 @@ use crate::tree::Tree;
 
 pub(super) const DIRECTION: Rule = Rule {
     id: "crate-direction",
-    says: "Our crates depend on each other in one direction: engine → link and memory → core, agent → engine and \
+    says: "Our crates depend on each other in one direction: engine → link → memory → core, agent → engine and \
            identity, operator and cli → transfer → identity, planner and proto; cli and cluster → fabric.",
     why: "Crates are split by what they must not know; one edge the wrong way and the split is a \
           matter of folders.",
@@ -38,7 +38,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("weft-core", &[]),
     ("weft-crypto", &["weft-core"]),
-    ("weft-link", &["weft-core"]),
+    ("weft-link", &["weft-core", "weft-memory"]),
     ("weft-memory", &["weft-core"]),
     ("weft-device", &[]),
     (

@@ -4,6 +4,7 @@ use super::work::Pages;
 use crate::memory::Place;
 use crate::units::{ChunkNumber, PathId};
 use crate::wire::{DataHeader, Flags, LONG_BYTES, Seal};
+use core::convert::Infallible;
 use core::ops::Range;
 use serde::{Deserialize, Serialize};
 
@@ -105,7 +106,32 @@ impl Chunk {
 
     #[cold]
     fn seal_long(&self, i: u32, payload: &[u8], out: &mut [u8]) -> usize {
-        self.seal.seal_long_data(&self.header(i), payload, out)
+        let sealed: Result<usize, Infallible> = self.seal_with(i, payload.len(), out, |room| {
+            room.copy_from_slice(payload);
+            Ok(())
+        });
+        match sealed {
+            Ok(length) => length,
+        }
+    }
+
+    /// The same where the payload, of `bytes` bytes, does not lie in one piece that nobody changes: `fill` writes it to where it
+    /// is sent from.
+    ///
+    /// # Errors
+    /// Those of `fill`: the datagram means nothing then.
+    ///
+    /// # Panics
+    /// As [`Chunk::seal`].
+    #[inline]
+    pub fn seal_with<E>(
+        &self,
+        i: u32,
+        bytes: usize,
+        out: &mut [u8],
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<usize, E> {
+        self.seal.seal_data_with(&self.header(i), bytes, out, fill)
     }
 
     #[inline(always)]

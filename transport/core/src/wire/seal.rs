@@ -262,20 +262,22 @@ impl Seal {
         length
     }
 
-    /// The same of a payload of [`LONG_BYTES`], which is copied before its checksum is taken.
-    pub(crate) fn seal_long_data(
+    /// The same of a payload of `bytes` bytes that `fill` writes, or fails to write: it is written where it is sent from, and its
+    /// checksum is taken there.
+    pub(crate) fn seal_data_with<E>(
         &self,
         header: &DataHeader,
-        payload: &[u8],
+        bytes: usize,
         out: &mut [u8],
-    ) -> usize {
-        let length = payload.len() + OVERHEAD_BYTES;
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<usize, E> {
+        let length = bytes + OVERHEAD_BYTES;
         let (front, rest) = out[..length]
             .split_first_chunk_mut::<HEADER_BYTES>()
             .expect("a packet is longer than a header");
-        let (middle, trailer) = rest.split_at_mut(payload.len());
+        let (middle, trailer) = rest.split_at_mut(bytes);
         header.emit(self.phase, front);
-        middle.copy_from_slice(payload);
+        fill(middle)?;
         let (hash, crc) = match &self.protection {
             Protection::Hash(key) => {
                 let crc = payload_crc(middle);
@@ -287,14 +289,14 @@ impl Seal {
             }
             Protection::Aead(key) => {
                 trailer.copy_from_slice(&key.seal(header.packet_number, front, middle));
-                return length;
+                return Ok(length);
             }
             Protection::Trusted => (0, 0),
         };
         put_u64(trailer, field::trailer::HASH, hash);
         put_u32(trailer, field::trailer::CRC, crc);
         put_u32(trailer, field::trailer::ZERO, 0);
-        length
+        Ok(length)
     }
 
     /// Opens a data packet, in place where it is encrypted. The caller has chosen this seal by the

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicU8;
 
 use weft_core::drops::DropReason;
 use weft_core::endpoint::Endpoint;
@@ -57,18 +58,42 @@ impl Handler for Incoming<'_> {
             at += received.min(rest) as u64;
             behind = received.saturating_sub(rest);
         }
-        if let Some(crc) = crc {
-            // A copy: others may write to the region meanwhile.
-            let payload = &mut self.scratch[..place.bytes as usize];
-            let read = region.read(place.offset, payload);
-            if read.is_err() || payload_crc(payload) != crc {
-                return Ok(Err(DropReason::Checksum));
-            }
-        }
-        Ok(Ok(behind))
+        let checked = check_payload(region, place, crc, self.scratch);
+        Ok(checked.map(|()| behind))
+    }
+
+    fn copy(
+        &mut self,
+        place: &Place,
+        crc: Option<u32>,
+        payload: &[AtomicU8],
+    ) -> Result<(), DropReason> {
+        let region = self.memory.resolve(place, Access::WRITE)?;
+        region.write_shared(place.offset, payload)?;
+        check_payload(region, place, crc, self.scratch)
     }
 
     fn handle(&mut self, received: Received<'_>) {
         self.endpoint.handle(self.now, received, &mut self.memory);
+    }
+}
+
+/// Checks a payload that lies in place for damage, where its link does not keep it whole.
+fn check_payload(
+    region: &Region,
+    place: &Place,
+    crc: Option<u32>,
+    scratch: &mut [u8],
+) -> Result<(), DropReason> {
+    let Some(crc) = crc else {
+        return Ok(());
+    };
+    // A copy: others may write to the region meanwhile.
+    let payload = scratch.get_mut(..place.bytes as usize);
+    let payload = payload.ok_or(DropReason::Bounds)?;
+    region.read(place.offset, payload)?;
+    match payload_crc(payload) == crc {
+        true => Ok(()),
+        false => Err(DropReason::Checksum),
     }
 }

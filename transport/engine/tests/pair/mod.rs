@@ -1,5 +1,5 @@
-//! Two engines over 127.0.0.1 and a connection between them, for both kinds of progress: over UDP, and in the test
-//! program `tcp` over TCP.
+//! Two engines over 127.0.0.1 and a connection between them, for both kinds of progress: over UDP, in the test program
+//! `tcp` over TCP, and in `shm` over shared memory.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -34,8 +34,16 @@ pub(crate) fn secret(byte: u8) -> Secret {
     Secret([byte; 32])
 }
 
-/// Whether these are the tests over TCP: the other test programs' files, once more.
-pub(crate) const OVER_TCP: bool = matches!(env!("CARGO_CRATE_NAME").as_bytes(), b"tcp");
+/// Over which link these tests are: those of the test programs `tcp` and `shm` are the other programs' files, once more.
+pub(crate) const LINK: LinkKind = match env!("CARGO_CRATE_NAME").as_bytes() {
+    b"tcp" => LinkKind::Tcp,
+    b"shm" => LinkKind::Shm,
+    _ => LinkKind::Udp,
+};
+
+/// Whether that link loses nothing unless it says so.
+#[allow(dead_code)] // not every test of this folder asks
+pub(crate) const IS_RELIABLE: bool = !matches!(LINK, LinkKind::Udp);
 
 /// Every engine of a test process has its own ports; another process's are passed over.
 pub(crate) fn start(adapt: impl Fn(&mut EngineConfig)) -> Engine {
@@ -47,12 +55,7 @@ pub(crate) fn start(adapt: impl Fn(&mut EngineConfig)) -> Engine {
             count: 16,
         };
         let here = Ipv4Addr::LOCALHOST;
-        let link = if OVER_TCP {
-            LinkKind::Tcp
-        } else {
-            LinkKind::Udp
-        };
-        let mut config = EngineConfig::over(link, here, ports, secret(9));
+        let mut config = EngineConfig::over(LINK, here, ports, secret(9));
         config.progress = Progress::Inline;
         config.stall_timeout = Nanos::from_secs(20);
         adapt(&mut config);

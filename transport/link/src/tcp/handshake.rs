@@ -5,10 +5,11 @@ use std::net::TcpListener;
 
 use weft_core::units::{Host, Nanos};
 
-use super::preamble::{PREAMBLE_BYTES, Preamble};
 use super::stream::{self, Role, Stream};
 use super::{TcpConfig, TcpLink, failed};
+use crate::address::LinkKind;
 use crate::error::LinkError;
+use crate::preamble::{PREAMBLE_BYTES, Preamble};
 
 /// Connections whose makers have not said what for, at most: the oldest one goes for a new one. Who may connect says it with
 /// its first packet.
@@ -111,7 +112,7 @@ impl TcpLink {
                 Err(_) => return self.refuse(slot),
             }
         }
-        let Some(preamble) = Preamble::parse(said) else {
+        let Some(preamble) = Preamble::parse(LinkKind::Tcp, said) else {
             return self.refuse(slot);
         };
         // Who has only the token takes no other machine's place.

@@ -7,12 +7,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send, setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
-use weft_core::units::{Host, PathId, Time};
+use weft_core::units::{Host, Time};
 
 use super::frame::ENVELOPE_BYTES;
-use super::preamble::PREAMBLE_BYTES;
-use crate::address::LinkAddress;
 use crate::link::Counters;
+use crate::outgoing::Way;
+use crate::preamble::PREAMBLE_BYTES;
 
 /// A peer that is silent for so long is asked whether it is there, and given up when it does not answer.
 const KEEP_ALIVE_S: u32 = 30;
@@ -28,9 +28,6 @@ const SPARE_MAX: usize = 8;
 
 /// Of larger ones none is kept: a turn's chunks and a little more need less.
 const SPARE_BYTES_MAX: usize = 512 << 10;
-
-/// A path to or from another link: the address of the other end, and the number of the path at the end that sends data.
-pub(super) type Way = (LinkAddress, PathId);
 
 /// What a TCP connection is for.
 #[derive(Debug)]

@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use weft_core::units::{Nanos, Time};
 
 use super::TcpLink;
-use super::preamble::{PREAMBLE_BYTES, Preamble};
-use super::stream::{Role, Stream, Way};
+use super::stream::{Role, Stream};
 use crate::address::LinkAddress;
 use crate::link::{Link as _, PathChange, PathCondition};
+use crate::outgoing::{Outgoing, Way};
+use crate::preamble::{PREAMBLE_BYTES, Preamble};
 
 /// Who has connected says what for within this, and who is connected to answers.
 const HANDSHAKE_MAX: Nanos = Nanos::from_secs(3);
@@ -17,29 +18,9 @@ const HANDSHAKE_MAX: Nanos = Nanos::from_secs(3);
 /// back. An honest sender gives a connection up sooner on which nothing is taken.
 pub(super) const HALF_FRAME_MAX: Nanos = Nanos::from_secs(20);
 
-/// A path whose connection broke takes chunks again after this, doubled with each attempt that brought nothing.
-const BACKOFF_MIN: Nanos = Nanos::from_millis(10);
-const BACKOFF_DOUBLED_MAX: u32 = 7;
-
-/// How often was tried in vain is forgotten after this.
-const FORGET_AFTER: Nanos = Nanos::from_secs(10);
-
 /// A connection that nothing was sent or received on for so long is closed by the end that made it. The next chunk makes it
 /// again.
 const IDLE_MAX: Nanos = Nanos::from_secs(60);
-
-/// What is known of a path of this end.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum WayState {
-    /// It has this connection.
-    Open(usize),
-    /// So many attempts were in vain. It takes nothing until it is ready again.
-    Broken {
-        failures: u32,
-        ready_at: Time,
-        is_ready: bool,
-    },
-}
 
 impl TcpLink {
     /// Closes a connection. A path that it was of is broken.
@@ -57,14 +38,7 @@ impl TcpLink {
     }
 
     fn set_broken(&mut self, way: Way, failures: u32) {
-        let doubled = (failures.saturating_sub(1)).min(BACKOFF_DOUBLED_MAX);
-        let ready_at = self.now + BACKOFF_MIN.times(1 << doubled);
-        let state = WayState::Broken {
-            failures,
-            ready_at,
-            is_ready: false,
-        };
-        self.outgoing.insert(way, state);
+        let ready_at = self.outgoing.set_broken(self.now, way, failures);
         self.changes
             .push_back(PathChange::new(way, PathCondition::Broken));
         self.counters.broken_paths += 1;
@@ -74,11 +48,9 @@ impl TcpLink {
     /// The connection of a path, made if there is none. `None`: its peer is not to be reached now.
     pub(super) fn outgoing(&mut self, way: Way) -> Option<usize> {
         let failures = match self.outgoing.get(&way) {
-            Some(&WayState::Open(slot)) => return Some(slot),
-            Some(&WayState::Broken {
-                failures, is_ready, ..
-            }) => is_ready.then_some(failures)?,
-            None => 0,
+            Outgoing::Open(slot) => return Some(slot),
+            Outgoing::ToMake(failures) => failures,
+            Outgoing::Broken => return None,
         };
         let LinkAddress::Tcp { ports, token, .. } = way.0 else {
             return None;
@@ -110,7 +82,7 @@ impl TcpLink {
             return None;
         };
         self.sendable.push(slot);
-        self.outgoing.insert(way, WayState::Open(slot));
+        self.outgoing.open(way, slot);
         self.check_by(connect_by);
         Some(slot)
     }
@@ -148,19 +120,7 @@ impl TcpLink {
                 over.push(slot);
             }
         }
-        let changes = &mut self.changes;
-        self.outgoing.retain(|&way, state| match state {
-            WayState::Open(_) => true,
-            WayState::Broken {
-                ready_at, is_ready, ..
-            } => {
-                if !*is_ready && due(*ready_at) {
-                    *is_ready = true;
-                    changes.push_back(PathChange::new(way, PathCondition::Ready));
-                }
-                !*is_ready || !due(*ready_at + FORGET_AFTER)
-            }
-        });
+        self.outgoing.check(due, &mut self.changes);
         self.check_at = next;
         for slot in over {
             self.end(slot);
@@ -182,7 +142,7 @@ impl TcpLink {
             }
             // Nothing is under way on it: nothing is lost.
             Role::Outgoing { way, .. } if stream.has_sent && stream.waiting() == 0 => {
-                self.outgoing.remove(&way);
+                self.outgoing.forget(&way);
                 self.streams.remove(slot);
             }
             _ => self.close(slot),

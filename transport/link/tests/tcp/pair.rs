@@ -3,6 +3,7 @@
 use std::io::{self, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream};
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicU8;
 use std::time::{Duration, Instant};
 
 use weft_core::drops::DropReason;
@@ -193,6 +194,10 @@ impl Handler for Arrivals {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Ok(0)),
             read => Ok(Ok(read?)),
         }
+    }
+
+    fn copy(&mut self, place: &Place, _: Option<u32>, _: &[AtomicU8]) -> Result<(), DropReason> {
+        panic!("no memory is shared: {place:?}");
     }
 
     fn handle(&mut self, received: Received<'_>) {

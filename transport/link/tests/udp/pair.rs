@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicU8;
 use std::time::{Duration, Instant};
 
 use weft_core::drops::DropReason;
@@ -99,6 +100,10 @@ impl Handler for Arrivals {
         _: BorrowedFd<'_>,
         _: &mut [u8],
     ) -> io::Result<Result<usize, DropReason>> {
+        panic!("the link does not place: {place:?}");
+    }
+
+    fn copy(&mut self, place: &Place, _: Option<u32>, _: &[AtomicU8]) -> Result<(), DropReason> {
         panic!("the link does not place: {place:?}");
     }
 

@@ -1,4 +1,4 @@
-//! The connections that other ends send data on: found by their paths, and limited in number.
+//! The connections that other ends send data on, over TCP or shared memory: found by their paths, and limited in number.
 //!
 //! An end that knows this end's token chooses its own ports and token. It could make a connection for each choice, so the
 //! connections from one IP address are limited.
@@ -7,30 +7,35 @@ use std::collections::HashMap;
 
 use weft_core::units::Host;
 
-use super::stream::Way;
-
-/// Connections from one IP address at most: those of 16 engines with 128 paths each. Each may hold a buffer of 32 KiB and
-/// what the kernel keeps for a socket.
-const PER_HOST_MAX: usize = 2_048;
-
-/// Connections of a link at most: from 4,096 engines with four paths each.
-const TOTAL_MAX: usize = 16_384;
+use crate::outgoing::Way;
 
 /// There are as many connections as there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Full;
+pub(crate) struct Full;
 
 /// Which connection each path of other ends has. Owned by the link, which closes what is replaced.
-#[derive(Debug, Default)]
-pub(super) struct IncomingPaths {
+#[derive(Debug)]
+pub(crate) struct IncomingPaths {
+    per_host_max: usize,
+    total_max: usize,
     slots: HashMap<Way, usize>,
     /// How many of them come from each IP address.
     per_host: HashMap<Host, usize>,
 }
 
 impl IncomingPaths {
+    /// None, and so many at most: of one IP address, and together.
+    pub(crate) fn new(per_host_max: usize, total_max: usize) -> Self {
+        Self {
+            per_host_max,
+            total_max,
+            slots: HashMap::new(),
+            per_host: HashMap::new(),
+        }
+    }
+
     /// The connection of a path.
-    pub(super) fn get(&self, way: &Way) -> Option<usize> {
+    pub(crate) fn get(&self, way: &Way) -> Option<usize> {
         self.slots.get(way).copied()
     }
 
@@ -38,13 +43,13 @@ impl IncomingPaths {
     ///
     /// # Errors
     /// [`Full`]: the path had none, and no more are allowed.
-    pub(super) fn insert(&mut self, way: Way, slot: usize) -> Result<Option<usize>, Full> {
+    pub(crate) fn insert(&mut self, way: Way, slot: usize) -> Result<Option<usize>, Full> {
         if let Some(before) = self.slots.get_mut(&way) {
             return Ok(Some(std::mem::replace(before, slot)));
         }
         let host = way.0.host();
         let of_host = self.per_host.get(&host).copied().unwrap_or(0);
-        if of_host >= PER_HOST_MAX || self.slots.len() >= TOTAL_MAX {
+        if of_host >= self.per_host_max || self.slots.len() >= self.total_max {
             return Err(Full);
         }
         self.per_host.insert(host, of_host + 1);
@@ -53,7 +58,7 @@ impl IncomingPaths {
     }
 
     /// Forgets that a path has the connection in `slot`, if it has that one.
-    pub(super) fn remove(&mut self, way: &Way, slot: usize) {
+    pub(crate) fn remove(&mut self, way: &Way, slot: usize) {
         if self.get(way) != Some(slot) {
             return;
         }
@@ -78,6 +83,9 @@ mod tests {
     use crate::address::{LinkAddress, LinkToken};
     use crate::ports::PortRange;
 
+    const PER_HOST_MAX: usize = 2_048;
+    const TOTAL_MAX: usize = 16_384;
+
     /// A path of an end at 10.0.0.`host` that calls itself by `name`.
     fn way(host: u8, name: usize) -> Way {
         let address = LinkAddress::Tcp {
@@ -93,7 +101,7 @@ mod tests {
 
     #[test]
     fn one_host_has_so_many_connections_whatever_it_calls_its_ends() {
-        let mut paths = IncomingPaths::default();
+        let mut paths = IncomingPaths::new(PER_HOST_MAX, TOTAL_MAX);
         for name in 0..PER_HOST_MAX {
             assert_eq!(paths.insert(way(1, name), name), Ok(None));
         }
@@ -112,7 +120,7 @@ mod tests {
 
     #[test]
     fn all_hosts_together_have_so_many() {
-        let mut paths = IncomingPaths::default();
+        let mut paths = IncomingPaths::new(PER_HOST_MAX, TOTAL_MAX);
         let hosts = TOTAL_MAX / PER_HOST_MAX;
         for slot in 0..TOTAL_MAX {
             let way = way((slot % hosts) as u8, slot / hosts);

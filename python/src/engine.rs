@@ -38,7 +38,8 @@ use crate::watcher::Watcher;
 /// All arguments have defaults that work on a laptop:
 ///
 /// - `nics`: addresses of 1 to 128 NICs, or (address, bits per second) when their speeds differ. Default: 127.0.0.1.
-/// - `link`: `"udp"` or `"tcp"`, or `"auto"` for the fastest, which is measured when engines connect.
+/// - `link`: `"udp"`, `"tcp"` or `"shm"`, or `"auto"`: shared memory in a node, else the faster of the two others, which is
+///   measured when engines connect. `"network"` is the same without shared memory.
 /// - `ports_per_nic`: UDP ports of each NIC; both ends must agree.
 /// - `ports`: the first and the last port of those where the engine looks for free ones.
 /// - `workers_per_nic`: worker threads of each NIC, a divisor of `ports_per_nic`; both ends must agree.
@@ -150,7 +151,9 @@ impl Engine {
         if let Some(link) = link {
             let name = link.extract::<String>().unwrap_or_default();
             config.link = name.parse().map_err(|_| {
-                let problem = format!("is {link}: it must be \"auto\", \"udp\" or \"tcp\"");
+                let problem = format!(
+                    "is {link}: it must be \"auto\", \"network\", \"udp\", \"tcp\" or \"shm\""
+                );
                 wrong_value("link", problem)
             })?;
         }

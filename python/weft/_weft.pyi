@@ -27,7 +27,7 @@ class Engine:
         cls,
         *,
         nics: Iterable[str | tuple[str, int]] = ["127.0.0.1"],
-        link: Literal["auto", "udp", "tcp"] = "auto",
+        link: Literal["auto", "network", "udp", "tcp", "shm"] = "auto",
         ports_per_nic: int = 16,
         ports: tuple[int, int] = (20000, 32767),
         workers_per_nic: int = 1,

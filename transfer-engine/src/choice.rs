@@ -1,8 +1,10 @@
-//! Which link two engines use. They join their connections over every link that both have; the caller measures those, keeps
-//! the fastest, and says which it is.
+//! Which link two engines use. They join their connections over every link that both have. The caller takes shared memory
+//! where it passes; else it measures the others, keeps the fastest, and says which it is.
 
 use std::collections::HashMap;
 use std::fmt;
+use std::fs;
+use std::io;
 use std::net::IpAddr;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -48,9 +50,12 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 /// Which link an engine uses to its peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LinkChoice {
-    /// Of those that both engines have, the fastest: it is measured when they connect.
+    /// Memory between processes of a node, where both are in one network namespace. Else the faster of UDP and TCP: it is
+    /// measured when they connect.
     #[default]
     Auto,
+    /// As `Auto`, without shared memory.
+    Network,
     /// This one. A peer that does not have it is an error.
     Only(LinkKind),
 }
@@ -59,7 +64,8 @@ impl LinkChoice {
     /// The links that an engine starts.
     pub(crate) fn kinds(self) -> Vec<LinkKind> {
         match self {
-            Self::Auto => vec![LinkKind::Udp, LinkKind::Tcp],
+            Self::Auto => vec![LinkKind::Shm, LinkKind::Udp, LinkKind::Tcp],
+            Self::Network => vec![LinkKind::Udp, LinkKind::Tcp],
             Self::Only(kind) => vec![kind],
         }
     }
@@ -69,6 +75,7 @@ impl fmt::Display for LinkChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Auto => "auto",
+            Self::Network => "network",
             Self::Only(kind) => kind.name(),
         })
     }
@@ -80,15 +87,23 @@ impl FromStr for LinkChoice {
     fn from_str(name: &str) -> Result<Self, TransferError> {
         match name {
             "auto" => Ok(Self::Auto),
+            "network" => Ok(Self::Network),
             name => name
                 .parse()
                 .map(Self::Only)
                 .map_err(|_| TransferError::Invalid {
                     field: "link",
-                    problem: "must be auto, udp or tcp",
+                    problem: "must be auto, network, udp, tcp or shm",
                 }),
         }
     }
+}
+
+/// Names the network namespace of the calling thread, among all machines: processes with the same share memory.
+pub(crate) fn place() -> io::Result<String> {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let namespace = fs::read_link("/proc/thread-self/ns/net")?;
+    Ok(format!("{} {}", boot.trim(), namespace.display()))
 }
 
 /// The link to a peer, and why it is that one.
@@ -152,8 +167,16 @@ pub(crate) async fn choose(
         ([only], LinkChoice::Only(_)) => {
             Ok(because(only.link, "this engine is set to it".to_owned()))
         }
-        ([only], LinkChoice::Auto) => Ok(because(only.link, refused.join("; "))),
+        ([only], _) => Ok(because(only.link, refused.join("; "))),
         (several, _) => {
+            if let Some(shm) = several.iter().find(|it| it.link == LinkKind::Shm) {
+                let one = (1, REACH_BYTES);
+                if let Some(()) = write(shared, peer, key, &shm.session, one, REACH_MAX).await {
+                    let reason = "both engines are in one network namespace";
+                    return Ok(because(LinkKind::Shm, reason.to_owned()));
+                }
+                tracing::warn!(peer = peer.name(), "shared memory does not pass");
+            }
             let results = &shared.measurements.results;
             let Ok(mut results) = timeout(WAIT_MAX, results.lock()).await else {
                 let reason = "not measured: other peers are being measured".to_owned();
@@ -167,7 +190,7 @@ pub(crate) async fn choose(
                 return Ok(result.clone());
             }
             let mut rates = Vec::new();
-            for candidate in several {
+            for candidate in several.iter().filter(|it| it.link != LinkKind::Shm) {
                 let rate = measure(shared, peer, key, &candidate.session).await;
                 rates.push((candidate.link, rate));
             }
@@ -185,7 +208,7 @@ pub(crate) async fn choose(
 fn fastest(rates: &[(LinkKind, Option<f64>)]) -> LinkInUse {
     let weight = |link| match link {
         LinkKind::Udp => TCP_AT_LEAST,
-        LinkKind::Tcp => 1.0,
+        LinkKind::Tcp | LinkKind::Shm => 1.0,
     };
     let weighed = |(link, rate): &(LinkKind, Option<f64>)| rate.unwrap_or(0.0) * weight(*link);
     let best = rates
@@ -281,13 +304,15 @@ mod tests {
 
     #[test]
     fn a_choice_is_parsed_from_what_it_prints() {
-        for name in ["auto", "udp", "tcp"] {
+        for name in ["auto", "network", "udp", "tcp", "shm"] {
             let choice: LinkChoice = name.parse().unwrap();
             assert_eq!(choice.to_string(), name);
         }
         let error = "rdma".parse::<LinkChoice>().unwrap_err();
         assert!(
-            error.to_string().contains("link must be auto, udp or tcp"),
+            error
+                .to_string()
+                .contains("link must be auto, network, udp, tcp or shm"),
             "{error}"
         );
     }

@@ -47,7 +47,7 @@ pub enum Progress {
 pub struct TransferEngineConfig {
     /// 1 to 128 NICs. Default: 127.0.0.1.
     pub nics: Vec<NicConfig>,
-    /// Which link is used to reach peers. Default: the fastest.
+    /// Which link is used to reach peers. Default: shared memory in a node, else the fastest.
     pub link: LinkChoice,
     /// UDP ports of each NIC; both ends must agree. Default: 16, which make 256 pairs for 128 paths.
     pub ports_per_nic: u16,
@@ -127,10 +127,14 @@ impl TransferEngineConfig {
         let node_key = Secret(random()?);
         let (mut engines, mut listeners) = (Vec::new(), Vec::new());
         for (index, nic) in self.nics.iter().enumerate() {
+            let links = self.link.kinds().into_iter();
+            // Memory is one way, however many NICs there are.
+            let links = links.filter(|link| index == 0 || *link != LinkKind::Shm);
             let cpus = self.cpus.iter().copied().cycle();
             let workers = usize::from(self.workers_per_nic);
             let cpus: Vec<_> = cpus.skip(index * workers).take(workers).collect();
-            let (of_nic, listener) = self.start_nic(nic, &cpus, &node_key)?;
+            let (of_nic, listener) =
+                self.start_nic(nic, &links.collect::<Vec<_>>(), &cpus, &node_key)?;
             engines.extend(of_nic);
             listeners.push(listener);
         }
@@ -140,6 +144,7 @@ impl TransferEngineConfig {
     fn start_nic(
         &self,
         nic: &NicConfig,
+        links: &[LinkKind],
         cpus: &[u16],
         node_key: &Secret,
     ) -> Result<(Vec<LinkEngine>, TcpListener), TransferError> {
@@ -168,8 +173,12 @@ impl TransferEngineConfig {
                     speed_bps,
                 })
             };
-            let kinds = self.link.kinds().into_iter();
-            match kinds.map(start).collect::<Result<_, EngineError>>() {
+            match links
+                .iter()
+                .copied()
+                .map(start)
+                .collect::<Result<_, EngineError>>()
+            {
                 Ok(engines) => return Ok((engines, listener)),
                 Err(error) if error.reason() == "PortTaken" => {}
                 Err(error) => return Err(error.into()),
@@ -195,7 +204,8 @@ impl TransferEngineConfig {
                 first,
                 count: self.ports_per_nic,
             },
-            LinkKind::Tcp => PortRange {
+            // Names of shared memory, which are no ports, are of the same numbers.
+            LinkKind::Tcp | LinkKind::Shm => PortRange {
                 first: first + 1,
                 count: workers,
             },
@@ -219,7 +229,7 @@ impl TransferEngineConfig {
                     let pairs = ports_of_worker.saturating_mul(ports_of_worker);
                     pairs.clamp(1, PATHS_MAX)
                 }
-                LinkKind::Tcp => defaults.paths,
+                LinkKind::Tcp | LinkKind::Shm => defaults.paths,
             },
             ..defaults
         }

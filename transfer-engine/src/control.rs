@@ -26,7 +26,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use weft_engine::{Key, LinkError, LinkKind};
 
 use crate::address::{EngineAddress, JoinToken};
-use crate::choice::{Candidate, choose};
+use crate::choice::{Candidate, LinkChoice, choose};
 use crate::ends::{End, Ends};
 use crate::error::TransferError;
 use crate::failure::Cause;
@@ -47,6 +47,8 @@ const KEEPALIVE: Duration = Duration::from_secs(5);
 struct Hello {
     /// Of the engine that is called.
     token: JoinToken,
+    /// The caller's network namespace.
+    place: String,
     offers: Vec<Offer>,
 }
 
@@ -165,6 +167,9 @@ async fn answer(
     let mut sessions = Vec::new();
     let mut join = |offer: Offer| {
         let link: LinkKind = offer.link.parse().map_err(|it: LinkError| it.to_string())?;
+        if link == LinkKind::Shm && hello.place != shared.place {
+            return Err("the engines are not in one network namespace of a node".to_owned());
+        }
         let ends = Ends::allocate(shared, link, offer.ends.len().saturating_sub(1))?;
         let session = ends.join(offer.ends)?;
         let offered = ends.offer();
@@ -215,6 +220,7 @@ async fn call(
     };
     let hello = Hello {
         token: peer.token,
+        place: shared.place.clone(),
         offers: ours.iter().map(offer).collect(),
     };
     send(&mut stream, &hello).await.map_err(broken)?;
@@ -228,6 +234,8 @@ async fn call(
                 ends,
                 session,
             }),
+            // Most peers are elsewhere.
+            Err(_) if link == LinkKind::Shm && shared.config.link == LinkChoice::Auto => {}
             Err(why) => {
                 tracing::warn!(peer = peer.name(), link = link.name(), "not joined: {why}");
                 refused.push(why);

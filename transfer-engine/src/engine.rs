@@ -13,7 +13,7 @@ use weft_engine::{Access, Event, Key, Region};
 
 use crate::address::{EngineAddress, MrDescriptor};
 use crate::callbacks::{Callbacks, WatchHandler, Watcher, join, spawn};
-use crate::choice::{LinkInUse, Measurements};
+use crate::choice::{LinkInUse, Measurements, place};
 use crate::config::{DOMAIN, Progress, TransferEngineConfig, random};
 use crate::control;
 use crate::counters::{ImmCounter, ImmCounters};
@@ -74,6 +74,7 @@ impl TransferEngine {
             engines,
             events,
             address,
+            place: place().map_err(TransferError::system("read of /proc"))?,
             started: Instant::now(),
             process: std::process::id(),
             operations: Mutex::default(),

@@ -52,6 +52,8 @@ pub(crate) struct Shared {
     /// Where the connections of each engine report.
     pub(crate) events: Vec<Sender<Event>>,
     pub(crate) address: EngineAddress,
+    /// The network namespace that the engines are in.
+    pub(crate) place: String,
     pub(crate) started: Instant,
     /// The process that has the threads.
     pub(crate) process: u32,

@@ -502,6 +502,10 @@ fn a_stopped_peer_confirms_nothing_and_others_go_on() {
     let (a, b) = (TransferEngine::start(soon).unwrap(), engine());
     let (_memory, other) = b.alloc(1 << 20).unwrap();
     done(&write(&a, &peer.descriptor, 1));
+    // Until then work waits at the thread that connects.
+    while a.link(&peer.descriptor.engine).is_none() {
+        std::thread::yield_now();
+    }
     peer.signal(Signal::SIGSTOP);
     let from = source(&a, pattern(1 << 20));
     let to_peer = whole(&from, &peer.descriptor);

@@ -14,7 +14,7 @@ fn engine_over(link: LinkChoice) -> TransferEngine {
 
 #[test]
 fn the_fastest_link_is_measured_once_for_a_host_and_named_with_the_figures() {
-    let [a, b, c] = [engine(), engine(), engine()];
+    let [a, b, c] = [(); 3].map(|()| engine_over(LinkChoice::Network));
     assert_eq!(a.link(b.main_address()), None);
     done(&a.connect(b.main_address(), options()).unwrap());
     let link = a.link(b.main_address()).unwrap();
@@ -28,12 +28,23 @@ fn the_fastest_link_is_measured_once_for_a_host_and_named_with_the_figures() {
 }
 
 #[test]
+fn engines_of_a_node_use_shared_memory() {
+    let [a, b] = [engine(), engine()];
+    done(&a.connect(b.main_address(), options()).unwrap());
+    let link = a.link(b.main_address()).unwrap();
+    assert_eq!(
+        link.to_string(),
+        "shm: both engines are in one network namespace"
+    );
+}
+
+#[test]
 fn bytes_and_messages_arrive_over_each_link() {
     let receiver = engine();
     let (told, messages) = unbounded();
     let handler = Box::new(move |bytes, _| told.send(bytes).unwrap());
     receiver.submit_recvs(64, 2, handler).unwrap();
-    for link in [LinkKind::Udp, LinkKind::Tcp] {
+    for link in [LinkKind::Udp, LinkKind::Tcp, LinkKind::Shm] {
         let sender = engine_over(LinkChoice::Only(link));
         let written = pattern(3_000_000);
         let from = source(&sender, written.clone());
@@ -71,7 +82,7 @@ fn engines_with_no_link_in_common_say_what_each_is_set_to() {
 
 #[test]
 fn of_two_engines_one_of_which_has_one_link_that_one_is_used() {
-    let sender = engine();
+    let sender = engine_over(LinkChoice::Network);
     let receiver = engine_over(LinkChoice::Only(LinkKind::Tcp));
     done(&sender.connect(receiver.main_address(), options()).unwrap());
     let in_use = sender.link(receiver.main_address()).unwrap();

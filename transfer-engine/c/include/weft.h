@@ -150,7 +150,8 @@ typedef struct {
     uint64_t cancel_timeout_us;
     // How often the words of watchers are read. 0: 50 us.
     uint64_t watch_interval_us;
-    // The link to peers: "udp" or "tcp", or "auto" for the fastest, which is measured when engines connect. NULL: "auto".
+    // The link to peers: "udp", "tcp" or "shm", or "auto": shared memory in a node, else the faster of the two others, which
+    // is measured when engines connect; "network" is the same without shared memory. NULL: "auto".
     const char *link;
     // No thread of the engine moves bytes: the program does, by weft_poll. Then `workers_per_nic` is 1.
     bool program_polls;

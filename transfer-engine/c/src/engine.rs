@@ -81,7 +81,8 @@ pub struct WeftConfig {
     pub cancel_timeout_us: u64,
     /// How often the words of watchers are read. 0: 50 us.
     pub watch_interval_us: u64,
-    /// The link to peers: "udp" or "tcp", or "auto" for the fastest, which is measured when engines connect. NULL: "auto".
+    /// The link to peers: "udp", "tcp" or "shm", or "auto": shared memory in a node, else the faster of the two others, which
+    /// is measured when engines connect; "network" is the same without shared memory. NULL: "auto".
     pub link: *const c_char,
     /// No thread of the engine moves bytes: the program does, by weft_poll. Then `workers_per_nic` is 1.
     pub program_polls: bool,

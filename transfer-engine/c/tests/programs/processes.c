@@ -175,7 +175,7 @@ static void memory_of_a_stopped_write_stays_until_the_engine_lets_go_of_it(void)
     EXPECT(outcome.code == WEFT_UNCONFIRMED && outcome.stage == WEFT_STAGE_TRANSFER);
     EXPECT(strcmp(outcome.reason, "Cancelled") == 0);
     EXPECT(strcmp(outcome.peer, weft_address_name(address)) == 0);
-    EXPECT(strstr(outcome.path, "127.0.0.1 ") == outcome.path);
+    EXPECT(strstr(outcome.path, " -> ") != NULL);
     EXPECT(strstr(outcome.text, outcome.path) != NULL);
     weft_operation_free(operation);
     /* Not confirmed: the connection may still send the bytes again, until it ends. */

@@ -24,7 +24,7 @@ fn type_name(value: Any<'_, '_>) -> String {
     name.map_or_else(|_| "?".to_owned(), |name| name.to_string())
 }
 
-fn wrong_type(name: &str, wanted: impl Display, value: Any<'_, '_>) -> PyErr {
+pub(crate) fn wrong_type(name: &str, wanted: impl Display, value: Any<'_, '_>) -> PyErr {
     PyTypeError::new_err(format!("{name} must be {wanted}, not {}", type_name(value)))
 }
 

@@ -11,7 +11,7 @@ use weft_transfer_engine::{
 
 use crate::arguments::{
     access_of, address_of, addresses_of, bytes_of, bytes_or_rest, callable, immediate_of, local,
-    nics_of, paged_writes, remote, seconds, single_writes, u16_of, u32_of, u64_of,
+    nics_of, paged_writes, remote, seconds, single_writes, u16_of, u32_of, u64_of, wrong_type,
 };
 use crate::failure::{refused, wrong_value};
 use crate::memory::{Buffer, MemoryRegion, alloc, buffer_of};
@@ -82,7 +82,7 @@ impl Engine {
             .0
             .with(py, |engine| py.detach(|| engine.reg_mr(region, access)))?;
         let (region, _) = registered.map_err(refused)?;
-        self.0.keep(&region);
+        self.0.keep(py, &region)?;
         Ok(MemoryRegion {
             region,
             engine: Arc::downgrade(&self.0),
@@ -237,7 +237,9 @@ impl Engine {
     /// with the buffer protocol, or a tensor of the CPU with DLPack, such as one of torch. It must be contiguous and
     /// writable. Peers that have the descriptor may use it as `access`, a `weft.Access`, says.
     ///
-    /// The engine keeps the object until `MemoryRegion.deregister` or until it is closed.
+    /// The engine keeps the object until `MemoryRegion.deregister` or until it is closed. Until then do not give its memory
+    /// away: no `resize_` or `set_` of a tensor of torch or of its storage, no `resize(refcheck=False)` of a numpy array. Peers
+    /// would write to memory that is used for something else.
     ///
     /// >>> import weft
     /// >>> data = bytearray(4)

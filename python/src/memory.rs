@@ -44,8 +44,9 @@ pub(crate) fn buffer_of(object: &Bound<'_, PyAny>) -> PyResult<Buffer> {
     let memory = PyMemoryView::from(&array)?.call_method1("cast", ("B",))?;
     let owner = Box::new(array.unbind());
     // SAFETY: the array exports the object's buffer, or has the capsule: as long as it is there the object keeps these
-    // bytes, which are writable (`array_of` and `dlpack` have checked that), and neither moves nor resizes them. Python's
-    // accesses meanwhile make no reference of Rust.
+    // bytes, which are writable (`array_of` and `dlpack` have checked that). An object with the buffer protocol neither moves
+    // nor resizes them; of tensors `reg_mr` says that their program must not. Python's accesses meanwhile make no reference of
+    // Rust.
     let region = unsafe { Region::borrow(start, length, owner) };
     Ok(Buffer {
         region,

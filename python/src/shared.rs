@@ -26,8 +26,8 @@ static ENGINES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 pub(crate) struct Shared {
     /// None once it is closed.
     engine: Mutex<Option<Arc<TransferEngine>>>,
-    /// Those that are registered, by key: nobody need keep the objects of Python.
-    regions: Mutex<HashMap<u64, weft_transfer_engine::MemoryRegion>>,
+    /// Those that are registered, by key: nobody need keep the objects of Python. None once it is closed.
+    regions: Mutex<Option<HashMap<u64, weft_transfer_engine::MemoryRegion>>>,
     process: u32,
     pub(crate) address: String,
     pub(crate) name: String,
@@ -40,7 +40,7 @@ impl Shared {
             address: engine.main_address().to_string(),
             name: engine.main_address().name(),
             engine: Mutex::new(Some(Arc::new(engine))),
-            regions: Mutex::default(),
+            regions: Mutex::new(Some(HashMap::new())),
             process: std::process::id(),
         });
         let mut engines = lock(&ENGINES);
@@ -58,7 +58,7 @@ impl Shared {
         // First: the thread that has a lock of the engine may be in another process.
         check_process(self.process)?;
         let engine = lock(&self.engine).clone();
-        let engine = engine.ok_or_else(|| PyRuntimeError::new_err("the engine is closed"))?;
+        let engine = engine.ok_or_else(closed)?;
         let result = act(&engine);
         end(py, engine);
         Ok(result)
@@ -71,25 +71,43 @@ impl Shared {
         }
         let engine = lock(&self.engine).take();
         if let Some(engine) = engine {
+            // Other threads may be in a call of it. It joins the callback thread, which attaches.
+            py.detach(|| engine.close());
             end(py, engine);
         }
         // Not under the lock: this may end the objects that they belong to.
-        let regions = std::mem::take(&mut *lock(&self.regions));
+        let regions = lock(&self.regions).take().unwrap_or_default();
+        // It waits for the workers.
+        py.detach(|| regions.values().for_each(|region| region.deregister()));
         drop(regions);
     }
 
     /// Keeps a region until it is forgotten or the engine is closed.
-    pub(crate) fn keep(&self, region: &weft_transfer_engine::MemoryRegion) {
+    pub(crate) fn keep(
+        &self,
+        py: Python<'_>,
+        region: &weft_transfer_engine::MemoryRegion,
+    ) -> PyResult<()> {
         let key = region.descriptor().key.0;
-        lock(&self.regions).insert(key, region.clone());
+        if let Some(regions) = &mut *lock(&self.regions) {
+            regions.insert(key, region.clone());
+            return Ok(());
+        }
+        py.detach(|| region.deregister());
+        Err(closed())
     }
 
     pub(crate) fn forget(&self, region: &weft_transfer_engine::MemoryRegion) {
         if self.process == std::process::id() {
-            let region = lock(&self.regions).remove(&region.descriptor().key.0);
+            let key = region.descriptor().key.0;
+            let region = lock(&self.regions).as_mut().and_then(|it| it.remove(&key));
             drop(region);
         }
     }
+}
+
+fn closed() -> PyErr {
+    PyRuntimeError::new_err("the engine is closed")
 }
 
 /// Ends the engine with the last call that uses it. It joins the callback thread, which attaches.

@@ -145,6 +145,10 @@ READ_ONLY = numpy.zeros(4)
 READ_ONLY.flags.writeable = False
 
 
+def test_the_name_of_a_field_is_no_reference_to_an_object(engine):
+    engine().reg_mr(numpy.zeros(3, [("Object", "f8")]))
+
+
 @pytest.mark.parametrize(
     ("buffer", "kind", "says"),
     [
@@ -156,6 +160,8 @@ READ_ONLY.flags.writeable = False
         (numpy.asfortranarray(numpy.zeros((2, 3))), ValueError, "buffer is not contiguous"),
         (OnlyDLPack(numpy.zeros((4, 4))[:, 1]), ValueError, "buffer is not contiguous"),
         (OnlyDLPack(numpy.zeros((4, 4)).T), ValueError, "buffer is not contiguous"),
+        (numpy.zeros(3, object), ValueError, "buffer has references to objects of Python"),
+        (numpy.zeros(3, [("a", "f8"), ("b", "O")]), ValueError, "buffer has references"),
         (bytearray(), ValueError, "buffer is empty"),
         (numpy.zeros((3, 0)), ValueError, "buffer is empty"),
         (OnlyDLPack(numpy.zeros((3, 0))), ValueError, "buffer is empty"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any
 
 _DEVICES = {
@@ -25,7 +26,8 @@ _CPU = 1
 def array_of(buffer: Any) -> Any:
     """Returns a ctypes array over the object's own memory, with address and length; or the capsule of DLPack.
 
-    As long as the array is there, the object cannot free, move or resize its memory.
+    As long as the array is there, an object with the buffer protocol cannot free, move or resize its memory. A tensor of
+    DLPack can: its program must not.
     """
     try:
         view = memoryview(buffer)
@@ -40,6 +42,9 @@ def array_of(buffer: Any) -> Any:
         raise ValueError("buffer is read-only: the engine needs memory that can be written, such as a bytearray")
     if not view.c_contiguous:
         raise ValueError("buffer is not contiguous: make a contiguous copy, or register what it is a part of")
+    # What is between colons is the name of a field.
+    if "O" in re.sub(":[^:]*:", "", view.format):
+        raise ValueError("buffer has references to objects of Python: register memory of numbers or bytes")
     if view.nbytes == 0:
         raise ValueError("buffer is empty: it must have at least 1 byte")
     array = (ctypes.c_char * view.nbytes).from_buffer(view)

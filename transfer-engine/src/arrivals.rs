@@ -152,7 +152,8 @@ impl Nics {
             .collect();
         let signal = is_cut.then_some(message.immediate);
         let state = State::new(Completion::None);
-        let (first, _) = self.operations.begin(state, parts, signal, Duration::MAX);
+        let begun = self.operations.begin(state, parts, signal, Duration::MAX);
+        let (first, _) = begun.expect("nobody closes it");
         for (part, nic) in (first..).zip(nics) {
             let write = Write {
                 token: part,
@@ -178,7 +179,7 @@ impl Nics {
         let count = |(_, event)| match event {
             Event::Immediate { value, .. } => Counted {
                 immediate: value,
-                told: self.counters.add(value),
+                told: self.counters.add(value).expect("they are few"),
                 count: self.counters.counter(value).count(),
             },
             event => panic!("{event:?}"),

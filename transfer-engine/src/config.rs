@@ -10,8 +10,8 @@ use weft_engine::{
     DomainId, Encryption, Engine, EngineConfig, EngineError, LinkKind, Nanos, PortRange, Secret,
 };
 
-use crate::choice::LinkChoice;
 use crate::error::TransferError;
+use crate::link_choice::LinkChoice;
 
 /// All memory and all connections of an engine are in one protection domain: only keys open memory.
 pub(crate) const DOMAIN: DomainId = DomainId(1);
@@ -152,10 +152,11 @@ impl TransferEngineConfig {
         let tcp_ports = self.workers_per_nic.saturating_add(1);
         let count = self.ports_per_nic.max(tcp_ports);
         for first in self.ports.clone().step_by(count.into()) {
-            if !self.ports.contains(&first.saturating_add(count - 1)) {
+            let last = first.checked_add(count - 1);
+            if !last.is_some_and(|last| self.ports.contains(&last)) {
                 break;
             }
-            // Engines of this machine take turns by it: who has the TCP port may try the others.
+            // Engines of this machine do not meet: who has this TCP port may open the others.
             let listener = match TcpListener::bind(SocketAddr::new(nic.address, first)) {
                 Ok(listener) => listener,
                 Err(error) if error.kind() == ErrorKind::AddrInUse => continue,

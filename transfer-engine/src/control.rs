@@ -6,9 +6,9 @@
 //! close the others.
 
 use std::io;
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ring::digest::{SHA256, digest};
 use rustls::ServerConfig;
@@ -19,17 +19,18 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
-use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use weft_engine::{Key, LinkError, LinkKind};
 
 use crate::address::{EngineAddress, JoinToken};
-use crate::choice::{Candidate, LinkChoice, choose};
 use crate::ends::{End, Ends};
 use crate::error::TransferError;
 use crate::failure::Cause;
+use crate::link_choice::LinkChoice;
+use crate::measurement::{Called, Candidate, choose};
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::tls::{SERVER_NAME, client_of, is_other_certificate};
@@ -37,7 +38,7 @@ use crate::tls::{SERVER_NAME, client_of, is_other_certificate};
 /// Most bytes of a message: 129 ends of 16 workers with IPv6 addresses, over each link, are less.
 const MESSAGE_BYTES_MAX: usize = 1 << 19;
 
-/// Callers that are let in at a time, before they have shown the token. Others wait.
+/// Callers that have not shown the token, at a time. Others wait.
 const CALLERS_MAX: usize = 64;
 
 /// After this silence the system asks whether the machine of the peer is alive, each second, five times.
@@ -135,9 +136,8 @@ async fn accept(
         };
         let (shared, acceptor) = (Arc::clone(shared), acceptor.clone());
         tokio::spawn(async move {
-            let answered = answer(&shared, &acceptor, stream);
+            let answered = answer(&shared, &acceptor, stream, permit);
             let answered = timeout(shared.config.connect_timeout, answered).await;
-            drop(permit);
             match answered {
                 Ok(Ok((session, stream))) => {
                     hold(&shared, &session, stream).await;
@@ -155,6 +155,7 @@ async fn answer(
     shared: &Arc<Shared>,
     acceptor: &TlsAcceptor,
     stream: TcpStream,
+    permit: OwnedSemaphorePermit,
 ) -> io::Result<(Arc<Session>, server::TlsStream<TcpStream>)> {
     prepare(&stream)?;
     let mut stream = acceptor.accept(stream).await?;
@@ -164,8 +165,13 @@ async fn answer(
         stream.shutdown().await?;
         return Err(io::Error::other(why));
     }
-    let mut sessions = Vec::new();
+    // It has shown the token. It may take its time to measure, and keeps no stranger out.
+    drop(permit);
+    let mut sessions: Vec<(LinkKind, Ends<'_>, Arc<Session>)> = Vec::new();
     let mut join = |offer: Offer| {
+        if sessions.iter().any(|(link, ..)| link.name() == offer.link) {
+            return Err("it offers a link twice".to_owned());
+        }
         let link: LinkKind = offer.link.parse().map_err(|it: LinkError| it.to_string())?;
         if link == LinkKind::Shm && hello.place != shared.place {
             return Err("the engines are not in one network namespace of a node".to_owned());
@@ -206,7 +212,7 @@ async fn call(
     peer: &EngineAddress,
 ) -> Result<(Arc<Session>, client::TlsStream<TcpStream>), Cause> {
     let broken = |error: io::Error| Cause::Unreachable(error.to_string());
-    let mut stream = connect(peer).await?;
+    let (mut stream, host) = connect(shared, peer).await?;
     // A peer has an endpoint for each NIC.
     let count = shared.config.nics.len().max(peer.endpoints.len());
     let mut ours = Vec::new();
@@ -223,9 +229,20 @@ async fn call(
         place: shared.place.clone(),
         offers: ours.iter().map(offer).collect(),
     };
+    let at = Instant::now();
     send(&mut stream, &hello).await.map_err(broken)?;
     let answer: Answer = receive(&mut stream).await.map_err(broken)?;
     let welcome = answer.map_err(Cause::Refused)?;
+    let called = Called {
+        address: peer,
+        host,
+        key: welcome.key,
+        round_trip: at.elapsed(),
+    };
+    if welcome.links.len() != ours.len() {
+        let problem = "its answer does not fit: use the same release at both ends";
+        return Err(Cause::Refused(problem.to_owned()));
+    }
     let (mut candidates, mut refused) = (Vec::new(), Vec::new());
     for ((link, ends), theirs) in ours.into_iter().zip(welcome.links) {
         match theirs.and_then(|theirs| ends.join(theirs)) {
@@ -242,20 +259,23 @@ async fn call(
             }
         }
     }
-    let chosen = choose(shared, peer, welcome.key, &candidates, &refused).await?;
+    let chosen = choose(shared, &called, &candidates, &refused).await?;
     let name = chosen.link.name().to_owned();
     send(&mut stream, &name).await.map_err(broken)?;
     let is_chosen = |it: &Candidate<'_>| it.link == chosen.link;
     let index = candidates.iter().position(is_chosen).unwrap_or_default();
     let Candidate { ends, session, .. } = candidates.swap_remove(index);
     // Nobody else sets it.
-    let _ = session.link.set(chosen);
+    let _ = session.link.set((chosen, host));
     ends.keep();
     Ok((session, stream))
 }
 
-/// A TLS connection to the first endpoint that answers.
-async fn connect(peer: &EngineAddress) -> Result<client::TlsStream<TcpStream>, Cause> {
+/// A TLS connection to the first endpoint that answers, and its host.
+async fn connect(
+    shared: &Shared,
+    peer: &EngineAddress,
+) -> Result<(client::TlsStream<TcpStream>, IpAddr), Cause> {
     let broken = |error: String| Cause::Unreachable(error);
     let config = client_of(&peer.certificate).map_err(|error| broken(error.to_string()))?;
     let connector = TlsConnector::from(Arc::new(config));
@@ -268,8 +288,12 @@ async fn connect(peer: &EngineAddress) -> Result<client::TlsStream<TcpStream>, C
             prepare(&stream)?;
             connector.connect(name, stream).await
         };
-        match connecting.await {
-            Ok(stream) => return Ok(stream),
+        // One that does not answer leaves time for the others.
+        let endpoints = peer.endpoints.len() as u32;
+        let limit = shared.config.connect_timeout / endpoints.max(1);
+        let slow = |_| Err(io::Error::from(io::ErrorKind::TimedOut));
+        match timeout(limit, connecting).await.unwrap_or_else(slow) {
+            Ok(stream) => return Ok((stream, endpoint.ip())),
             Err(error) if is_other_certificate(&error) => cause = Cause::AnotherGeneration,
             Err(error) => cause = broken(format!("{endpoint}: {error}")),
         }

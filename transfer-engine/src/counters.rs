@@ -8,6 +8,9 @@ use std::collections::BTreeMap;
 
 use super::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, PoisonError};
 
+/// Counters that messages may make: peers choose the immediates, and each costs some 100 bytes here.
+pub(crate) const COUNTERS_MAX: usize = 1 << 20;
+
 /// The count of one immediate, read without a lock.
 #[derive(Debug, Clone)]
 pub struct ImmCounter(Arc<AtomicU64>);
@@ -36,19 +39,23 @@ impl ImmCounters {
         Self(Mutex::new(BTreeMap::new()))
     }
 
-    /// Counts a message. Answers who has waited for this count: each of them is told once.
-    pub(crate) fn add(&self, immediate: u32) -> Vec<u64> {
+    /// Counts a message. Answers who has waited for this count: each of them is told once. `None` for a message that would
+    /// make one counter too many: it is not counted.
+    pub(crate) fn add(&self, immediate: u32) -> Option<Vec<u64>> {
         let mut counters = self.lock();
+        if counters.len() >= COUNTERS_MAX && !counters.contains_key(&immediate) {
+            return None;
+        }
         let counter = entry(&mut counters, immediate);
         let count = counter.count.load(Ordering::Relaxed) + 1;
         counter.count.store(count, Ordering::Release);
         if counter.expected.is_empty() {
-            return Vec::new();
+            return Some(Vec::new());
         }
         let reached = counter
             .expected
             .extract_if(.., |(expected, _)| *expected <= count);
-        reached.map(|(_, token)| token).collect()
+        Some(reached.map(|(_, token)| token).collect())
     }
 
     pub(crate) fn counter(&self, immediate: u32) -> ImmCounter {

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use weft_engine::{LinkKind, LocalEnd, RemoteEnd, Secret};
 
 use crate::config::{DOMAIN, NICS_MAX, random};
+use crate::failure::Cause;
 use crate::lock::lock;
 use crate::operations::Link;
 use crate::session::Session;
@@ -131,8 +132,15 @@ impl<'a> Ends<'a> {
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
         for (engine, end) in &self.ends {
-            lock(&self.shared.by_connection).remove(&(*engine, end.end.id));
+            let connection = (*engine, end.end.id);
+            lock(&self.shared.by_connection).remove(&connection);
             self.shared.engines[*engine].engine.close(end.end.id);
+            // What measures.
+            let ended = self
+                .shared
+                .operations()
+                .fail(Some(connection), &Cause::EndedHere);
+            self.shared.tell(ended);
         }
     }
 }

@@ -8,32 +8,31 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, unbounded};
-use weft_engine::{Access, Event, Key, Region};
+use crossbeam_channel::unbounded;
+use weft_engine::{Access, Key, Region};
 
 use crate::address::{EngineAddress, MrDescriptor};
 use crate::callbacks::{Callbacks, WatchHandler, Watcher, join, spawn};
-use crate::choice::{LinkInUse, Measurements, place};
 use crate::config::{DOMAIN, Progress, TransferEngineConfig, random};
 use crate::control;
 use crate::counters::{ImmCounter, ImmCounters};
 use crate::error::TransferError;
 use crate::events;
 use crate::failure::Cause;
+use crate::link_choice::{LinkInUse, place};
 use crate::lock::lock;
+use crate::measurement::Measurements;
 use crate::receives::{MessageHandler, Receives};
 use crate::region::MemoryRegion;
 use crate::shared::{Shared, Wake};
 use crate::tls::new_identity;
 
-/// A running engine. Dropping it ends all that is under way, and peers notice at once. In a forked process each call fails
-/// with [`TransferError::Forked`].
+/// A running engine. Dropping it closes it. A forked process cannot use it: what begins something there fails with
+/// [`TransferError::Forked`], and an operation of the parent must not be waited for.
 pub struct TransferEngine {
     pub(crate) shared: Arc<Shared>,
     /// Set-up, events, callbacks: joined in this order.
-    threads: Vec<JoinHandle<()>>,
-    /// Of each engine, where the program polls.
-    polled: Vec<Receiver<Event>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// What an engine has: a program that leaks sees it here.
@@ -67,6 +66,10 @@ impl TransferEngine {
         let runtime = control::runtime()?;
         let (callbacks, callback_thread) = Callbacks::start(config.watch_interval)?;
         let (events, receivers): (Vec<_>, Vec<_>) = engines.iter().map(|_| unbounded()).unzip();
+        let (polled, receivers) = match config.progress {
+            Progress::Threads => (None, receivers),
+            Progress::Inline => (Some(Mutex::new(receivers)), Vec::new()),
+        };
         let (to_events, wakes) = unbounded();
         let (to_control, commands) = tokio::sync::mpsc::unbounded_channel();
         let shared = Arc::new(Shared {
@@ -85,13 +88,10 @@ impl TransferEngine {
             counters: ImmCounters::new(),
             receives: Receives::default(),
             callbacks,
+            polled,
             measurements,
             to_control,
         });
-        let (polled, receivers) = match shared.config.progress {
-            Progress::Threads => (Vec::new(), receivers),
-            Progress::Inline => (receivers, Vec::new()),
-        };
         let for_events = Arc::clone(&shared);
         let run = move || events::run(&for_events, &receivers, &wakes);
         let event_thread = spawn("weft-events", run)?;
@@ -99,11 +99,8 @@ impl TransferEngine {
         let run = move || control::run(&runtime, &for_control, server, listeners, commands);
         let control_thread = spawn("weft-control", run)?;
         let threads = vec![control_thread, event_thread, callback_thread];
-        Ok(Self {
-            shared,
-            threads,
-            polled,
-        })
+        let threads = Mutex::new(threads);
+        Ok(Self { shared, threads })
     }
 
     /// How peers reach this engine. A secret: who has it may connect.
@@ -166,33 +163,64 @@ impl TransferEngine {
 
     /// Ends what this engine has under way with a peer, and its connections to it. The next operation connects again.
     pub fn remove_peer(&self, peer: &EngineAddress) {
+        if self.shared.check_process().is_err() {
+            return;
+        }
         let peer = lock(&self.shared.peers).remove(&peer.token);
         self.shared.end_peer(peer, &Cause::EndedHere);
     }
 
     /// Moves what there is to move and ends what has ended, for an engine with [`Progress::Inline`]. Answers at once, and whether
-    /// there was anything to do. Two threads that call it take turns.
+    /// there was anything to do; false as well while another thread polls. [`crate::Operation::wait`] polls, too.
     pub fn poll(&self) -> Result<bool, TransferError> {
         self.shared.check_process()?;
-        if self.polled.is_empty() {
-            return Err(TransferError::Invalid {
+        match &self.shared.polled {
+            Some(polled) => Ok(self.shared.poll(polled)?),
+            None => Err(TransferError::Invalid {
                 field: "progress",
                 problem: "is Threads: only an engine that was started with Inline is polled",
-            });
+            }),
         }
-        Ok(self.shared.poll(&self.polled)?)
     }
 
     /// The link to a peer, and why it is that one. `None` while this engine is not connected to it.
     pub fn link(&self, peer: &EngineAddress) -> Option<LinkInUse> {
+        self.shared.check_process().ok()?;
         let peers = lock(&self.shared.peers);
         let session = peers.get(&peer.token)?.session.as_ref()?;
-        session.link.get().cloned()
+        session.link.get().map(|(link, _)| link.clone())
     }
 
     /// The counter of an immediate, read without a lock. [`TransferEngine::free_imm`] ends it: then take a new one.
     pub fn imm_counter(&self, immediate: u32) -> ImmCounter {
         self.shared.counters.counter(immediate)
+    }
+
+    /// Who moves bytes.
+    pub fn progress(&self) -> Progress {
+        self.shared.config.progress
+    }
+
+    /// Ends all that is under way; peers notice at once. When it returns no callback runs, unless a callback has called it,
+    /// and calls that begin something fail with [`TransferError::Closed`]. While another thread closes the engine, and in a
+    /// forked process, it does nothing.
+    pub fn close(&self) {
+        let shared = &self.shared;
+        if shared.check_process().is_err() {
+            return;
+        }
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        if threads.is_empty() {
+            return;
+        }
+        let mut threads = threads.into_iter();
+        let _ = shared.to_control.send(None);
+        threads.next().into_iter().for_each(join);
+        shared.end();
+        let _ = shared.to_events.send(Wake::Stop);
+        threads.next().into_iter().for_each(join);
+        shared.callbacks.end();
+        threads.for_each(join);
     }
 
     /// What the engine has.
@@ -217,20 +245,13 @@ impl TransferEngine {
 
 impl Drop for TransferEngine {
     fn drop(&mut self) {
-        let shared = &self.shared;
-        let mut threads = std::mem::take(&mut self.threads).into_iter();
-        if shared.check_process().is_err() {
+        if self.shared.check_process().is_err() {
             // The threads are in another process. Files and memory end with this one.
-            std::mem::forget(Arc::clone(shared));
-            return threads.for_each(std::mem::forget);
+            std::mem::forget(Arc::clone(&self.shared));
+            let threads = std::mem::take(&mut *lock(&self.threads));
+            return threads.into_iter().for_each(std::mem::forget);
         }
-        let _ = shared.to_control.send(None);
-        threads.next().into_iter().for_each(join);
-        shared.end();
-        let _ = shared.to_events.send(Wake::Stop);
-        threads.next().into_iter().for_each(join);
-        shared.callbacks.end();
-        threads.for_each(join);
+        self.close();
     }
 }
 

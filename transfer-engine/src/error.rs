@@ -16,6 +16,9 @@ pub enum TransferError {
         /// What is wrong with it.
         problem: &'static str,
     },
+    /// The engine is closed.
+    #[error("the engine is closed: start another one")]
+    Closed,
     /// The engine of a NIC did not start.
     #[error(transparent)]
     Nic(#[from] EngineError),
@@ -77,6 +80,7 @@ impl TransferError {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Invalid { .. } => "Invalid",
+            Self::Closed => "Closed",
             Self::Nic(error) => error.reason(),
             Self::System { .. } => "SystemCallFailed",
             Self::Memfd(_) => "BadMemfd",

@@ -1,7 +1,7 @@
 //! The events thread: what the engines report ends operations and counts immediates, and deadlines pass.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Select, TryRecvError};
@@ -27,6 +27,7 @@ pub(crate) fn run(shared: &Shared, engines: &[Receiver<Event>], wakes: &Receiver
     loop {
         let until = shared.pass_deadlines();
         let Ok(ready) = select.ready_deadline(shared.started + until) else {
+            shared.post_waiting_reads();
             continue;
         };
         match engines.get(ready) {
@@ -45,15 +46,46 @@ pub(crate) fn run(shared: &Shared, engines: &[Receiver<Event>], wakes: &Receiver
 
 impl Shared {
     /// What a program that polls does in place of the workers and of this thread. Answers whether there was anything to do.
-    pub(crate) fn poll(&self, events: &[Receiver<Event>]) -> Result<bool, EngineError> {
+    /// False also when another call is at it: events are handled in the order in which they came.
+    pub(crate) fn poll(&self, events: &Mutex<Vec<Receiver<Event>>>) -> Result<bool, EngineError> {
+        let Ok(events) = events.try_lock() else {
+            return Ok(false);
+        };
         let mut is_busy = false;
-        for (engine, (it, events)) in self.engines.iter().zip(events).enumerate() {
+        for (engine, (it, events)) in self.engines.iter().zip(&*events).enumerate() {
             is_busy |= it.engine.poll(Duration::ZERO)?;
             for event in events.try_iter() {
+                is_busy = true;
                 self.handle(engine, &event);
             }
         }
         Ok(is_busy)
+    }
+
+    /// Posts a read of each session that has some that wait. A peer that answers reads that were cancelled makes room, and
+    /// nothing tells of that: so the events thread looks now and then.
+    fn post_waiting_reads(&self) {
+        if self.waiting_reads.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let sessions: Vec<_> = lock(&self.by_connection).values().cloned().collect();
+        for session in sessions {
+            self.post_waiting_read(&session);
+        }
+    }
+
+    fn post_waiting_read(&self, session: &Session) {
+        loop {
+            let next = lock(&session.reads).pop_front();
+            let Some((part, work, link)) = next else {
+                return;
+            };
+            self.waiting_reads.fetch_sub(1, Ordering::Relaxed);
+            // One that was stopped leaves its turn to the next.
+            if self.post(session, part, work, &link) {
+                return;
+            }
+        }
     }
 
     /// Stops and ends what is due. Answers when to look again.
@@ -84,8 +116,15 @@ impl Shared {
                 self.posted_ended(engine, connection, context, end);
             }
             Event::Delivered { immediate, .. } | Event::Signal { immediate, .. } => {
-                for part in self.counters.add(immediate) {
-                    self.end_part(part, End::Done);
+                match self.counters.add(immediate) {
+                    Some(reached) => reached
+                        .into_iter()
+                        .for_each(|part| self.end_part(part, End::Done)),
+                    None => {
+                        if let Some(session) = self.session(engine, connection) {
+                            self.end_session(&session, &Cause::TooManyImmediates);
+                        }
+                    }
                 }
             }
             Event::Received {
@@ -127,11 +166,7 @@ impl Shared {
         if self.waiting_reads.load(Ordering::Relaxed) > 0
             && let Some(session) = self.session(engine, connection)
         {
-            let next = lock(&session.reads).pop_front();
-            if let Some((part, work, link)) = next {
-                self.waiting_reads.fetch_sub(1, Ordering::Relaxed);
-                self.post(&session, part, work, &link);
-            }
+            self.post_waiting_read(&session);
         }
     }
 
@@ -139,5 +174,22 @@ impl Shared {
         lock(&self.by_connection)
             .get(&(engine, connection))
             .cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::counters::{COUNTERS_MAX, ImmCounters};
+
+    #[test]
+    fn messages_make_no_more_counters_than_there_is_room_for() {
+        let counters = ImmCounters::new();
+        for immediate in 0..COUNTERS_MAX as u32 {
+            assert!(counters.add(immediate).is_some());
+        }
+        assert_eq!(counters.add(COUNTERS_MAX as u32), None);
+        assert!(counters.add(7).is_some());
+        counters.free(7);
+        assert!(counters.add(COUNTERS_MAX as u32).is_some());
     }
 }

@@ -51,6 +51,11 @@ pub enum Cause {
     /// The peer refused a part of the operation, because of its key or its place. Other operations go on.
     #[error("{0}")]
     RequestRefused(weft_engine::Failure),
+    /// The peer has used more immediates than this end keeps counters for.
+    #[error(
+        "the peer uses more than 1,048,576 immediates that were not freed: use fewer, or free them"
+    )]
+    TooManyImmediates,
     /// This end removed the peer, or dropped the engine.
     #[error("this end removed the peer or dropped the engine")]
     EndedHere,
@@ -75,6 +80,7 @@ impl Cause {
             Self::Refused(_) => "Refused",
             Self::PeerEnded => "PeerEnded",
             Self::Connection(failure) | Self::RequestRefused(failure) => failure.reason(),
+            Self::TooManyImmediates => "TooManyImmediates",
             Self::EndedHere => "EndedHere",
             Self::NotPosted { reason, .. } => reason,
         }

@@ -36,7 +36,7 @@
 //! Each operation has a deadline and ends once, with an [`Outcome`]. There is no order among operations. An engine
 //! connects to a peer when the first operation needs it.
 //!
-//! Data moves over `weft-engine`, one engine for each NIC and link (`choice`). Set-up runs over TLS (`control`). `operations` and `counters`
+//! Data moves over `weft-engine`, one engine for each NIC and link (`measurement`). Set-up runs over TLS (`control`). `operations` and `counters`
 //! know no socket, thread or clock. An engine has these threads: the workers of its NICs, unless the program polls; `weft-control`, which
 //! connects peers; `weft-events`, which ends operations; `weft-callbacks`, which calls the program and reads watchers.
 //!
@@ -44,7 +44,6 @@
 
 mod address;
 mod callbacks;
-mod choice;
 mod config;
 mod control;
 mod counters;
@@ -53,7 +52,9 @@ mod engine;
 mod error;
 mod events;
 mod failure;
+mod link_choice;
 mod lock;
+mod measurement;
 mod operation;
 mod operations;
 mod outcome;
@@ -83,12 +84,12 @@ mod model;
 
 pub use address::{AddressError, EngineAddress, MrDescriptor};
 pub use callbacks::{WatchHandler, Watcher};
-pub use choice::{LinkChoice, LinkInUse};
 pub use config::{NicConfig, Progress, TransferEngineConfig};
 pub use counters::ImmCounter;
 pub use engine::{Counts, TransferEngine};
 pub use error::TransferError;
 pub use failure::{Cause, Failure, Stage};
+pub use link_choice::{LinkChoice, LinkInUse};
 pub use operation::{Operation, Options};
 pub use outcome::{Completion, Outcome};
 pub use receives::MessageHandler;

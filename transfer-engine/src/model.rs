@@ -59,7 +59,7 @@ fn an_expectation_is_told_once_whether_it_comes_before_or_after_the_messages_of_
             let told = Arc::clone(&told);
             thread::spawn(move || {
                 payload.fetch_add(bit, Ordering::Relaxed);
-                for token in counters.add(IMMEDIATE) {
+                for token in counters.add(IMMEDIATE).unwrap() {
                     assert_eq!(token, 99);
                     assert_eq!(payload.load(Ordering::Relaxed), 3);
                     told.fetch_add(1, Ordering::Relaxed);

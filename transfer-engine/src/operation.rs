@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::failure::Cause;
 use crate::operations::PartId;
@@ -50,6 +50,7 @@ impl Operation {
     /// Waits for the end, which comes by the deadline and [`crate::TransferEngineConfig::cancel_timeout`]. A callback must
     /// not call this: it may wait for itself.
     pub fn wait(&self) -> Outcome {
+        self.poll_until(None);
         self.state.wait()
     }
 
@@ -60,7 +61,31 @@ impl Operation {
 
     /// Waits for the end as [`Operation::wait`], but at most this long: `None` says that the operation goes on.
     pub fn wait_for(&self, at_most: Duration) -> Option<Outcome> {
-        self.state.wait_for(at_most)
+        let at = Instant::now();
+        self.poll_until(at.checked_add(at_most));
+        self.state.wait_for(at_most.saturating_sub(at.elapsed()))
+    }
+
+    /// Polls the engine until the operation has ended or until `end`, if it is one that the program polls.
+    fn poll_until(&self, end: Option<Instant>) {
+        let Some(shared) = self.shared.upgrade() else {
+            return;
+        };
+        let Some(polled) = shared
+            .polled
+            .as_ref()
+            .filter(|_| shared.check_process().is_ok())
+        else {
+            return;
+        };
+        while self.state.outcome().is_none() && end.is_none_or(|end| Instant::now() < end) {
+            match shared.poll(polled) {
+                Ok(true) => {}
+                Ok(false) => std::thread::yield_now(),
+                // Its deadline ends the operation.
+                Err(_) => return,
+            }
+        }
     }
 
     /// Has the callback thread call this at the end, beside the [`Completion`]. If the operation has ended, this answers the
@@ -74,7 +99,9 @@ impl Operation {
     /// that in time, or as it would have ended anyway. A send that is under way cannot be stopped: it ends as
     /// [`Outcome::Done`] or [`Outcome::Unconfirmed`].
     pub fn cancel(&self) {
-        if let Some(shared) = self.shared.upgrade() {
+        if let Some(shared) = self.shared.upgrade()
+            && shared.check_process().is_ok()
+        {
             shared.stop(self.id, &Cause::Cancelled);
         }
     }

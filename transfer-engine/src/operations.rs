@@ -152,18 +152,23 @@ pub(crate) struct Operations {
     deadlines: BTreeSet<(Duration, PartId)>,
     /// When the events thread looks at the deadlines next.
     sleeps_until: Duration,
+    /// Nothing begins any more.
+    is_closed: bool,
 }
 
 impl Operations {
     /// Begins an operation, at least 1 part. Their ids follow each other. With `signal` the last part is that signal.
-    /// Answers the first id, and whether the events thread has to be woken.
+    /// Answers the first id, and whether the events thread has to be woken; `None` when nothing begins any more.
     pub(crate) fn begin(
         &mut self,
         state: Arc<State>,
         parts: Vec<Part>,
         signal: Option<u32>,
         deadline: Duration,
-    ) -> (PartId, bool) {
+    ) -> Option<(PartId, bool)> {
+        if self.is_closed {
+            return None;
+        }
         let id = self.next;
         self.next += parts.len() as u64;
         let deadline = deadline.min(DEADLINE_MAX);
@@ -179,7 +184,12 @@ impl Operations {
             is_cut_short: false,
         };
         self.entries.insert(id, entry);
-        (id, deadline < self.sleeps_until)
+        Some((id, deadline < self.sleeps_until))
+    }
+
+    /// Nothing begins from here on.
+    pub(crate) fn close(&mut self) {
+        self.is_closed = true;
     }
 
     /// The operation of a part, and which part of it that is.

@@ -89,6 +89,10 @@ impl Shared {
         if session.ended.set(cause.clone()).is_err() {
             return;
         }
+        // Its link may be why.
+        if let (Some((_, host)), Cause::Connection(_)) = (session.link.get(), cause) {
+            self.measurements.forget(*host);
+        }
         self.forget_session(session);
         let reads = std::mem::take(&mut *lock(&session.reads));
         self.waiting_reads.fetch_sub(reads.len(), Ordering::Relaxed);
@@ -126,12 +130,16 @@ impl Shared {
             self.end_part(part, End::Failed(cause.clone()));
         }
         if let Some(session) = session {
+            if let Some((_, host)) = session.link.get() {
+                self.measurements.forget(*host);
+            }
             self.end_session(&session, cause);
         }
     }
 
-    /// The program drops the engine: everything ends.
+    /// The program closes the engine: everything ends, and nothing begins.
     pub(crate) fn end(&self) {
+        self.operations().close();
         let sessions: Vec<_> = lock(&self.by_connection).values().cloned().collect();
         for session in sessions {
             self.end_session(&session, &Cause::EndedHere);

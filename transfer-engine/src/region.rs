@@ -2,12 +2,13 @@
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use weft_engine::{Access, Region};
 
 use crate::address::MrDescriptor;
 use crate::error::TransferError;
+use crate::lock::lock;
 use crate::shared::Shared;
 
 #[derive(Debug)]
@@ -15,6 +16,8 @@ struct Registered {
     region: Arc<Region>,
     descriptor: MrDescriptor,
     is_open: AtomicBool,
+    /// Held while the engines close it: who closes it a second time waits.
+    closing: Mutex<()>,
     shared: Weak<Shared>,
 }
 
@@ -29,6 +32,7 @@ impl MemoryRegion {
             region,
             descriptor,
             is_open: AtomicBool::new(true),
+            closing: Mutex::default(),
             shared,
         }))
     }
@@ -90,11 +94,15 @@ impl MemoryRegion {
 
 impl Registered {
     fn deregister(&self) {
-        if self.is_open.swap(false, Ordering::AcqRel)
-            && let Some(shared) = self.shared.upgrade()
-            // A forked process has no worker that could answer.
-            && shared.check_process().is_ok()
-        {
+        let Some(shared) = self.shared.upgrade() else {
+            return;
+        };
+        // A forked process has no worker that could answer.
+        if shared.check_process().is_err() {
+            return;
+        }
+        let _closing = lock(&self.closing);
+        if self.is_open.swap(false, Ordering::AcqRel) {
             for engine in &shared.engines {
                 engine.engine.deregister(self.descriptor.key);
             }

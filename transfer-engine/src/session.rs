@@ -1,13 +1,14 @@
 //! The connections with a peer that one set-up makes. They begin and end together.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use tokio::sync::Notify;
 use weft_engine::{Failure, Post};
 
-use crate::choice::LinkInUse;
 use crate::failure::Cause;
+use crate::link_choice::LinkInUse;
 use crate::lock::lock;
 use crate::operations::{Link, PartId};
 
@@ -22,8 +23,8 @@ pub(crate) struct Session {
     pub(crate) messages: Arc<Link>,
     /// The time that the work of each of them takes, picoseconds.
     loads: Mutex<Vec<u128>>,
-    /// Which link it goes over, at the end that called.
-    pub(crate) link: OnceLock<LinkInUse>,
+    /// Which link it goes over, and to which host, at the end that called.
+    pub(crate) link: OnceLock<(LinkInUse, IpAddr)>,
     /// Why it is over.
     pub(crate) ended: OnceLock<Cause>,
     /// What a connection of it failed by. It may come after the end that the peer made of the session for it.

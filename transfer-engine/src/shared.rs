@@ -9,18 +9,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Sender;
+use crossbeam_channel::{Receiver, Sender};
 use tokio::sync::mpsc::UnboundedSender;
 use weft_engine::{ConnectionId, EngineError, Event, Post, PostError, WorkRequest};
 
 use crate::address::{EngineAddress, JoinToken};
 use crate::callbacks::Callbacks;
-use crate::choice::Measurements;
 use crate::config::{LinkEngine, TransferEngineConfig};
 use crate::counters::ImmCounters;
 use crate::error::TransferError;
 use crate::failure::Cause;
 use crate::lock::lock;
+use crate::measurement::Measurements;
 use crate::operation::{Operation, Options};
 use crate::operations::{End, Ended, Link, Operations, Part, PartId, Step};
 use crate::outcome::State;
@@ -67,6 +67,8 @@ pub(crate) struct Shared {
     pub(crate) counters: ImmCounters,
     pub(crate) receives: Receives,
     pub(crate) callbacks: Callbacks,
+    /// What the engines report, of each, where the program polls. Locked by the call that polls.
+    pub(crate) polled: Option<Mutex<Vec<Receiver<Event>>>>,
     /// Which link is the fastest, and the memory that it is measured with.
     pub(crate) measurements: Measurements,
     /// Has the control thread connect to a peer; `None` ends it.
@@ -103,8 +105,9 @@ impl Shared {
         let state = State::new(options.completion);
         let deadline = self.now().saturating_add(options.deadline);
         let mut operations = self.operations();
-        let (id, wakes) = operations.begin(Arc::clone(&state), parts, signal, deadline);
+        let begun = operations.begin(Arc::clone(&state), parts, signal, deadline);
         drop(operations);
+        let (id, wakes) = begun.ok_or(TransferError::Closed)?;
         if wakes {
             // The thread ends after the engine.
             let _ = self.to_events.send(Wake::Deadline);
@@ -155,8 +158,15 @@ impl Shared {
             .cancel(link.connection, part);
     }
 
-    /// Posts work on a connection. Of what is not posted the part ends.
-    pub(crate) fn post(&self, session: &Session, part: PartId, mut work: Post, link: &Arc<Link>) {
+    /// Posts work on a connection. Of what is not posted the part ends. Answers false for what has ended before: it leaves its
+    /// place to another.
+    pub(crate) fn post(
+        &self,
+        session: &Session,
+        part: PartId,
+        mut work: Post,
+        link: &Arc<Link>,
+    ) -> bool {
         work.connection = link.connection;
         match &mut work.request {
             WorkRequest::Write(it) => it.token = part,
@@ -171,11 +181,12 @@ impl Shared {
         let waiting = is_read.then(|| (lock(&session.reads), work.clone()));
         if let Some(cause) = session.ended.get() {
             drop(waiting);
-            return self.end_part(part, End::NotPosted(cause.clone()));
+            self.end_part(part, End::NotPosted(cause.clone()));
+            return true;
         }
         // Before it is posted: its end may be reported at once.
         if !self.operations().post(part, link) {
-            return;
+            return false;
         }
         match (self.engines[link.engine].engine.post(work), waiting) {
             (Ok(()), _) => {
@@ -200,5 +211,6 @@ impl Shared {
                 self.end_part(part, End::NotPosted(cause));
             }
         }
+        true
     }
 }

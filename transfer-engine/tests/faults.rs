@@ -357,6 +357,32 @@ fn a_callback_that_panics_harms_no_other_one() {
 }
 
 #[test]
+fn nothing_begins_in_an_engine_that_is_closed_also_by_a_callback_of_its_last_operations() {
+    let a = Arc::new(engine());
+    let (told, refused) = crossbeam_channel::bounded(1);
+    let engine = Arc::clone(&a);
+    let again = Box::new(move |outcome: Outcome| {
+        let failure = outcome.into_result().unwrap_err();
+        assert_eq!(failure.cause, Cause::EndedHere);
+        let begun = engine.expect_imm_count(1, 1, options());
+        told.send(begun.unwrap_err().to_string()).unwrap();
+    });
+    let options = Options {
+        completion: Completion::Callback(again),
+        ..options()
+    };
+    let expected = a.expect_imm_count(1, 1, options).unwrap();
+    a.close();
+    assert_eq!(
+        refused.recv_timeout(PATIENCE).unwrap(),
+        "the engine is closed: start another one"
+    );
+    assert!(matches!(expected.outcome(), Some(Outcome::Failed(_))));
+    assert!(a.expect_imm_count(1, 1, start::options()).is_err());
+    a.close();
+}
+
+#[test]
 fn a_callback_may_drop_the_engine_that_calls_it() {
     let [a, b] = [engine(), engine()];
     let a = Arc::new(a);

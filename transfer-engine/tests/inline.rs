@@ -4,7 +4,8 @@ mod start;
 
 use start::{bytes_of, config, engine, options, pattern, source, whole};
 use weft_transfer_engine::{
-    Operation, Options, Outcome, Progress, SingleWrite, TransferEngine, TransferEngineConfig,
+    LinkChoice, LinkKind, Operation, Options, Outcome, Progress, SingleRead, SingleWrite,
+    TransferEngine, TransferEngineConfig,
 };
 
 fn inline() -> TransferEngine {
@@ -65,7 +66,59 @@ fn a_program_that_polls_meets_one_with_threads_and_a_deadline_passes_without_a_p
     // Nobody polls: nothing ends it but its deadline.
     let within = std::time::Duration::from_millis(10);
     let write = a.submit_single_write(&whole(&from, &descriptor), Options::within(within));
-    assert!(matches!(write.unwrap().wait(), Outcome::Unconfirmed(_)));
+    let write = write.unwrap();
+    while write.outcome().is_none() {
+        std::thread::yield_now();
+    }
+    assert!(matches!(write.outcome(), Some(Outcome::Unconfirmed(_))));
+}
+
+#[test]
+fn a_program_that_waits_polls_meanwhile() {
+    let (a, b) = (inline(), engine());
+    let from = source(&a, pattern(100_000));
+    let (to, descriptor) = b.alloc(100_000).unwrap();
+    let write =
+        |deadline| a.submit_single_write(&whole(&from, &descriptor), Options::within(deadline));
+    assert_eq!(write(start::PATIENCE).unwrap().wait(), Outcome::Done);
+    assert!(bytes_of(&to) == pattern(100_000));
+    let write = write(start::PATIENCE).unwrap();
+    assert_eq!(write.wait_for(start::PATIENCE), Some(Outcome::Done));
+}
+
+#[test]
+fn reads_that_wait_are_posted_when_those_before_them_are_cancelled() {
+    // Nobody answers before it polls.
+    let udp = |progress| {
+        TransferEngine::start(TransferEngineConfig {
+            progress,
+            link: LinkChoice::Only(LinkKind::Udp),
+            ..config()
+        })
+        .expect("it starts")
+    };
+    let (a, b) = (udp(Progress::Threads), udp(Progress::Inline));
+    let (here, _) = a.alloc(64).unwrap();
+    let (_there, descriptor) = b.alloc(64).unwrap();
+    start::done(&a.connect(b.main_address(), options()).unwrap());
+    while a.link(b.main_address()).is_none() {
+        std::thread::yield_now();
+    }
+    let read = || {
+        let read = SingleRead {
+            source: (descriptor.clone(), 0),
+            destination: (here.clone(), 0),
+            bytes: 64,
+        };
+        a.submit_read(&read, options()).unwrap()
+    };
+    // More than a connection takes at once, then some that wait, all of these cancelled but the last; and then the first.
+    let reads: Vec<_> = (0..400).map(|_| read()).collect();
+    reads[150..390].iter().for_each(|read| read.cancel());
+    reads[..100].iter().for_each(|read| read.cancel());
+    for left in reads[100..150].iter().chain(&reads[390..]) {
+        poll_until_done(&[&b], left);
+    }
 }
 
 #[test]

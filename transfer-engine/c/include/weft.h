@@ -62,6 +62,8 @@ typedef enum {
     WEFT_TIMED_OUT = -8,
     // A bug of the library.
     WEFT_INTERNAL = -9,
+    // The engine is closed, or is being closed.
+    WEFT_CLOSED = -10,
 } weft_status;
 
 // How an operation ended.
@@ -306,7 +308,8 @@ const char *weft_status_name(int32_t status);
 // Starts an engine on free ports of its NICs. It needs no agent, no root and no file. `config` may be NULL.
 weft_status weft_engine_start(const weft_config *config, weft_engine **engine);
 
-// Ends the engine: operations under way fail, and peers notice at once. When it returns, no callback of the engine runs
+// Ends the engine: operations under way fail, peers notice at once, and callbacks that submit are refused with WEFT_CLOSED.
+// Callbacks may use the engine until it returns. When it returns, no callback of the engine runs
 // or will run, and every operation has ended. Other handles stay good, and are freed before or after. A callback must not
 // call this. In a forked process it does nothing.
 weft_status weft_engine_close(weft_engine *engine);
@@ -318,8 +321,8 @@ const char *weft_main_address(const weft_engine *engine);
 weft_status weft_remove_peer(const weft_engine *engine,
                              const weft_address *peer);
 
-// Moves what there is to move and ends what has ended, for an engine with `program_polls`. It returns at once. `busy`, which
-// may be NULL, tells whether there was anything to do.
+// Moves what there is to move and ends what has ended, for an engine with `program_polls`. It returns at once;
+// weft_operation_wait() does the same until the operation has ended. `busy`, which may be NULL, tells whether there was anything to do.
 weft_status weft_poll(const weft_engine *engine,
                       bool *busy);
 
@@ -387,7 +390,8 @@ const char *weft_mr_descriptor(const weft_mr *mr);
 //
 // After WEFT_TIMED_OUT operations under way still refer to the memory: no byte of a peer lands any more, but `mr` is still
 // there, and the memory must stay. Call again; or cancel the operations, remove the peer or close the engine, and call
-// again. `timeout_us` may be 0, or WEFT_NO_TIMEOUT. A callback may call this with 0 only.
+// again. `timeout_us` may be 0, or WEFT_NO_TIMEOUT; it must be 0 for an engine with `program_polls`, where nothing ends before
+// weft_poll(). A callback may call this with 0 only.
 weft_status weft_dereg_mr(weft_mr *mr,
                           uint64_t timeout_us);
 
@@ -502,7 +506,7 @@ weft_status weft_alloc_watcher(const weft_engine *engine,
                                void *user_data,
                                weft_watcher **watcher);
 
-// Adds to the word. The handler sees what was written before.
+// Adds to the word, also in a forked process. The handler sees what was written before.
 weft_status weft_watcher_add(const weft_watcher *watcher, uint64_t value);
 
 // The word. 0 if `watcher` is NULL.

@@ -187,15 +187,19 @@ pub extern "C" fn weft_engine_start(
     })
 }
 
-/// Ends the engine: operations under way fail, and peers notice at once. When it returns, no callback of the engine runs
+/// Ends the engine: operations under way fail, peers notice at once, and callbacks that submit are refused with WEFT_CLOSED.
+/// Callbacks may use the engine until it returns. When it returns, no callback of the engine runs
 /// or will run, and every operation has ended. Other handles stay good, and are freed before or after. A callback must not
 /// call this. In a forked process it does nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn weft_engine_close(engine: *mut WeftEngine) -> WeftStatus {
     call(|| {
         check_not_in_callback("weft_engine_close")?;
-        if !engine.is_null() {
-            // SAFETY: a handle of `weft_engine_start` that is freed once (invariant 1).
+        // SAFETY: a handle of `weft_engine_start` that is not freed yet (invariant 1).
+        if let Some(handle) = unsafe { engine.as_ref() } {
+            // Callbacks may use the handle until this returns.
+            handle.engine.close();
+            // SAFETY: as before; no callback runs, and the program does not use it after this call (invariant 1).
             drop(unsafe { Box::from_raw(engine) });
         }
         Ok(())
@@ -221,8 +225,8 @@ pub extern "C" fn weft_remove_peer(
     })
 }
 
-/// Moves what there is to move and ends what has ended, for an engine with `program_polls`. It returns at once. `busy`, which
-/// may be NULL, tells whether there was anything to do.
+/// Moves what there is to move and ends what has ended, for an engine with `program_polls`. It returns at once;
+/// weft_operation_wait() does the same until the operation has ended. `busy`, which may be NULL, tells whether there was anything to do.
 #[unsafe(no_mangle)]
 pub extern "C" fn weft_poll(
     engine: Option<&WeftEngine>,

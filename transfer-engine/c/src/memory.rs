@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use weft_transfer_engine::{Access, MemoryRegion, MrDescriptor, Region};
+use weft_transfer_engine::{Access, MemoryRegion, MrDescriptor, Progress, Region, TransferEngine};
 
 use crate::argument::{give, given, memory};
 use crate::callback::check_not_in_callback;
@@ -37,6 +37,8 @@ pub struct WeftMr {
     bytes: u64,
     descriptor: CString,
     process: Process,
+    /// Of its engine.
+    program_polls: bool,
     /// Of memory that the program owns.
     borrowed: Option<Arc<Borrowed>>,
 }
@@ -76,6 +78,7 @@ impl Borrowed {
 
 impl WeftMr {
     fn new(
+        engine: &TransferEngine,
         (region, descriptor): (MemoryRegion, MrDescriptor),
         borrowed: Option<Arc<Borrowed>>,
     ) -> Self {
@@ -88,6 +91,7 @@ impl WeftMr {
             start: start.cast(),
             descriptor: text(descriptor.to_string()),
             process: Process::this(),
+            program_polls: engine.progress() == Progress::Inline,
             borrowed,
         }
     }
@@ -140,7 +144,7 @@ pub extern "C" fn weft_reg_mr(
         // SAFETY: memory that stays until `weft_dereg_mr` has succeeded, which waits for the owner's drop (invariant 2).
         let region = unsafe { Region::borrow(start, length, owner) };
         let registered = engine.reg_mr(region, access)?;
-        give(to, WeftMr::new(registered, Some(borrowed)));
+        give(to, WeftMr::new(engine, registered, Some(borrowed)));
         Ok(())
     })
 }
@@ -156,7 +160,7 @@ pub extern "C" fn weft_alloc(
     call(|| {
         let engine = running(engine)?;
         let to = given(mr, "mr")?;
-        give(to, WeftMr::new(engine.alloc(bytes)?, None));
+        give(to, WeftMr::new(engine, engine.alloc(bytes)?, None));
         Ok(())
     })
 }
@@ -185,7 +189,8 @@ pub extern "C" fn weft_mr_descriptor(mr: Option<&WeftMr>) -> *const c_char {
 ///
 /// After WEFT_TIMED_OUT operations under way still refer to the memory: no byte of a peer lands any more, but `mr` is still
 /// there, and the memory must stay. Call again; or cancel the operations, remove the peer or close the engine, and call
-/// again. `timeout_us` may be 0, or WEFT_NO_TIMEOUT. A callback may call this with 0 only.
+/// again. `timeout_us` may be 0, or WEFT_NO_TIMEOUT; it must be 0 for an engine with `program_polls`, where nothing ends before
+/// weft_poll(). A callback may call this with 0 only.
 #[unsafe(no_mangle)]
 pub extern "C" fn weft_dereg_mr(mr: *mut WeftMr, timeout_us: u64) -> WeftStatus {
     call(|| {
@@ -196,6 +201,12 @@ pub extern "C" fn weft_dereg_mr(mr: *mut WeftMr, timeout_us: u64) -> WeftStatus 
         let Some(handle) = (unsafe { mr.as_mut() }) else {
             return Ok(());
         };
+        if timeout_us > 0 && handle.program_polls && handle.borrowed.is_some() {
+            return Err(Refusal::invalid(
+                "timeout_us must be 0 for an engine with program_polls: call weft_poll and weft_dereg_mr again"
+                    .to_owned(),
+            ));
+        }
         if let Some(region) = handle.region.take() {
             region.deregister();
         }

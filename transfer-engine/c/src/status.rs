@@ -33,6 +33,8 @@ pub enum WeftStatus {
     WEFT_TIMED_OUT = -8,
     /// A bug of the library.
     WEFT_INTERNAL = -9,
+    /// The engine is closed, or is being closed.
+    WEFT_CLOSED = -10,
 }
 
 /// Why a call failed.
@@ -69,6 +71,7 @@ impl From<TransferError> for Refusal {
             TransferError::NotRegistered { .. } => WeftStatus::WEFT_NOT_REGISTERED,
             TransferError::AccessDenied { .. } => WeftStatus::WEFT_ACCESS_DENIED,
             TransferError::Forked { .. } => WeftStatus::WEFT_FORKED,
+            TransferError::Closed => WeftStatus::WEFT_CLOSED,
             _ => WeftStatus::WEFT_INTERNAL,
         };
         Self {
@@ -105,7 +108,7 @@ pub extern "C" fn weft_last_error() -> *const c_char {
     LAST_ERROR.with_borrow(|last| last.as_ptr())
 }
 
-const NAMES: [(WeftStatus, &CStr); 10] = [
+const NAMES: [(WeftStatus, &CStr); 11] = [
     (WeftStatus::WEFT_OK, c"WEFT_OK"),
     (WeftStatus::WEFT_INVALID, c"WEFT_INVALID"),
     (WeftStatus::WEFT_OUT_OF_BOUNDS, c"WEFT_OUT_OF_BOUNDS"),
@@ -116,6 +119,7 @@ const NAMES: [(WeftStatus, &CStr); 10] = [
     (WeftStatus::WEFT_FORKED, c"WEFT_FORKED"),
     (WeftStatus::WEFT_TIMED_OUT, c"WEFT_TIMED_OUT"),
     (WeftStatus::WEFT_INTERNAL, c"WEFT_INTERNAL"),
+    (WeftStatus::WEFT_CLOSED, c"WEFT_CLOSED"),
 ];
 
 /// The name of a status, such as "WEFT_OUT_OF_BOUNDS". `status` is a weft_status.

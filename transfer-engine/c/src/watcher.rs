@@ -10,7 +10,7 @@ use weft_transfer_engine::Watcher;
 
 use crate::argument::{give, given};
 use crate::callback::{UserData, call_program};
-use crate::engine::{WeftEngine, running};
+use crate::engine::{Process, WeftEngine, running};
 use crate::status::{WeftStatus, call};
 
 /// Gets the old and the new value of a word.
@@ -21,6 +21,7 @@ pub type WeftWatchHandler =
 pub struct WeftWatcher {
     watcher: Watcher,
     calls: Arc<Calls>,
+    process: Process,
 }
 
 /// Whether a handler may be called.
@@ -90,12 +91,20 @@ pub extern "C" fn weft_alloc_watcher(
         let of_handler = Arc::clone(&calls);
         let watch = move |old, new| of_handler.run(|| handler(user_data.get(), old, new));
         let watcher = engine.alloc_watcher(Box::new(watch))?;
-        give(to, WeftWatcher { watcher, calls });
+        let process = Process::this();
+        give(
+            to,
+            WeftWatcher {
+                watcher,
+                calls,
+                process,
+            },
+        );
         Ok(())
     })
 }
 
-/// Adds to the word. The handler sees what was written before.
+/// Adds to the word, also in a forked process. The handler sees what was written before.
 #[unsafe(no_mangle)]
 pub extern "C" fn weft_watcher_add(watcher: Option<&WeftWatcher>, value: u64) -> WeftStatus {
     call(|| {
@@ -121,7 +130,10 @@ pub extern "C" fn weft_watcher_fd(watcher: Option<&WeftWatcher>) -> c_int {
 /// Ends the watch. When it returns, the handler does not run, and is not called again; the handler itself may call this.
 #[unsafe(no_mangle)]
 pub extern "C" fn weft_watcher_free(watcher: Option<Box<WeftWatcher>>) {
-    if let Some(watcher) = watcher {
+    if let Some(watcher) = watcher
+        // In a forked process no handler runs, and the thread that ran one is not there to tell.
+        && watcher.process.check().is_ok()
+    {
         watcher.calls.end();
     }
 }

@@ -164,7 +164,8 @@ fn valgrind_finds_no_fault_in_the_smallest_program() {
     // It takes what the assembler of TLS computes for uninitialised. What std leaves to the end of a process is not lost
     // for certain.
     valgrind.args(["--quiet", "--error-exitcode=9", "--undef-value-errors=no"]);
-    valgrind.arg("--leak-check=full");
+    // Else a thread that polls keeps the others from their turn.
+    valgrind.args(["--leak-check=full", "--fair-sched=try"]);
     valgrind.args([
         "--show-leak-kinds=definite",
         "--errors-for-leak-kinds=definite",

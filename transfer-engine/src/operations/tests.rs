@@ -30,7 +30,8 @@ fn peer() -> Part {
 fn begin(operations: &mut Operations, parts: usize, signal: Option<u32>) -> PartId {
     let parts = (0..parts).map(|_| peer()).collect();
     let state = State::new(Completion::None);
-    operations.begin(state, parts, signal, 5 * SECOND).0
+    let begun = operations.begin(state, parts, signal, 5 * SECOND);
+    begun.expect("it is open").0
 }
 
 fn outcome(step: Step) -> Outcome {
@@ -167,7 +168,8 @@ fn what_waits_is_stopped_at_once_and_says_for_what() {
         peer: None,
         place: Place::Expected(4),
     };
-    let (id, wakes) = operations.begin(state, vec![count], None, SECOND);
+    let begun = operations.begin(state, vec![count], None, SECOND);
+    let (id, wakes) = begun.expect("it is open");
     assert!(!wakes, "the thread has not slept yet");
     let stop = operations.stop(id, &Cause::DeadlinePassed, 2 * SECOND);
     assert_eq!(stop.expected, Some(4));

@@ -53,7 +53,7 @@ static void the_link_to_a_peer_is_named_with_the_reason(weft_engine *a, weft_eng
     weft_address_free(peer);
 }
 
-static void a_program_that_polls_needs_no_thread(weft_engine *b) {
+static void a_program_that_polls_moves_its_bytes_itself(weft_engine *b) {
     weft_config config;
     memset(&config, 0, sizeof config);
     config.ports_per_nic = 4;
@@ -62,7 +62,8 @@ static void a_program_that_polls_needs_no_thread(weft_engine *b) {
     OK(weft_engine_start(&config, &a));
     REFUSED(weft_poll(b, NULL), WEFT_INVALID, "progress is Threads");
     weft_mr *here = NULL, *there = NULL;
-    OK(weft_alloc(a, 1000, &here));
+    static uint8_t from[1000];
+    OK(weft_reg_mr(a, from, sizeof from, WEFT_ACCESS_NONE, &here));
     OK(weft_alloc(b, 1000, &there));
     weft_descriptor *to = descriptor_of(there);
     uint64_t flag = 0;
@@ -75,8 +76,16 @@ static void a_program_that_polls_needs_no_thread(weft_engine *b) {
         OK(weft_poll(a, &busy));
     }
     EXPECT(flag == WEFT_DONE);
+    /* To wait is to poll. */
+    weft_operation *operation = NULL;
+    options.flag = NULL;
+    OK(weft_submit_single_write(a, &write, &options, &operation));
+    done(operation);
     weft_descriptor_free(to);
-    OK(weft_dereg_mr(here, PATIENCE_US));
+    REFUSED(weft_dereg_mr(here, 1), WEFT_INVALID, "timeout_us must be 0");
+    while (weft_dereg_mr(here, 0) == WEFT_TIMED_OUT) {
+        OK(weft_poll(a, NULL));
+    }
     OK(weft_dereg_mr(there, PATIENCE_US));
     OK(weft_engine_close(a));
 }
@@ -347,7 +356,7 @@ int main(void) {
     weft_engine *b = start();
     a_write_sets_a_flag_and_counts_its_immediate(a, b);
     the_link_to_a_peer_is_named_with_the_reason(a, b);
-    a_program_that_polls_needs_no_thread(b);
+    a_program_that_polls_moves_its_bytes_itself(b);
     pages_go_where_the_lists_say_and_a_handler_is_called(a, b);
     a_scatter_and_a_barrier_reach_every_peer(a, b);
     a_read_brings_what_the_peer_has(a, b);

@@ -27,7 +27,7 @@ const WARM_UP: u32 = 200;
 /// What a peer may leave: pages that the allocator keeps. A connection alone takes several kilobytes.
 const BYTES_PER_PEER_MAX: u64 = 256;
 
-/// `WEFT_TEST_PEERS` says how many they are: 10,000 take four minutes.
+/// `WEFT_TEST_PEERS` says how many they are: 10,000 take some minutes.
 #[test]
 fn a_thousand_peers_that_come_and_go_leave_nothing() {
     let peers = std::env::var("WEFT_TEST_PEERS").map_or(Ok(1_000), |peers| peers.parse::<u32>());

@@ -43,7 +43,10 @@ static FIXTURE: LazyLock<Mutex<Fixture>> = LazyLock::new(|| {
     let open = |port| {
         let config = TcpConfig {
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
-            ports: PortRange { first: port, count: 1 },
+            ports: PortRange {
+                first: port,
+                count: 1,
+            },
             token: LinkToken(TOKEN),
             paths: PATHS,
             packet_bytes: PACKET_BYTES_MAX,
@@ -100,18 +103,18 @@ fn next_piece<'a>(rest: &mut &'a [u8]) -> Option<Piece<'a>> {
 }
 
 fn pattern(bytes: usize, first: usize) -> impl Iterator<Item = u8> {
-    (first..first + bytes).map(|at| (at * 31 % 251) as u8)
+    (first..first + bytes).map(|at| (at * 31 % 251 + at / 251 % 5) as u8)
 }
 
-/// The frame of a data packet: length, trailer, header, payload.
-fn frame(payload: usize, offset: u8) -> Vec<u8> {
+/// The frame of a data packet that stands at `at` in the stream: length, trailer, header, payload. No two are alike.
+fn frame(at: usize, payload: usize, offset: u8) -> Vec<u8> {
     let header = DataHeader {
         opcode: Opcode::Write,
         path: PathId(0),
         packet: 0,
         packets: 1,
         connection: ConnectionId(1),
-        packet_number: offset.into(),
+        packet_number: at as u64,
         sent_at: 0,
         chunk: ChunkNumber(1),
         chunk_index: 0,
@@ -124,9 +127,9 @@ fn frame(payload: usize, offset: u8) -> Vec<u8> {
     header.emit(KeyPhase::FIRST, &mut emitted);
     let length = (HEADER_BYTES + payload + TRAILER_BYTES) as u32;
     let mut frame = length.to_le_bytes().to_vec();
-    frame.extend(pattern(TRAILER_BYTES, usize::from(offset)));
+    frame.extend(pattern(TRAILER_BYTES, at));
     frame.extend(emitted);
-    frame.extend(pattern(payload, usize::from(offset) + 1));
+    frame.extend(pattern(payload, at + 1));
     frame
 }
 
@@ -150,7 +153,12 @@ fn is_known(said: &[u8; PREAMBLE_BYTES]) -> bool {
     said[..5] == honest[..5]
         && u16::from(said[5]) < PATHS
         && said[8..32] == honest[8..32]
-        && PortRange { first: first as u16, count: count as u16 }.check().is_ok()
+        && PortRange {
+            first: first as u16,
+            count: count as u16,
+        }
+        .check()
+        .is_ok()
 }
 
 /// The packets whose frames are whole, and whether a length that no packet has ends them. A packet's trailer is moved behind it.
@@ -269,7 +277,10 @@ struct Conversation<'a> {
 
 impl Conversation<'_> {
     fn turn(&mut self) {
-        assert!(Instant::now() < self.until, "the link neither reads nor closes");
+        assert!(
+            Instant::now() < self.until,
+            "the link neither reads nor closes"
+        );
         let Fixture { link, poller, .. } = &mut *self.fixture;
         poller.poll(link).expect("the poller answers");
         while link.is_readable() {
@@ -340,7 +351,7 @@ fuzz_target!(|bytes: &[u8]| {
         let begin = stream.len();
         match piece {
             Piece::Bytes(bytes) => stream.extend_from_slice(bytes),
-            Piece::Data { payload, offset } => stream.extend(frame(payload, offset)),
+            Piece::Data { payload, offset } => stream.extend(frame(begin, payload, offset)),
             Piece::Length { length, bytes } => {
                 stream.extend(length.to_le_bytes());
                 stream.extend(pattern(bytes, 0));
@@ -361,9 +372,16 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let (packets, is_bad) = packets_of(&stream);
     let is_refused = matches!(arrivals.all.last(), Some(Arrival::Refused));
-    assert_eq!((strangers, bad_frames), (0, u64::from(is_bad || is_refused)));
+    assert_eq!(
+        (strangers, bad_frames),
+        (0, u64::from(is_bad || is_refused))
+    );
     if !is_refused {
-        assert_eq!(arrivals.all.len(), packets.len(), "packets are missing or made up");
+        assert_eq!(
+            arrivals.all.len(),
+            packets.len(),
+            "packets are missing or made up"
+        );
     }
     for (index, (arrival, packet)) in arrivals.all.iter().zip(&packets).enumerate() {
         match arrival {

@@ -1,7 +1,8 @@
 //! A peer says anything over a TCP connection, cut anywhere: to a real link, over loopback.
 //!
-//! The link must hand over exactly the packets whose frames came whole before the first bad one, in order and with each byte,
-//! whether it places, buffers or passes over their payloads; count the stranger or the bad frame; and close the connection.
+//! The link must hand over exactly the packets whose frames came whole before the first bad one, in order and with each
+//! byte, whether it places, buffers or passes over their payloads; count the stranger or the bad frame; and close the
+//! connection.
 //!
 //! In the input, five bytes say how the honest preamble is spoilt, if at all. Pieces follow; see [`Piece`].
 #![no_main]
@@ -144,8 +145,8 @@ fn preamble() -> [u8; PREAMBLE_BYTES] {
     said
 }
 
-/// Whether these are the words of somebody who has the token, at the address that it says, for a path that there is. The token
-/// and the ports where it is reached itself may be any.
+/// Whether these are the words of somebody who has the token, at the address that it says, for a path that there is. The
+/// token and the ports where it is reached itself may be any.
 fn is_known(said: &[u8; PREAMBLE_BYTES]) -> bool {
     let honest = preamble();
     let short = |at: usize| u32::from(u16::from_le_bytes([said[at], said[at + 1]]));
@@ -161,7 +162,8 @@ fn is_known(said: &[u8; PREAMBLE_BYTES]) -> bool {
         .is_ok()
 }
 
-/// The packets whose frames are whole, and whether a length that no packet has ends them. A packet's trailer is moved behind it.
+/// The packets whose frames are whole, and whether a length that no packet has ends them. A packet's trailer is moved
+/// behind it.
 fn packets_of(mut stream: &[u8]) -> (Vec<Vec<u8>>, bool) {
     let mut packets = Vec::new();
     while let Some((&length, rest)) = stream.split_first_chunk::<4>() {

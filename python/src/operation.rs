@@ -1,6 +1,6 @@
 //! Operations, and the calls from the callback thread.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -79,6 +79,27 @@ impl Operation {
         check_process(self.process)?;
         Ok(self.operation.outcome())
     }
+
+    /// Waits for the end until a time, if there is one. Answers whether it is done, and raises what it ended in.
+    fn wait_until(&self, py: Python<'_>, until: Option<Instant>) -> PyResult<bool> {
+        let mut ended = self.ended()?;
+        let outcome = loop {
+            let rest = until.map(|until| until.saturating_duration_since(Instant::now()));
+            match ended {
+                Some(outcome) => break outcome,
+                None if rest == Some(Duration::ZERO) => return Ok(false),
+                None => {
+                    let slice = rest.map_or(SLICE, |rest| rest.min(SLICE));
+                    ended = py.detach(|| self.operation.wait_for(slice));
+                }
+            }
+            py.check_signals()?;
+        };
+        match exception_of(py, &outcome)? {
+            None => Ok(true),
+            Some(exception) => Err(PyErr::from_value(exception)),
+        }
+    }
 }
 
 #[pymethods]
@@ -89,18 +110,20 @@ impl Operation {
     /// Raises `TransferFailed` if the operation has failed, its subclass `Reusable` if it was stopped and no byte of it
     /// lands any more, its subclass `Unconfirmed` if it was stopped and bytes may still land.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
-        let mut ended = self.ended()?;
-        let outcome = loop {
-            match ended {
-                Some(outcome) => break outcome,
-                None => ended = py.detach(|| self.operation.wait_for(SLICE)),
-            }
-            py.check_signals()?;
-        };
-        match exception_of(py, &outcome)? {
-            None => Ok(()),
-            Some(exception) => Err(PyErr::from_value(exception)),
-        }
+        self.wait_until(py, None).map(drop)
+    }
+
+    /// Waits as `wait` does, but at most so many seconds. Returns True if the operation is done, and False while it goes on.
+    ///
+    /// >>> import weft
+    /// >>> with weft.Engine() as engine:
+    /// ...     operation = engine.expect_imm_count(7, 1)
+    /// ...     print(operation.wait_for(0.01))
+    /// False
+    fn wait_for(&self, py: Python<'_>, seconds: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let at_most = crate::arguments::seconds("seconds", seconds)?;
+        // One that is too far to be told is never.
+        self.wait_until(py, Instant::now().checked_add(at_most))
     }
 
     /// Whether it has ended.

@@ -131,6 +131,24 @@ def test_the_memory_of_a_region_outlives_region_and_engine(engine):
     assert (memory.sum(), sum(ones)) == (7, 10)
 
 
+def test_parts_of_an_object_that_overlap_are_registered_each_by_itself(pair):
+    a, b = pair
+    data = bytearray(30)
+    first = b.reg_mr(memoryview(data)[:20], weft.Access.WRITE)
+    second = b.reg_mr(memoryview(data)[10:], weft.Access.WRITE)
+    here = a.reg_mr(bytearray(b"a" * 20 + b"b" * 20))
+    a.submit_single_write(here, first.descriptor, 20, deadline=PATIENCE).wait()
+    a.submit_single_write((here, 20), second.descriptor, deadline=PATIENCE).wait()
+    assert bytes(data) == b"a" * 10 + b"b" * 20
+    # The end of one leaves the other open, also where they overlap.
+    first.deregister()
+    with pytest.raises(weft.TransferFailed) as refused:
+        a.submit_single_write(here, first.descriptor, 20, deadline=PATIENCE).wait()
+    assert refused.value.cause == "KeyRefused"
+    a.submit_single_write(here, second.descriptor, 20, deadline=PATIENCE).wait()
+    assert bytes(data) == b"a" * 10 + b"a" * 20
+
+
 def test_a_bytearray_cannot_be_resized_while_it_is_registered(engine):
     data = bytearray(10)
     region = engine().reg_mr(data)

@@ -37,6 +37,20 @@ def test_a_cancelled_operation_is_told_as_reusable(engine):
         operation.wait()
 
 
+def test_a_wait_for_some_time_tells_whether_the_operation_is_done(pair):
+    a, b = pair
+    operation = b.expect_imm_count(1, 1, deadline=PATIENCE)
+    assert [operation.wait_for(seconds) for seconds in (0, 0.001, 0.1)] == [False] * 3
+    a.submit_barrier(a.add_peer_group([b.main_address]), 1, deadline=PATIENCE).wait()
+    # The end ends the wait, and not the time.
+    assert operation.wait_for(1000 * PATIENCE) is True
+    assert operation.wait_for(0) is True
+    with pytest.raises(weft.Reusable, match="the deadline passed"):
+        b.expect_imm_count(1, 2, deadline=0.01).wait_for(PATIENCE)
+    with pytest.raises(ValueError, match="seconds"):
+        operation.wait_for(-1)
+
+
 def test_a_stop_that_the_peer_does_not_confirm_is_told_as_unconfirmed(engine):
     a, b = engine(cancel_timeout=0.01), engine()
     a.connect(b.main_address, deadline=PATIENCE).wait()

@@ -115,7 +115,7 @@ impl Settings {
             ),
             ("paths", self.paths.into(), other.paths.into()),
             (
-                "packet_payload",
+                "packet_payload (mtu less the headers of IPv4 or IPv6)",
                 self.packet_payload.into(),
                 other.packet_payload.into(),
             ),

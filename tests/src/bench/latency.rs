@@ -144,6 +144,58 @@ pub(super) fn exchange(ends: Ends, count: usize) -> Result<Vec<f64>, BenchError>
     })
 }
 
+/// Microseconds of each write until it is done, one after the other. Both ends are polled by their callers.
+pub(super) fn until_done(ends: Ends, count: usize) -> Result<Vec<f64>, BenchError> {
+    let (near, far) = ends.connect()?;
+    let Ends { sender, receiver } = ends;
+    let over = AtomicBool::new(false);
+    let mut writing = Side::new(sender, near, true);
+    let mut receiving = Side::new(receiver, far, true);
+    writing.peer = receiving.own.target;
+    let warm_up = count / WARM_UP;
+    let total = warm_up + count;
+    thread::scope(|scope| {
+        let receives = scope.spawn(|| {
+            let received = (0..total as u64).try_for_each(|number| receiving.expect(number, &over));
+            // The other end needs its last acknowledgements.
+            while received.is_ok() && !over.load(Ordering::Acquire) {
+                receiving.host.poll()?;
+            }
+            received
+        });
+        let wrote = write_each(&mut writing, total);
+        over.store(true, Ordering::Release);
+        let received = receives
+            .join()
+            .map_err(|_| BenchError::Panicked("the receiving end"))?;
+        let mut times = wrote?;
+        received?;
+        Ok(times.split_off(warm_up))
+    })
+}
+
+fn write_each(side: &mut Side, total: usize) -> Result<Vec<f64>, BenchError> {
+    (0..total as u64)
+        .map(|number| {
+            let begun = Instant::now();
+            side.send(number)?;
+            while side.written < side.posted {
+                side.host.poll()?;
+                if let Some(Happened::Written { .. }) = side.end.take()? {
+                    side.written += 1;
+                }
+                if begun.elapsed() >= PATIENCE {
+                    return Err(BenchError::Silent {
+                        what: "acknowledgements",
+                        seconds: PATIENCE.as_secs(),
+                    });
+                }
+            }
+            Ok(begun.elapsed().as_secs_f64() * 1e6)
+        })
+        .collect()
+}
+
 /// One end with its region and that of the other end.
 struct Side {
     host: Host,
@@ -262,5 +314,14 @@ mod tests {
             });
             assert_eq!(exchange(ends, 5).unwrap().len(), 5, "{}", case.id);
         }
+    }
+
+    #[test]
+    fn writes_of_a_polled_engine_are_done_one_by_one() {
+        let ends = Ends::on_loopback(Shape {
+            draw: 12,
+            ..CASES[0].shape()
+        });
+        assert_eq!(until_done(ends, 5).unwrap().len(), 5);
     }
 }

@@ -27,7 +27,7 @@ case "$verb" in
     bench) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
                      nc:netcat-openbsd iperf3:iperf3 scp:openssh-client sshd:openssh-server
                      ib_write_bw:perftest valgrind:valgrind qemu-system-x86_64:qemu-system-x86 cpio:cpio depmod:kmod
-                     busybox:busybox-static python3:python3) ;;
+                     busybox:busybox-static python3:python3 ucx_perftest:ucx-utils fi_pingpong:libfabric-bin) ;;
     # What a Kubernetes node has; hack/cluster-binaries.sh brings what Debian has not, or too old.
     cluster | e2e)
         programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux

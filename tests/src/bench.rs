@@ -21,6 +21,7 @@ mod hopper;
 pub mod host;
 mod idle;
 mod latency;
+mod libfabric;
 mod memory;
 mod messages;
 mod packet_size;

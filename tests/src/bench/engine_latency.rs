@@ -6,6 +6,7 @@ use weft_engine::Progress;
 
 use super::ends::{Ends, Shape};
 use super::latency::{exchange, until_done};
+use super::libfabric::Libfabric;
 use super::processes::{Library, Pair, peer};
 use super::rounds::{Must, Rounds};
 use super::transfer::{Engines, Waits};
@@ -25,7 +26,7 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     let count: usize = if context.quick { 2_000 } else { 20_000 };
     let mut threads = Engines::start(&fabric, context.link, MEMORY)?;
     let mut nixl = Pair::start(&fabric, Library::Nixl, MEMORY);
-    let ucx = Ucx::find();
+    let (ucx, libfabric) = (Ucx::find(), Libfabric::find());
     let inline = || {
         let shape = Shape {
             progress: Progress::Inline,
@@ -41,7 +42,7 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     };
     threads.write(many)?;
     let [mut polled, mut polling, mut sleeping] = [(); 3].map(|()| Rounds::default());
-    let [mut polled_done, mut done] = [(); 2].map(|()| Rounds::default());
+    let [mut polled_done, mut done, mut beside] = [(); 3].map(|()| Rounds::default());
     for _ in 0..context.rounds {
         let ways = [
             median(&mut exchange(inline()?, count)?),
@@ -59,6 +60,9 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
             None => None,
         };
         add([&mut polled, &mut polling, &mut sleeping], ways, theirs);
+        if let Some(libfabric) = &libfabric {
+            beside.add(libfabric.one_way(&fabric, BYTES, count)?);
+        }
         let until = [
             median(&mut until_done(inline()?, count)?),
             threads.write(many)?.median_us,
@@ -76,6 +80,10 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
         Ucx::peer(ucx.as_ref(), "tag_lat"),
         peer(&nixl, Library::Nixl),
     ];
+    let beside = match &libfabric {
+        Some(_) => format!("libfabric net {:.1} µs", beside.ours()),
+        None => "libfabric is not installed".to_owned(),
+    };
     let row = |id: &str, text: String, rounds: &Rounds, peer: &str, must| {
         let text = format!("{BYTES} B {text}, {TCP_CONGESTION}, every message checked");
         rounds.row(id, text, "µs", peer, must)
@@ -84,14 +92,14 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     Ok(vec![
         row(
             "engine-lat-8-inline",
-            format!("one way, {by_engine}"),
+            format!("one way, {by_engine}; {beside}"),
             &polled,
             &peers[0],
             Must::RatioAtMost(1.1),
         ),
         row(
             "engine-lat-8",
-            format!("one way, {by_transfer}, {polls}"),
+            format!("one way, {by_transfer}, {polls}; {beside}"),
             &polling,
             &peers[0],
             Must::RatioAtMost(3.0),

@@ -2,6 +2,7 @@
 //! is in this file.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,6 +21,8 @@ use crate::report::median;
 
 /// No operation that is measured takes this long.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Of the only NIC: work is shared among NICs by it.
+const SPEED_BPS: u64 = 10_000_000_000;
 /// What memory has before it is written to.
 const BLANK: u8 = 0xA5;
 /// Steps in which memory is filled and compared.
@@ -86,39 +89,36 @@ struct End {
     engine: TransferEngine,
     memory: MemoryRegion,
     descriptor: MrDescriptor,
+    /// For [`Engines::one_way`]: messages come to the first slots, and go from the second ones.
+    messages: (MemoryRegion, MrDescriptor),
 }
 
 impl Engines {
     /// Starts both, each with so much private memory.
     pub(super) fn start(fabric: &Fabric, link: Link, bytes: usize) -> Result<Self, BenchError> {
-        let start = |node: usize, access| {
+        let end = |node: usize| {
+            let address = fabric.node(node).data_address.into();
             let config = TransferEngineConfig {
-                nics: vec![NicConfig {
-                    address: fabric.node(node).data_address.into(),
-                    speed_bps: 10_000_000_000,
-                }],
                 mtu: u16::try_from(fabric.spec().mtu).unwrap_or(u16::MAX),
                 ..link.config()?
             };
-            let engine = fabric.in_node(node, || TransferEngine::start(config))??;
-            let region = Region::share(vec![BLANK; bytes]);
-            let (memory, descriptor) = engine.reg_mr(region, access)?;
-            Ok::<_, BenchError>(End {
-                engine,
-                memory,
-                descriptor,
-            })
+            fabric.in_node(node, || End::start(address, config, bytes))?
         };
-        let engines = Self {
-            sender: start(0, Access::WRITE)?,
-            receiver: start(1, Access::WRITE)?,
-            content: Content::new(),
-        };
+        Self::new(end(0)?, end(1)?)
+    }
+
+    fn new(sender: End, receiver: End) -> Result<Self, BenchError> {
+        let content = Content::new();
+        let bytes = sender.memory.bytes() as usize;
         for at in (0..bytes).step_by(STEP) {
-            let step = engines.content.at(at, STEP.min(bytes - at));
-            engines.sender.memory.write(at as u64, step)?;
+            let step = content.at(at, STEP.min(bytes - at));
+            sender.memory.write(at as u64, step)?;
         }
-        Ok(engines)
+        Ok(Self {
+            sender,
+            receiver,
+            content,
+        })
     }
 
     fn clear(&self) -> Result<(), BenchError> {
@@ -181,6 +181,33 @@ impl Engines {
             answered.map_err(|_| BenchError::Panicked("the answering end"))??;
             messages.end()?;
             Ok(ways.split_off((count / WARM_UP) as usize))
+        })
+    }
+}
+
+impl End {
+    /// Starts an engine in the network namespace of the calling thread.
+    fn start(
+        address: IpAddr,
+        config: TransferEngineConfig,
+        bytes: usize,
+    ) -> Result<Self, BenchError> {
+        let nic = NicConfig {
+            address,
+            speed_bps: SPEED_BPS,
+        };
+        let engine = TransferEngine::start(TransferEngineConfig {
+            nics: vec![nic],
+            ..config
+        })?;
+        let share = |bytes| engine.reg_mr(Region::share(vec![BLANK; bytes]), Access::WRITE);
+        let (memory, descriptor) = share(bytes)?;
+        let messages = share((2 * SLOTS * MESSAGE_BYTES) as usize)?;
+        Ok(Self {
+            engine,
+            memory,
+            descriptor,
+            messages,
         })
     }
 }
@@ -250,24 +277,24 @@ fn run(
     let mut before = begun;
     for number in 0..count {
         if under_way.len() == outstanding {
-            under_way.pop_front().map_or(Ok(()), done)?;
+            under_way.pop_front().as_ref().map_or(Ok(()), done)?;
         }
         under_way.push_back(submit(number)?);
         if outstanding == 1 {
-            under_way.pop_front().map_or(Ok(()), done)?;
+            under_way.pop_front().as_ref().map_or(Ok(()), done)?;
             let now = Instant::now();
             each.push((now - before).as_secs_f64() * 1e6);
             before = now;
         }
     }
-    under_way.into_iter().try_for_each(done)?;
+    under_way.iter().try_for_each(done)?;
     Ok(Took {
         seconds: begun.elapsed().as_secs_f64(),
         median_us: median(&mut each),
     })
 }
 
-fn done(operation: Operation) -> Result<(), BenchError> {
+fn done(operation: &Operation) -> Result<(), BenchError> {
     let ended = operation.wait().into_result();
     ended.map_err(|failure| BenchError::Operation(failure.to_string()))
 }
@@ -298,15 +325,15 @@ impl<'a> Messages<'a> {
     fn send(&mut self, number: u64) -> Result<(), BenchError> {
         // The bytes of a slot stay as they are until its operation has ended.
         if self.sent.len() as u64 == SLOTS {
-            self.sent.pop_front().map_or(Ok(()), done)?;
+            self.sent.pop_front().as_ref().map_or(Ok(()), done)?;
         }
-        // Messages come to the first slots and go from the second ones: one end's memory has both.
         let to = number % SLOTS * MESSAGE_BYTES;
         let from = (SLOTS + number % SLOTS) * MESSAGE_BYTES;
-        self.own.memory.write(from, &number.to_le_bytes())?;
+        let memory = &self.own.messages.0;
+        memory.write(from, &number.to_le_bytes())?;
         let write = SingleWrite {
-            source: (self.own.memory.clone(), from),
-            destination: (self.peer.descriptor.clone(), to),
+            source: (memory.clone(), from),
+            destination: (self.peer.messages.1.clone(), to),
             bytes: MESSAGE_BYTES,
             immediate: Some(IMMEDIATE),
         };
@@ -323,7 +350,7 @@ impl<'a> Messages<'a> {
                 let options = Options::within(PATIENCE);
                 let engine = &self.own.engine;
                 let operation = engine.expect_imm_count(IMMEDIATE, number + 1, options)?;
-                done(operation)?;
+                done(&operation)?;
             }
             Waits::Polling => {
                 let since = Instant::now();
@@ -340,7 +367,7 @@ impl<'a> Messages<'a> {
         }
         let mut received = [0; MESSAGE_BYTES as usize];
         let slot = number % SLOTS * MESSAGE_BYTES;
-        self.own.memory.read(slot, &mut received)?;
+        self.own.messages.0.read(slot, &mut received)?;
         match received == number.to_le_bytes() {
             true => Ok(()),
             false => Err(BenchError::Differs {
@@ -351,8 +378,8 @@ impl<'a> Messages<'a> {
     }
 
     /// Waits for all that was sent.
-    fn end(self) -> Result<(), BenchError> {
-        self.sent.into_iter().try_for_each(done)
+    fn end(&self) -> Result<(), BenchError> {
+        self.sent.iter().try_for_each(done)
     }
 }
 
@@ -395,5 +422,54 @@ impl Registering {
         };
         let blocks = (0..bytes).step_by(block as usize).map(touch);
         Ok((took, blocks.collect::<Result<_, BenchError>>()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn engines(bytes: usize) -> Engines {
+        let end = || {
+            let config = Link::Udp.config().unwrap();
+            End::start(Ipv4Addr::LOCALHOST.into(), config, bytes).unwrap()
+        };
+        Engines::new(end(), end()).unwrap()
+    }
+
+    #[test]
+    fn writes_and_pages_arrive_also_after_messages_of_8_bytes() {
+        let mut engines = engines(1 << 20);
+        for waits in [Waits::Polling, Waits::Sleeping] {
+            assert_eq!(engines.one_way(20, waits).unwrap().len(), 20);
+        }
+        for outstanding in [1, 8] {
+            let work = Many {
+                bytes: 64 << 10,
+                count: 40,
+                outstanding,
+            };
+            let took = engines.write(work).unwrap();
+            assert_eq!(took.median_us > 0.0, outstanding == 1);
+        }
+        let pages = Paged {
+            page: 1024,
+            pages: 256,
+            operations: 4,
+            outstanding: 2,
+        };
+        engines.write_pages(pages).unwrap();
+    }
+
+    #[test]
+    fn a_byte_that_did_not_come_is_found() {
+        let engines = engines(1 << 20);
+        let error = engines.check(7, 0, 0, 4096).unwrap_err();
+        assert!(
+            matches!(error, BenchError::Differs { write: 7, at: 0 }),
+            "{error}"
+        );
     }
 }

@@ -21,7 +21,9 @@ bench: ## Measure against the peers; prints a table and writes target/bench/*.js
 	@hack/setup.sh bench
 	@cargo build --release --locked -p weft-cli -p weft-agent -p weft-tests --bins
 	@cargo build --release --locked -p weft-verbs-shim
-	@"$${CARGO_TARGET_DIR:-target}/release/bench" $(ARGS)
+	@cargo build --release --locked -p weft-python
+	@WEFT_NIXL="$$(hack/nixl.sh --where)" WEFT_MOONCAKE="$$(hack/mooncake.sh --where)" \
+		"$${CARGO_TARGET_DIR:-target}/release/bench" $(ARGS)
 
 bench-cluster: ## Measure operator and agents on a real Kubernetes; writes target/bench/cluster.json
 	@hack/setup.sh cluster

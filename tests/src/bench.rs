@@ -7,6 +7,7 @@
 
 pub mod arrivals;
 mod asymmetric;
+mod auto_peers;
 pub mod blackhole;
 pub mod blaster;
 pub mod chain;
@@ -14,19 +15,27 @@ pub mod core;
 pub(crate) mod devices;
 mod encryption;
 pub mod ends;
+mod engine_latency;
 pub mod files;
 mod hopper;
 pub mod host;
 mod idle;
 mod latency;
+mod libfabric;
 mod memory;
 mod messages;
 mod packet_size;
+mod paged;
 mod peers;
+mod processes;
+mod python_face;
 pub mod raw;
+mod registration;
 pub mod rounds;
 mod routes;
 pub mod rss;
+mod scale;
+mod shared_memory;
 mod single;
 mod spine;
 mod split;
@@ -35,7 +44,10 @@ pub mod stage;
 mod tcp;
 mod tcp_raw;
 mod testbed;
+pub mod transfer;
+mod turns;
 mod ucx;
+mod udp_raw;
 pub(crate) mod verbs;
 pub mod writes;
 
@@ -48,6 +60,7 @@ use weft_engine::{EngineError, Failure};
 use weft_fabric::isolation::IsolationError;
 use weft_fabric::{Fabric, FabricError, Spec};
 use weft_identity::authority::AuthorityError;
+use weft_transfer_engine::TransferError;
 
 use crate::report::Row;
 
@@ -79,6 +92,9 @@ pub enum Work {
     Share,
     /// The engine against a UDP blaster, memory to memory, and the receiver's CPU time.
     Raw,
+    /// Writes over UDP of three sizes against the blaster.
+    #[value(name = "udp-raw")]
+    UdpRaw,
     /// Writes over TCP against a plain TCP socket that walks the same memory.
     #[value(name = "tcp-raw")]
     TcpRaw,
@@ -91,6 +107,24 @@ pub enum Work {
     /// Writes of 64 KiB, one in flight.
     #[value(name = "write-64k")]
     Single,
+    /// Writes by the TransferEngine against NIXL and Mooncake.
+    #[value(name = "auto-peers")]
+    AutoPeers,
+    /// Pages by the TransferEngine against NIXL.
+    Paged,
+    /// Writes of 8 bytes by the TransferEngine, against UCX and NIXL.
+    #[value(name = "engine-lat-8")]
+    EngineLatency,
+    /// The Python module against the Rust crate.
+    Python,
+    /// Registering memory by its size.
+    #[value(name = "reg")]
+    Registration,
+    /// What many connections carry together.
+    Scale,
+    /// Writes through shared memory against UCX.
+    #[value(name = "shm")]
+    SharedMemory,
     /// Four spines of 1 Gbit/s under three path policies.
     #[value(name = "spray-4")]
     Spray4,
@@ -129,6 +163,8 @@ pub struct Context {
     pub rounds: usize,
     /// Smaller work, to try a row out: its figures mean little.
     pub quick: bool,
+    /// What the TransferEngine runs over in the rows that measure it.
+    pub link: transfer::Link,
     /// Why this process has no namespaces of its own, if it has none.
     pub refused: Option<IsolationError>,
     /// Where large files may lie while a row runs.
@@ -147,6 +183,15 @@ pub enum BenchError {
     /// An engine refused.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// A TransferEngine refused.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// An operation of a TransferEngine was not done.
+    #[error("an operation was not done: {0}")]
+    Operation(String),
+    /// The link is not there.
+    #[error("there is no link {0} here yet")]
+    NoLink(&'static str),
     /// What arrived is not what was sent.
     #[error("write {write} differs from what was sent at byte {at}")]
     Differs {
@@ -227,11 +272,19 @@ impl Work {
             Self::Isolation => verbs::isolation::measure(context),
             Self::Share => verbs::share::measure(context),
             Self::Raw => raw::measure(context),
+            Self::UdpRaw => udp_raw::measure(context),
             Self::TcpRaw => tcp_raw::measure(context),
             Self::Encryption => encryption::measure(context),
             Self::Split => split::measure(context),
             Self::Latency => latency::measure(context),
             Self::Single => single::measure(context),
+            Self::AutoPeers => auto_peers::measure(context),
+            Self::Paged => paged::measure(context),
+            Self::EngineLatency => engine_latency::measure(context),
+            Self::Python => python_face::measure(context),
+            Self::Registration => registration::measure(context),
+            Self::Scale => scale::measure(context),
+            Self::SharedMemory => shared_memory::measure(context),
             Self::Spray4 => spray::measure(context),
             Self::Asymmetric => asymmetric::measure(context),
             Self::Hopper => hopper::measure(context),

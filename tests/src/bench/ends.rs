@@ -68,6 +68,23 @@ impl Shape {
             count: PORTS,
         }
     }
+
+    fn start(self, fabric: &Fabric, node: usize, ports: PortRange) -> Result<Host, BenchError> {
+        let setup = Setup {
+            address: fabric.node(node).data_address.into(),
+            ports,
+            mtu: u16::try_from(fabric.spec().mtu).unwrap_or(u16::MAX),
+            paths: self.paths,
+            policy: self.policy,
+            link: self.link,
+            progress: self.progress,
+            split: self.split,
+            spin: self.spin,
+            encryption: self.encryption,
+            seed: u64::from(self.draw) + 1,
+        };
+        fabric.in_node(node, || Host::start(setup))?
+    }
 }
 
 impl Ends {
@@ -89,25 +106,25 @@ impl Ends {
         sender: usize,
         receiver: usize,
     ) -> Result<Self, BenchError> {
-        let start = |node: usize| {
-            let setup = Setup {
-                address: fabric.node(node).data_address.into(),
-                ports: shape.ports(),
-                mtu: u16::try_from(fabric.spec().mtu).unwrap_or(u16::MAX),
-                paths: shape.paths,
-                policy: shape.policy,
-                link: shape.link,
-                progress: shape.progress,
-                split: shape.split,
-                spin: shape.spin,
-                encryption: shape.encryption,
-                seed: u64::from(shape.draw) + 1,
-            };
-            fabric.in_node(node, || Host::start(setup))?
+        Ok(Self {
+            sender: shape.start(fabric, sender, shape.ports())?,
+            receiver: shape.start(fabric, receiver, shape.ports())?,
+        })
+    }
+
+    /// Starts both in node 0.
+    ///
+    /// # Errors
+    /// [`BenchError`].
+    pub fn start_in_one_node(fabric: &Fabric, shape: Shape) -> Result<Self, BenchError> {
+        let ports = shape.ports();
+        let behind = PortRange {
+            first: ports.first + ports.count,
+            ..ports
         };
         Ok(Self {
-            sender: start(sender)?,
-            receiver: start(receiver)?,
+            sender: shape.start(fabric, 0, ports)?,
+            receiver: shape.start(fabric, 0, behind)?,
         })
     }
 

@@ -144,6 +144,69 @@ pub(super) fn exchange(ends: Ends, count: usize) -> Result<Vec<f64>, BenchError>
     })
 }
 
+/// Microseconds of each write until it is done, one after the other. Both ends are polled by their callers.
+pub(super) fn until_done(ends: Ends, count: usize) -> Result<Vec<f64>, BenchError> {
+    let (near, far) = ends.connect()?;
+    let Ends { sender, receiver } = ends;
+    let over = AtomicBool::new(false);
+    let mut writing = Side::new(sender, near, true);
+    let mut receiving = Side::new(receiver, far, true);
+    writing.peer = receiving.own.target;
+    let warm_up = count / WARM_UP;
+    let total = warm_up + count;
+    thread::scope(|scope| {
+        let receives = scope.spawn(|| {
+            let received = receive_each(&mut receiving, total as u64, &over);
+            // The other end needs its last acknowledgements.
+            while received.is_ok() && !over.load(Ordering::Acquire) {
+                receiving.host.poll()?;
+            }
+            received
+        });
+        let wrote = write_each(&mut writing, total);
+        over.store(true, Ordering::Release);
+        let received = receives
+            .join()
+            .map_err(|_| BenchError::Panicked("the receiving end"))?;
+        let mut times = wrote?;
+        received?;
+        Ok(times.split_off(warm_up))
+    })
+}
+
+fn receive_each(side: &mut Side, total: u64, over: &AtomicBool) -> Result<(), BenchError> {
+    for number in 0..total {
+        side.wait(over)?;
+        // The next message may be there as well: nothing is answered.
+        if !(number..total).contains(&side.received()) {
+            return Err(differs(number));
+        }
+    }
+    Ok(())
+}
+
+fn write_each(side: &mut Side, total: usize) -> Result<Vec<f64>, BenchError> {
+    (0..total as u64)
+        .map(|number| {
+            let begun = Instant::now();
+            side.send(number)?;
+            while side.written < side.posted {
+                side.host.poll()?;
+                if let Some(Happened::Written { .. }) = side.end.take()? {
+                    side.written += 1;
+                }
+                if begun.elapsed() >= PATIENCE {
+                    return Err(BenchError::Silent {
+                        what: "acknowledgements",
+                        seconds: PATIENCE.as_secs(),
+                    });
+                }
+            }
+            Ok(begun.elapsed().as_secs_f64() * 1e6)
+        })
+        .collect()
+}
+
 /// One end with its region and that of the other end.
 struct Side {
     host: Host,
@@ -194,6 +257,15 @@ impl Side {
 
     /// Waits for the peer's message with this number.
     fn expect(&mut self, number: u64, over: &AtomicBool) -> Result<(), BenchError> {
+        self.wait(over)?;
+        match self.received() == number {
+            true => Ok(()),
+            false => Err(differs(number)),
+        }
+    }
+
+    /// Waits for a message.
+    fn wait(&mut self, over: &AtomicBool) -> Result<(), BenchError> {
         let since = Instant::now();
         loop {
             let happened = if self.inline {
@@ -203,7 +275,7 @@ impl Side {
                 self.end.wait(PATIENCE)?
             };
             match happened {
-                Some(Happened::Arrived { .. }) => return self.check(number),
+                Some(Happened::Arrived { .. }) => return Ok(()),
                 Some(Happened::Written { .. }) => self.written += 1,
                 Some(Happened::Signal { .. }) => {}
                 None if over.load(Ordering::Acquire) || since.elapsed() >= PATIENCE => {
@@ -217,16 +289,18 @@ impl Side {
         }
     }
 
-    fn check(&self, number: u64) -> Result<(), BenchError> {
+    /// The number of the peer's last message.
+    fn received(&self) -> u64 {
         let mut received = [0; BYTES];
         self.own.read(0, &mut received);
-        if received != number.to_le_bytes() {
-            return Err(BenchError::Differs {
-                write: number,
-                at: 0,
-            });
-        }
-        Ok(())
+        u64::from_le_bytes(received)
+    }
+}
+
+fn differs(number: u64) -> BenchError {
+    BenchError::Differs {
+        write: number,
+        at: 0,
     }
 }
 
@@ -262,5 +336,14 @@ mod tests {
             });
             assert_eq!(exchange(ends, 5).unwrap().len(), 5, "{}", case.id);
         }
+    }
+
+    #[test]
+    fn writes_of_a_polled_engine_are_done_one_by_one() {
+        let ends = Ends::on_loopback(Shape {
+            draw: 12,
+            ..CASES[0].shape()
+        });
+        assert_eq!(until_done(ends, 5).unwrap().len(), 5);
     }
 }

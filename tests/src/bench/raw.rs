@@ -79,7 +79,8 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
         let (mut rate, mut cpu) = (Rounds::default(), Rounds::default());
         for _ in 0..context.rounds {
             let ours = writes::measure(&ends, writes)?;
-            let theirs = blast(&fabric, datagram, spin, count as usize)?;
+            let bytes = count * MESSAGE as u64;
+            let theirs = blast(&fabric, datagram, spin, MEMORY, bytes)?;
             rate.add_pair(ours.gigabytes_per_second(), theirs.bytes_per_second() / 1e9);
             cpu.add_pair(
                 ours.receiver_seconds_per_gigabyte(),
@@ -108,12 +109,13 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     Ok(rows)
 }
 
-/// What arrives of a blast of so many messages.
-fn blast(
+/// What arrives of a blast of so many bytes, which goes through as much memory.
+pub(super) fn blast(
     fabric: &Fabric,
     datagram_bytes: u16,
     spin: Duration,
-    messages: usize,
+    memory: usize,
+    bytes: u64,
 ) -> Result<Blasted, BenchError> {
     let end = |node: usize| -> Result<(SocketAddr, Blaster), BenchError> {
         let local = SocketAddr::new(fabric.node(node).data_address.into(), BLASTER_PORT);
@@ -126,9 +128,9 @@ fn blast(
         Ok((local, bound.map_err(BenchError::system("blaster: bind"))?))
     };
     let ((_, sender), (peer, mut receiver)) = (end(0)?, end(1)?);
-    let message = vec![0x5A; MEMORY];
-    let times = (messages * MESSAGE / MEMORY).max(1);
-    let bytes = (times * MEMORY) as u64;
+    let message = vec![0x5A; memory];
+    let times = (bytes as usize / memory).max(1);
+    let bytes = (times * memory) as u64;
     let progress = Progress::default();
     thread::scope(|scope| {
         let receiving = scope.spawn(|| receiver.receive(bytes, PATIENCE, &progress));

@@ -1,5 +1,6 @@
 //! UCX over TCP, where its `ucx_perftest` is installed (Debian: ucx-utils).
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -16,6 +17,31 @@ const WARM_UP: usize = 10;
 /// A server that takes longer than this to listen has failed.
 const LISTENS_WITHIN: Duration = Duration::from_secs(10);
 const LISTENS_LOOK: Duration = Duration::from_millis(20);
+
+/// What it runs over.
+#[derive(Clone, Copy)]
+pub(super) enum Over {
+    /// TCP, from node 0 to node 1.
+    Tcp,
+    /// Shared memory, between two processes of node 0.
+    SharedMemory,
+}
+
+impl Over {
+    fn transports(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::SharedMemory => "posix,cma",
+        }
+    }
+
+    fn server(self) -> usize {
+        match self {
+            Self::Tcp => 1,
+            Self::SharedMemory => 0,
+        }
+    }
+}
 
 /// The program.
 pub(super) struct Ucx(PathBuf);
@@ -43,15 +69,25 @@ impl Ucx {
         }
     }
 
-    /// Measures between node 0 and node 1.
+    /// Measures between node 0 and node 1, over TCP.
     pub(super) fn measure(&self, fabric: &Fabric, test: Test) -> Result<f64, BenchError> {
+        self.measure_over(fabric, Over::Tcp, test)
+    }
+
+    /// Measures.
+    pub(super) fn measure_over(
+        &self,
+        fabric: &Fabric,
+        over: Over,
+        test: Test,
+    ) -> Result<f64, BenchError> {
         let (name, bytes, count) = match test {
             Test::Latency { bytes, count } => ("tag_lat", bytes, count),
             Test::Rate { bytes, count } => ("tag_bw", bytes, count),
         };
-        let address = fabric.node(1).data_address.to_string();
+        let address = fabric.node(over.server()).data_address.to_string();
         let mut server = Killed(
-            self.command(fabric, 1)
+            self.command(fabric, over.server(), over)
                 .stdout(Stdio::null())
                 .spawn()
                 .map_err(BenchError::system(PROGRAM))?,
@@ -59,7 +95,7 @@ impl Ucx {
         let deadline = Instant::now() + LISTENS_WITHIN;
         loop {
             let output = self
-                .command(fabric, 0)
+                .command(fabric, 0, over)
                 .args([&address, "-t", name, "-f", "-v"])
                 .args(["-s", &bytes.to_string(), "-n", &count.to_string()])
                 .args(["-w", &(count / WARM_UP).to_string()])
@@ -80,21 +116,33 @@ impl Ucx {
         }
     }
 
-    /// UCX looks for its devices in /sys, which has to be that of the node's network namespace.
-    fn command(&self, fabric: &Fabric, node: usize) -> Command {
-        let mut command = fabric.command(node, "unshare");
+    fn command(&self, fabric: &Fabric, node: usize, over: Over) -> Command {
+        let mut command = with_own_devices(fabric, node, &self.0);
         command
-            .args(["--mount", "sh", "-c"])
-            .arg("mount -t sysfs sysfs /sys && exec \"$0\" \"$@\"")
-            .arg(&self.0)
             .args(["-p", PORT])
-            .env("UCX_TLS", "tcp")
-            .env("UCX_NET_DEVICES", "data0")
-            .env("UCX_LOG_LEVEL", "error")
+            .env("UCX_TLS", over.transports())
             .stdin(Stdio::null())
             .stderr(Stdio::inherit());
         command
     }
+}
+
+/// A command in a node's network namespace that has UCX over TCP there. UCX looks for its devices in /sys, which has to be
+/// that of the node's network namespace.
+pub(super) fn with_own_devices(
+    fabric: &Fabric,
+    node: usize,
+    program: impl AsRef<OsStr>,
+) -> Command {
+    let mut command = fabric.command(node, "unshare");
+    command
+        .args(["--mount", "sh", "-c"])
+        .arg("mount -t sysfs sysfs /sys && exec \"$0\" \"$@\"")
+        .arg(program)
+        .env("UCX_TLS", "tcp")
+        .env("UCX_NET_DEVICES", "data0")
+        .env("UCX_LOG_LEVEL", "error");
+    command
 }
 
 /// From the columns: iterations, latency of a percentile, average, overall (µs); average and overall

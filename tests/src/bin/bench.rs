@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum as _};
 use weft_fabric::isolation::{self, Entered};
+use weft_tests::bench::transfer::Link;
 use weft_tests::bench::{Context, TCP_CONGESTION, Work};
 use weft_tests::report::{Report, save};
 
@@ -28,6 +29,9 @@ struct Args {
     /// Less work and 3 rounds at most, to try a row out: the figures mean little.
     #[arg(long)]
     quick: bool,
+    /// What the TransferEngine runs over in the rows that measure it.
+    #[arg(long, value_name = "LINK", value_enum, default_value_t = Link::Udp)]
+    link: Link,
     /// The exit status is 1 also when a row does not hold.
     #[arg(long)]
     check: bool,
@@ -58,6 +62,7 @@ fn main() -> ExitCode {
     let context = Context {
         rounds: if args.quick { rounds.min(3) } else { rounds },
         quick: args.quick,
+        link: args.link,
         refused,
         scratch: args.out.clone(),
     };

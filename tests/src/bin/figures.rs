@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::{Parser, ValueEnum as _};
 use weft_fabric::isolation::{self, Entered};
 use weft_tests::bench::Context;
+use weft_tests::bench::transfer::Link;
 use weft_tests::figures::Figure;
 
 /// Measures experiments of the paper "Alibaba Stellar" on this machine and draws them.
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
     let context = Context {
         rounds: usize::from(args.rounds),
         quick: args.quick,
+        link: Link::Udp,
         refused,
         scratch: args.out.clone(),
     };

@@ -41,8 +41,9 @@ const ROUNDS_MAX: Duration = Duration::from_millis(20);
 /// TCP has to be faster than UDP by a tenth: UDP uses more paths, and leaves one that is slow.
 const TCP_AT_LEAST: f64 = 1.1;
 
-/// How long a result holds, for all engines of a host.
+/// How long a result holds, for all engines of a host: one of a link that has not passed may have met a passing fault.
 const HOLDS_FOR: Duration = Duration::from_secs(600);
+const HOLDS_WITHOUT_OTHERS: Duration = Duration::from_secs(30);
 
 /// How long a call waits while others measure.
 const WAIT_MAX: Duration = Duration::from_secs(1);
@@ -52,7 +53,7 @@ pub(crate) struct Measurements {
     source: Arc<Region>,
     /// Opens memory that peers write to, and nobody reads.
     pub(crate) key: Key,
-    /// By the host of the peers.
+    /// By the host of the peers, and until when they hold.
     results: Mutex<HashMap<IpAddr, (Instant, LinkInUse)>>,
     /// Held by the call that measures: two at a time would measure each other.
     turn: tokio::sync::Mutex<()>,
@@ -78,12 +79,12 @@ impl Measurements {
 
     fn result(&self, host: IpAddr) -> Option<LinkInUse> {
         let mut results = lock(&self.results);
-        results.retain(|_, (at, _)| at.elapsed() < HOLDS_FOR);
+        results.retain(|_, (until, _)| Instant::now() < *until);
         results.get(&host).map(|(_, result)| result.clone())
     }
 
-    fn keep(&self, host: IpAddr, result: &LinkInUse) {
-        lock(&self.results).insert(host, (Instant::now(), result.clone()));
+    fn keep(&self, host: IpAddr, result: &LinkInUse, time: Duration) {
+        lock(&self.results).insert(host, (Instant::now() + time, result.clone()));
     }
 
     /// The next call to a host measures again.
@@ -143,13 +144,16 @@ pub(crate) async fn choose(
         return Ok(result);
     }
     let passing = passing(shared, peer, &network).await;
-    let result = match passing[..] {
+    let (result, holds) = match passing[..] {
         [] => {
             let names: Vec<_> = network.iter().map(|it| it.link.name()).collect();
             let nothing = format!("set-up passes, and nothing over {}", names.join(" and "));
             return Err(Cause::Unreachable(nothing));
         }
-        [only] => because(only.link, "the others do not pass".to_owned()),
+        [only] => {
+            let result = because(only.link, "the others do not pass".to_owned());
+            (result, HOLDS_WITHOUT_OTHERS)
+        }
         [first, ..] => {
             let Ok(_turn) = timeout(WAIT_MAX, measurements.turn.lock()).await else {
                 let reason = "not measured: other peers are being measured".to_owned();
@@ -160,10 +164,10 @@ pub(crate) async fn choose(
                 let rate = measure(shared, peer, &candidate.session).await;
                 rates.push((candidate.link, rate));
             }
-            fastest(&rates)
+            (fastest(&rates), HOLDS_FOR)
         }
     };
-    measurements.keep(peer.host, &result);
+    measurements.keep(peer.host, &result, holds);
     Ok(result)
 }
 

@@ -43,7 +43,7 @@ pub enum Progress {
 /// Whether what an engine sends is encrypted. Both ends must agree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Encryption {
-    /// Headers are authenticated, payload is checked for damage, nothing is hidden.
+    /// Headers are authenticated, payload is checked for damage where a link may damage it, nothing is hidden.
     #[default]
     Off,
     /// Every connection is encrypted; one that cannot be is refused.
@@ -283,8 +283,8 @@ impl EngineConfig {
             window_chunks: self.window_chunks,
             wire_version: VERSION,
             integrity: match (self.encryption, self.address) {
-                // Memory changes nothing on the way, and who shares it is known by the link's token.
-                (Encryption::Off, LinkAddress::Shm { .. }) => Integrity::Trusted,
+                // Memory changes nothing on the way.
+                (Encryption::Off, LinkAddress::Shm { .. }) => Integrity::SealedHeader,
                 (Encryption::Off, _) => Integrity::Sealed,
                 (Encryption::Required, _) => Integrity::Aead,
             },
@@ -425,7 +425,7 @@ mod tests {
         let settings = over(Encryption::Off);
         assert_eq!(settings.packet_payload, 32_768);
         assert_eq!((settings.chunk_packets(), settings.paths), (2, 1));
-        assert_eq!(settings.integrity, Integrity::Trusted);
+        assert_eq!(settings.integrity, Integrity::SealedHeader);
         assert_eq!(over(Encryption::Required).integrity, Integrity::Aead);
     }
 

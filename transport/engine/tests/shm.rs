@@ -42,6 +42,9 @@ fn adapt(config: &mut EngineConfig) {
     }
 }
 
+/// Has a process be the other one.
+const OTHER: &str = "WEFT_TEST_OTHER_PROCESS";
+
 /// Has both processes encrypt.
 const ENCRYPTED: &str = "WEFT_TEST_ENCRYPTED";
 
@@ -81,10 +84,11 @@ fn described(line: &str, own: &LocalEnd) -> (LocalEnd, Key) {
     (end, Key(key))
 }
 
-/// Not a test: what the other process of a test does, until its input ends.
-#[test]
-#[ignore = "a part of other tests"]
-fn the_other_process() {
+/// Has a process that a test has started be the other one, until its input ends. Answers whether it was.
+fn is_other_process() -> bool {
+    if std::env::var_os(OTHER).is_none() {
+        return false;
+    }
     let engine = start(adapt);
     let end = engine.allocate(DOMAIN, secret(2));
     let there = region(BYTES, 0);
@@ -97,6 +101,7 @@ fn the_other_process() {
     let connected = engine.connect(end.id, remote(&other, secret(1)), sender);
     connected.expect("it connects");
     assert!(lines.next().is_none(), "its input ends with the test");
+    true
 }
 
 /// Another process with an engine, and a connection to it.
@@ -112,11 +117,13 @@ struct Other {
 }
 
 impl Other {
-    fn start(encrypted: bool) -> Self {
+    /// A process that runs the same test.
+    fn start(test: &str, encrypted: bool) -> Self {
         let here = std::env::current_exe().expect("it runs");
         let mut command = Command::new(here);
         command
-            .args(["--exact", "the_other_process", "--ignored", "--nocapture"])
+            .args(["--exact", test, "--nocapture"])
+            .env(OTHER, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         if encrypted {
@@ -186,8 +193,12 @@ impl Drop for Other {
 
 #[test]
 fn two_processes_write_and_read_with_encryption_and_without() {
+    if is_other_process() {
+        return;
+    }
+    let test = "two_processes_write_and_read_with_encryption_and_without";
     for encrypted in [false, true] {
-        let other = Other::start(encrypted);
+        let other = Other::start(test, encrypted);
         let source = pattern(BYTES, 11);
         other.write(&source);
         assert!(matches!(other.next(), Event::Written { context: 7, .. }));
@@ -221,7 +232,11 @@ fn two_processes_write_and_read_with_encryption_and_without() {
 
 #[test]
 fn a_process_that_is_killed_in_the_middle_of_a_write_is_noticed_at_once_and_fails_it() {
-    let mut other = Other::start(false);
+    if is_other_process() {
+        return;
+    }
+    let test = "a_process_that_is_killed_in_the_middle_of_a_write_is_noticed_at_once_and_fails_it";
+    let mut other = Other::start(test, false);
     let source = pattern(BYTES, 12);
     other.write(&source);
     assert!(matches!(other.next(), Event::Written { .. }));
@@ -244,7 +259,9 @@ fn a_process_that_is_killed_in_the_middle_of_a_write_is_noticed_at_once_and_fail
             event => panic!("{event:?}"),
         }
     };
-    assert_eq!(failure.reason(), "Stalled");
+    // An engine of another test may have taken its name since, and says that it knows nothing of this.
+    let reason = failure.reason();
+    assert!(matches!(reason, "Stalled" | "PeerRestarted"), "{reason}");
 }
 
 #[test]

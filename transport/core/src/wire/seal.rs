@@ -25,8 +25,11 @@ pub enum Integrity {
     SealedGroup,
     /// AES-128-GCM encrypts payload and body and authenticates all of the packet.
     Aead,
-    /// Nothing: the link itself protects what it carries, as shared memory of one node does.
+    /// Nothing: the link itself protects what it carries.
     Trusted,
+    /// A keyed hash authenticates headers and control packets, so nobody speaks for another connection. Nothing checks the
+    /// payload: the link keeps it whole, as shared memory of one node does.
+    SealedHeader,
 }
 
 impl Integrity {
@@ -37,6 +40,7 @@ impl Integrity {
             Integrity::SealedGroup => "sealed-group",
             Integrity::Aead => "aead",
             Integrity::Trusted => "trusted",
+            Integrity::SealedHeader => "sealed-header",
         }
     }
 
@@ -47,6 +51,7 @@ impl Integrity {
             Integrity::SealedGroup => 1,
             Integrity::Aead => 2,
             Integrity::Trusted => 3,
+            Integrity::SealedHeader => 4,
         }
     }
 
@@ -57,6 +62,7 @@ impl Integrity {
             1 => Some(Integrity::SealedGroup),
             2 => Some(Integrity::Aead),
             3 => Some(Integrity::Trusted),
+            4 => Some(Integrity::SealedHeader),
             _ => None,
         }
     }
@@ -147,6 +153,8 @@ enum Protection {
     GroupHash(HashKey),
     Aead(Arc<dyn PacketKey>),
     Trusted,
+    /// Of the header alone: the checksum beside it is 0.
+    HeaderHash(HashKey),
 }
 
 /// Protects the packets of one direction in one key phase: seals what is sent, opens what is received.
@@ -216,6 +224,7 @@ impl Seal {
             Integrity::SealedGroup => Protection::GroupHash(hash),
             Integrity::Aead => Protection::Aead(cipher.packet_key(secret)),
             Integrity::Trusted => Protection::Trusted,
+            Integrity::SealedHeader => Protection::HeaderHash(hash),
         };
         Seal { protection, phase }
     }
@@ -254,6 +263,7 @@ impl Seal {
                 return length;
             }
             Protection::Trusted => (0, 0),
+            Protection::HeaderHash(key) => (key.data_hash(front, 0), 0),
         };
         middle.copy_from_slice(payload);
         put_u64(trailer, field::trailer::HASH, hash);
@@ -292,6 +302,7 @@ impl Seal {
                 return Ok(length);
             }
             Protection::Trusted => (0, 0),
+            Protection::HeaderHash(key) => (key.data_hash(front, 0), 0),
         };
         put_u64(trailer, field::trailer::HASH, hash);
         put_u32(trailer, field::trailer::CRC, crc);
@@ -334,6 +345,7 @@ impl Seal {
         let crc = match &self.protection {
             Protection::Hash(key) => hashed(key.data_hash(front, crc), crc)?,
             Protection::GroupHash(key) => hashed(key.group_hash(front, crc), crc)?,
+            Protection::HeaderHash(key) => hashed(key.data_hash(front, crc), crc)?.and(None),
             Protection::Aead(_) | Protection::Trusted => None,
         };
         Ok(OpenedData {
@@ -352,16 +364,17 @@ impl Seal {
         let Envelope { header, trailer } = envelope;
         let crc = get_u32(trailer, field::trailer::CRC);
         let hash = match &self.protection {
-            Protection::Hash(key) => key.data_hash(header, crc),
+            Protection::Hash(key) | Protection::HeaderHash(key) => key.data_hash(header, crc),
             Protection::GroupHash(key) => key.group_hash(header, crc),
             Protection::Aead(_) => return Err(DropReason::Tag),
             Protection::Trusted => return Ok(None),
         };
         let sealed = get_u64(trailer, field::trailer::HASH) == hash
             && get_u32(trailer, field::trailer::ZERO) == 0;
-        match sealed {
-            true => Ok(Some(crc)),
-            false => Err(DropReason::Seal),
+        match (sealed, &self.protection) {
+            (false, _) => Err(DropReason::Seal),
+            (true, Protection::HeaderHash(_)) => Ok(None),
+            (true, _) => Ok(Some(crc)),
         }
     }
 
@@ -370,7 +383,9 @@ impl Seal {
     pub(super) fn seal_control(&self, packet: &mut [u8], length: usize) -> usize {
         let (front, trailer) = packet[..length + TRAILER_BYTES].split_at_mut(length);
         let hash = match &self.protection {
-            Protection::Hash(key) | Protection::GroupHash(key) => key.hasher().hash(front),
+            Protection::Hash(key) | Protection::GroupHash(key) | Protection::HeaderHash(key) => {
+                key.hasher().hash(front)
+            }
             Protection::Aead(key) => {
                 let (prefix, body) = front.split_at_mut(PREFIX_BYTES);
                 let number = get_u64(prefix, field::prefix::PACKET_NUMBER);
@@ -392,7 +407,7 @@ impl Seal {
         let length = packet.len() - TRAILER_BYTES;
         let (front, trailer) = packet.split_at(length);
         let sealed = match &self.protection {
-            Protection::Hash(key) | Protection::GroupHash(key) => {
+            Protection::Hash(key) | Protection::GroupHash(key) | Protection::HeaderHash(key) => {
                 get_u64(trailer, field::trailer::HASH) == key.hasher().hash(front)
                     && trailer[8..] == [0u8; 8]
             }
@@ -443,6 +458,22 @@ mod tests {
     use crate::units::{ChunkNumber, ConnectionId, Key, PathId};
     use crate::wire::Flags;
 
+    const HEADER: DataHeader = DataHeader {
+        opcode: crate::wire::Opcode::Write,
+        path: PathId(1),
+        packet: 0,
+        packets: 2,
+        connection: ConnectionId(0x1111_1111),
+        packet_number: 5,
+        sent_at: 6,
+        chunk: ChunkNumber(7),
+        chunk_index: 0,
+        flags: Flags::NONE,
+        immediate: 0,
+        key: Key(0x2222_2222_2222_2222),
+        offset: 0x3333,
+    };
+
     fn hash_key() -> HashKey {
         HashKey(0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908)
     }
@@ -475,22 +506,49 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_may_rewrite_id_key_and_offset_of_a_groups_packet_and_nothing_else() {
-        let header = DataHeader {
-            opcode: crate::wire::Opcode::Write,
-            path: PathId(1),
-            packet: 0,
-            packets: 2,
-            connection: ConnectionId(0x1111_1111),
-            packet_number: 5,
-            sent_at: 6,
-            chunk: ChunkNumber(7),
-            chunk_index: 0,
-            flags: Flags::NONE,
-            immediate: 0,
-            key: Key(0x2222_2222_2222_2222),
-            offset: 0x3333,
+    fn a_sealed_header_is_found_changed_and_its_payload_is_not() {
+        let seal = Seal {
+            protection: Protection::HeaderHash(hash_key()),
+            phase: KeyPhase::FIRST,
         };
+        let mut packet = [0; OVERHEAD_BYTES + 9];
+        assert_eq!(
+            seal.seal_data(&HEADER, b"a payload", &mut packet),
+            packet.len()
+        );
+        for at in 0..packet.len() {
+            let mut changed = packet;
+            changed[at] ^= 1;
+            let is_payload = (HEADER_BYTES..HEADER_BYTES + 9).contains(&at);
+            let envelope = Envelope {
+                header: *changed.first_chunk().unwrap(),
+                trailer: *changed.last_chunk().unwrap(),
+            };
+            let wanted = if is_payload {
+                Ok(None)
+            } else {
+                Err(DropReason::Seal)
+            };
+            assert_eq!(seal.open_envelope(&envelope), wanted, "byte {at}");
+            let opened = seal.open_data(&mut changed);
+            let opened = opened.map(|opened| opened.check_payload());
+            let wanted = wanted.map(|_| Ok(()));
+            assert_eq!(opened, wanted, "byte {at}");
+        }
+        let mut control = [7; PREFIX_BYTES + 20 + TRAILER_BYTES];
+        let length = seal.seal_control(&mut control, PREFIX_BYTES + 20);
+        assert_eq!(length, control.len());
+        for at in 0..length {
+            let mut changed = control;
+            changed[at] ^= 1;
+            assert_eq!(seal.open_control(&mut changed), Err(DropReason::Seal));
+        }
+        assert!(seal.open_control(&mut control).is_ok());
+    }
+
+    #[test]
+    fn a_switch_may_rewrite_id_key_and_offset_of_a_groups_packet_and_nothing_else() {
+        let header = HEADER;
         let seal = |group: bool| Seal {
             protection: if group {
                 Protection::GroupHash(hash_key())

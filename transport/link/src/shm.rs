@@ -544,7 +544,13 @@ impl Link for ShmLink {
         let slot = match destination {
             Destination::Path(peer, path) => self.outgoing((peer.0, path)),
             Destination::Reverse(peer, path) => self.incoming.get(&(peer.0, path)),
-            Destination::Source(source) => Some(receive::slot_of(source)),
+            Destination::Source(from) => {
+                // Another connection may have the slot by now.
+                let slot = receive::slot_of(from);
+                self.open_mut(slot)
+                    .is_some_and(|it| source(&it.way.0, slot) == from)
+                    .then_some(slot)
+            }
         };
         let Some((slot, connection)) = slot.and_then(|slot| Some((slot, self.open_mut(slot)?)))
         else {

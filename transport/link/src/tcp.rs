@@ -385,7 +385,14 @@ impl Link for TcpLink {
         let slot = match destination {
             Destination::Path(peer, path) => self.outgoing((peer.0, path)),
             Destination::Reverse(peer, path) => self.incoming.get(&(peer.0, path)),
-            Destination::Source(source) => Some(slot_of(source)),
+            Destination::Source(from) => {
+                // Another connection may have the slot by now.
+                let slot = slot_of(from);
+                let stream = self.streams.get(slot);
+                let way = stream.and_then(Stream::way);
+                way.is_some_and(|(peer, _)| source(&peer, slot) == from)
+                    .then_some(slot)
+            }
         };
         let Some((slot, stream)) = slot.and_then(|slot| Some((slot, self.streams.get_mut(slot)?)))
         else {

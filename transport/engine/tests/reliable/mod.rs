@@ -35,7 +35,7 @@ fn connections_to_a_second_owner_learn_that_a_path_takes_nothing_and_send_there_
         adapt(config);
         config.progress = Progress::Threads(1);
     });
-    let mut silent = start(adapt);
+    let silent = start(adapt);
     let source = pattern(32 << 20, 8);
     let key = silent.register(DOMAIN, region(8, 0));
     let (sender, events) = crossbeam_channel::unbounded();

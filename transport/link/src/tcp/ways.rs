@@ -104,6 +104,9 @@ impl TcpLink {
             let is_over = match &mut stream.role {
                 Role::Outgoing { connect_by, .. } => match stream.has_sent {
                     false => due(*connect_by),
+                    true if is_half && !stream.is_readable => {
+                        due(*stream.half_by.get_or_insert(now + HALF_FRAME_MAX))
+                    }
                     true => due(stream.used_at + IDLE_MAX),
                 },
                 Role::Unfinished { finish_by, .. } => {
@@ -141,7 +144,9 @@ impl TcpLink {
                 self.close(slot);
             }
             // Nothing is under way on it: nothing is lost.
-            Role::Outgoing { way, .. } if stream.has_sent && stream.waiting() == 0 => {
+            Role::Outgoing { way, .. }
+                if stream.has_sent && stream.waiting() == 0 && !stream.is_half() =>
+            {
                 self.outgoing.forget(&way);
                 self.streams.remove(slot);
             }

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
 
 use weft_core::units::Nanos;
-use weft_link::{Link, Sent};
+use weft_link::{Destination, Link, Sent};
 
 use crate::pair::{End, HERE, PATHS, PAYLOAD, drive, frame, packet, preamble};
 
@@ -57,6 +57,40 @@ fn who_does_not_know_the_token_or_speaks_another_protocol_is_closed_at_once() {
     });
     assert_eq!(end.arrivals.packets.len(), 0);
     assert_serves(&mut end, 17_101);
+}
+
+#[test]
+fn an_answer_to_a_peer_that_is_gone_reaches_nobody_who_came_after_it() {
+    let mut end = End::open(HERE[0], 17_103);
+    let mut peer = connect(17_103);
+    peer.write_all(&preamble(17_103, 0, 17_104)).unwrap();
+    peer.write_all(&frame(&packet(1, 0, 10))).unwrap();
+    drive(&mut [&mut end], "a packet", |ends| {
+        ends[0].arrivals.packets.len() == 1
+    });
+    let from = end.arrivals.packets[0].0;
+    end.link.send_control(Destination::Source(from), &[1; 16]);
+    drive(&mut [&mut end], "the answer", |_| {
+        peer.set_nonblocking(true).unwrap();
+        peer.peek(&mut [0; 1]).is_ok()
+    });
+    drop(peer);
+    let answer = |end: &mut End| {
+        end.turn();
+        end.link.send_control(Destination::Source(from), &[2; 16]);
+        end.link.counters().unreachable
+    };
+    while answer(&mut end) == 0 {}
+    // It takes the place that has become free.
+    let stranger = connect(17_103);
+    let before = answer(&mut end);
+    for _ in 0..100 {
+        answer(&mut end);
+    }
+    assert_eq!(answer(&mut end), before + 101);
+    let read = (&stranger).read(&mut [0; 1]);
+    assert_eq!(read.unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert_serves(&mut end, 17_105);
 }
 
 #[test]

@@ -32,7 +32,7 @@ use crate::failure::Cause;
 use crate::link_choice::LinkChoice;
 use crate::measurement::{Called, Candidate, choose};
 use crate::session::Session;
-use crate::shared::Shared;
+use crate::shared::{Dial, Shared};
 use crate::tls::{SERVER_NAME, client_of, is_other_certificate};
 
 /// Most bytes of a message: 129 ends of 16 workers with IPv6 addresses, over each link, are less.
@@ -85,7 +85,7 @@ pub(crate) fn run(
     shared: &Arc<Shared>,
     server: ServerConfig,
     listeners: Vec<TcpListener>,
-    mut commands: UnboundedReceiver<Option<EngineAddress>>,
+    mut commands: UnboundedReceiver<Option<Dial>>,
 ) {
     let acceptor = TlsAcceptor::from(Arc::new(server));
     // What is under way when this ends, ends with the runtime.
@@ -98,18 +98,18 @@ pub(crate) fn run(
                 }
             });
         }
-        while let Some(Some(address)) = commands.recv().await {
+        while let Some(Some(dial)) = commands.recv().await {
             let shared = Arc::clone(shared);
             tokio::spawn(async move {
-                let called = call(&shared, &address);
+                let called = call(&shared, &dial.1);
                 let called = timeout(shared.config.connect_timeout, called).await;
                 let slow = |_| Err(Cause::Unreachable("it does not answer in time".to_owned()));
                 match called.unwrap_or_else(slow) {
                     Ok((session, stream)) => {
-                        shared.connected(address.token, &session);
+                        shared.connected(&dial, &session);
                         hold(&shared, &session, stream).await;
                     }
-                    Err(cause) => shared.dial_failed(&address, &cause),
+                    Err(cause) => shared.dial_failed(&dial, &cause),
                 }
             });
         }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -90,6 +90,7 @@ impl TransferEngine {
             callbacks,
             polled,
             measurements,
+            dials: AtomicU64::new(0),
             to_control,
         });
         let for_events = Arc::clone(&shared);

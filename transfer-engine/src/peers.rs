@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering;
 
 use weft_engine::{ConnectionId, WorkRequest};
 
-use crate::address::{EngineAddress, JoinToken};
+use crate::address::EngineAddress;
 use crate::failure::Cause;
 use crate::lock::lock;
 use crate::operations::End;
 use crate::session::Session;
-use crate::shared::{Given, Peer, Shared};
+use crate::shared::{Dial, Given, Peer, Shared};
 
 impl Shared {
     /// Gives work to the session with a peer, or has it wait for one.
@@ -19,9 +19,14 @@ impl Shared {
         let session = {
             let mut peers = lock(&self.peers);
             let peer = peers.entry(address.token).or_insert_with(|| {
+                let dial = self.dials.fetch_add(1, Ordering::Relaxed);
                 // The thread ends after the engine.
-                let _ = self.to_control.send(Some(address.clone()));
-                Peer::default()
+                let _ = self.to_control.send(Some((dial, address.clone())));
+                Peer {
+                    dial,
+                    session: None,
+                    waiting: Vec::new(),
+                }
             });
             match &peer.session {
                 Some(session) => Arc::clone(session),
@@ -44,17 +49,17 @@ impl Shared {
     }
 
     /// A peer is connected: what has waited for it is posted.
-    pub(crate) fn connected(&self, peer: JoinToken, session: &Arc<Session>) {
+    pub(crate) fn connected(&self, (dial, address): &Dial, session: &Arc<Session>) {
         loop {
             let waiting = {
                 let mut peers = lock(&self.peers);
-                match peers.get_mut(&peer) {
-                    Some(peer) if peer.session.is_none() && peer.waiting.is_empty() => {
+                match peers.get_mut(&address.token).filter(|it| it.dial == *dial) {
+                    Some(peer) if peer.waiting.is_empty() => {
                         peer.session = Some(Arc::clone(session));
                         break;
                     }
-                    Some(peer) if peer.session.is_none() => Some(std::mem::take(&mut peer.waiting)),
-                    _ => None,
+                    Some(peer) => Some(std::mem::take(&mut peer.waiting)),
+                    None => None,
                 }
             };
             let Some(waiting) = waiting else {
@@ -72,13 +77,12 @@ impl Shared {
     }
 
     /// A peer cannot be connected: what waits fails.
-    pub(crate) fn dial_failed(&self, address: &EngineAddress, cause: &Cause) {
+    pub(crate) fn dial_failed(&self, (dial, address): &Dial, cause: &Cause) {
         tracing::warn!(peer = address.name(), "cannot connect: {cause}");
         let peer = {
             let mut peers = lock(&self.peers);
-            let is_waiting = peers
-                .get(&address.token)
-                .is_some_and(|it| it.session.is_none());
+            let peer = peers.get(&address.token);
+            let is_waiting = peer.is_some_and(|it| it.dial == *dial);
             is_waiting.then(|| peers.remove(&address.token)).flatten()
         };
         self.end_peer(peer, cause);
@@ -123,7 +127,10 @@ impl Shared {
     }
 
     pub(crate) fn end_peer(&self, peer: Option<Peer>, cause: &Cause) {
-        let Some(Peer { session, waiting }) = peer else {
+        let Some(Peer {
+            session, waiting, ..
+        }) = peer
+        else {
             return;
         };
         for (part, _) in waiting {

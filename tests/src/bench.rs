@@ -189,9 +189,6 @@ pub enum BenchError {
     /// An operation of a TransferEngine was not done.
     #[error("an operation was not done: {0}")]
     Operation(String),
-    /// The link is not there.
-    #[error("there is no link {0} here yet")]
-    NoLink(&'static str),
     /// What arrived is not what was sent.
     #[error("write {write} differs from what was sent at byte {at}")]
     Differs {

@@ -1,5 +1,7 @@
 //! `auto-peers`: writes by the TransferEngine against NIXL and Mooncake; `ucx_perftest` is printed beside.
 
+use weft_transfer_engine::Progress;
+
 use super::processes::{Library, Pair, peer};
 use super::rounds::{Must, Rounds};
 use super::transfer::Engines;
@@ -46,7 +48,7 @@ const LEAST_OF_MOONCAKE: f64 = 2.0;
 /// Two rows for each size, with one write under way and with eight.
 pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     let fabric = context.two_nodes()?;
-    let mut ours = Engines::start(&fabric, context.link, MEMORY)?;
+    let mut ours = Engines::start(&fabric, context.link, Progress::Inline, MEMORY)?;
     let mut nixl = Pair::start(&fabric, Library::Nixl, MEMORY);
     let mut mooncake = Pair::start(&fabric, Library::Mooncake, MEMORY);
     let ucx = Ucx::find();
@@ -86,9 +88,9 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
                 None => "UCX is not installed".to_owned(),
             };
             let text = format!(
-                "TransferEngine over {}, writes of {}, {outstanding} under way, {TCP_CONGESTION}, MTU {}, veth through one \
+                "TransferEngine, polled, {}; writes of {}, {outstanding} under way, {TCP_CONGESTION}, MTU {}, veth through one \
                  leaf, every byte checked; {beside}",
-                context.link.name(),
+                ours.link().unwrap_or_default(),
                 case.name,
                 fabric.spec().mtu,
             );

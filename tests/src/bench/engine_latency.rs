@@ -24,7 +24,12 @@ const POLLS: Duration = Duration::from_millis(1);
 pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     let fabric = context.two_nodes()?;
     let count: usize = if context.quick { 2_000 } else { 20_000 };
-    let mut threads = Engines::start(&fabric, context.link, MEMORY)?;
+    let mut threads = Engines::start(
+        &fabric,
+        context.link,
+        weft_transfer_engine::Progress::Threads,
+        MEMORY,
+    )?;
     let mut nixl = Pair::start(&fabric, Library::Nixl, MEMORY);
     let (ucx, libfabric) = (Ucx::find(), Libfabric::find());
     let inline = || {
@@ -73,9 +78,9 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
         };
         add([&mut polled_done, &mut done], until, theirs);
     }
-    let link = context.link.name();
+    let link = threads.link().unwrap_or_default();
     let by_engine = "an engine over udp that its caller polls";
-    let by_transfer = format!("TransferEngine over {link}");
+    let by_transfer = format!("TransferEngine, threads, {link}");
     let peers = [
         Ucx::peer(ucx.as_ref(), "tag_lat"),
         peer(&nixl, Library::Nixl),

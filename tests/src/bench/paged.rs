@@ -1,5 +1,7 @@
 //! `paged`: pages by the TransferEngine against NIXL with a list of as many descriptors.
 
+use weft_transfer_engine::Progress;
+
 use super::processes::{Library, Pair, peer};
 use super::rounds::{Must, Rounds};
 use super::transfer::Engines;
@@ -21,7 +23,7 @@ const CASES: [(usize, f64); 4] = [(1, 3.0), (4, 3.0), (16, 1.5), (64, 1.0)];
 /// A row for each size.
 pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     let fabric = context.two_nodes()?;
-    let mut ours = Engines::start(&fabric, context.link, MEMORY)?;
+    let mut ours = Engines::start(&fabric, context.link, Progress::Inline, MEMORY)?;
     let mut nixl = Pair::start(&fabric, Library::Nixl, MEMORY);
     let name = peer(&nixl, Library::Nixl);
     let mut rows = Vec::new();
@@ -51,9 +53,9 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
             .theirs()
             .map_or(String::new(), |rate| format!(" and {:.2}", gigabits(rate)));
         let text = format!(
-            "TransferEngine over {}, pages of {kib} KiB, {PAGES} an operation, {OUTSTANDING} operations under way, \
+            "TransferEngine, polled, {}; pages of {kib} KiB, {PAGES} an operation, {OUTSTANDING} operations under way, \
              {TCP_CONGESTION}, MTU {}, every byte checked: {:.2}{theirs} Gbit/s",
-            context.link.name(),
+            ours.link().unwrap_or_default(),
             fabric.spec().mtu,
             gigabits(rounds.ours()),
         );

@@ -1,5 +1,7 @@
 //! `python`: writes by the Python module against the same by the Rust crate.
 
+use weft_transfer_engine::Progress;
+
 use super::processes::{Library, Pair, peer};
 use super::rounds::{Must, Rounds};
 use super::transfer::{Engines, Link};
@@ -20,9 +22,9 @@ const CASES: [(&str, &str, usize, f64); 2] = [
 /// A row for each size.
 pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     let fabric = context.two_nodes()?;
-    // The module has no other link.
+    // Of both faces, so that it is not a choice that is measured.
     let link = Link::Udp;
-    let mut rust = Engines::start(&fabric, link, MEMORY)?;
+    let mut rust = Engines::start(&fabric, link, Progress::Threads, MEMORY)?;
     let mut python = Pair::start(&fabric, Library::Weft, MEMORY);
     let mut rows = Vec::new();
     for (id, name, bytes, least) in CASES {

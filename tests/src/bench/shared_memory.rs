@@ -23,15 +23,11 @@ const CASES: [(&str, &str, usize, f64); 3] = [
     ("shm-1g", "1 GiB", 1 << 30, 1.0),
 ];
 
-/// The engine's link through shared memory.
-fn link() -> Result<LinkKind, BenchError> {
-    "shm".parse().map_err(|_| BenchError::NoLink("shm"))
-}
-
 /// A row for each size, and one for 8 bytes.
 pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     let shape = Shape {
-        link: link()?,
+        link: LinkKind::Shm,
+        paths: 1,
         ..Shape::default()
     };
     let fabric = context.two_nodes()?;

@@ -3,15 +3,16 @@
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use weft_fabric::Fabric;
 use weft_transfer_engine::{
-    Access, MemoryRegion, MrDescriptor, NicConfig, Operation, Options, PagedWrites, Pages, Region,
-    SingleWrite, TransferEngine, TransferEngineConfig,
+    Access, LinkChoice, LinkKind, MemoryRegion, MrDescriptor, NicConfig, Operation, Options,
+    PagedWrites, Pages, Progress, Region, SingleWrite, TransferEngine, TransferEngineConfig,
 };
 
 use super::BenchError;
@@ -60,11 +61,13 @@ impl Link {
         }
     }
 
-    /// Settings of an engine over it.
-    fn config(self) -> Result<TransferEngineConfig, BenchError> {
+    /// As the engine has it.
+    fn choice(self) -> LinkChoice {
         match self {
-            Self::Udp => Ok(TransferEngineConfig::default()),
-            Self::Auto | Self::Tcp | Self::Shm => Err(BenchError::NoLink(self.name())),
+            Self::Auto => LinkChoice::Auto,
+            Self::Udp => LinkChoice::Only(LinkKind::Udp),
+            Self::Tcp => LinkChoice::Only(LinkKind::Tcp),
+            Self::Shm => LinkChoice::Only(LinkKind::Shm),
         }
     }
 }
@@ -82,11 +85,50 @@ pub(super) enum Waits {
 pub(super) struct Engines {
     sender: End,
     receiver: End,
+    /// Of the receiver, where no thread of the engine moves bytes.
+    _poller: Option<Poller>,
     content: Content,
 }
 
+/// A thread that polls an engine until this is dropped.
+struct Poller {
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Poller {
+    fn start(engine: &Arc<TransferEngine>) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (engine, over) = (Arc::clone(engine), Arc::clone(&is_over));
+        let thread = thread::spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                match engine.poll() {
+                    Ok(true) => {}
+                    Ok(false) => thread::yield_now(),
+                    // The sender's operations end by their deadlines.
+                    Err(_) => return,
+                }
+            }
+        });
+        Self {
+            is_over,
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Poller {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // What it panicked with is on standard error.
+            let _ = thread.join();
+        }
+    }
+}
+
 struct End {
-    engine: TransferEngine,
+    engine: Arc<TransferEngine>,
     memory: MemoryRegion,
     descriptor: MrDescriptor,
     /// For [`Engines::one_way`]: messages come to the first slots, and go from the second ones.
@@ -94,13 +136,21 @@ struct End {
 }
 
 impl Engines {
-    /// Starts both, each with so much private memory.
-    pub(super) fn start(fabric: &Fabric, link: Link, bytes: usize) -> Result<Self, BenchError> {
+    /// Starts both, each with so much private memory. Where they make progress inline, a thread polls the receiver and waiting
+    /// polls the sender.
+    pub(super) fn start(
+        fabric: &Fabric,
+        link: Link,
+        progress: Progress,
+        bytes: usize,
+    ) -> Result<Self, BenchError> {
         let end = |node: usize| {
             let address = fabric.node(node).data_address.into();
             let config = TransferEngineConfig {
                 mtu: u16::try_from(fabric.spec().mtu).unwrap_or(u16::MAX),
-                ..link.config()?
+                link: link.choice(),
+                progress,
+                ..TransferEngineConfig::default()
             };
             fabric.in_node(node, || End::start(address, config, bytes))?
         };
@@ -114,11 +164,20 @@ impl Engines {
             let step = content.at(at, STEP.min(bytes - at));
             sender.memory.write(at as u64, step)?;
         }
+        let is_inline = receiver.engine.progress() == Progress::Inline;
+        let poller = is_inline.then(|| Poller::start(&receiver.engine));
         Ok(Self {
             sender,
             receiver,
+            _poller: poller,
             content,
         })
+    }
+
+    /// Which link they have, and why; `None` before the first write.
+    pub(super) fn link(&self) -> Option<String> {
+        let link = self.sender.engine.link(&self.receiver.descriptor.engine);
+        link.map(|link| link.to_string())
     }
 
     fn clear(&self) -> Result<(), BenchError> {
@@ -196,10 +255,10 @@ impl End {
             address,
             speed_bps: SPEED_BPS,
         };
-        let engine = TransferEngine::start(TransferEngineConfig {
+        let engine = Arc::new(TransferEngine::start(TransferEngineConfig {
             nics: vec![nic],
             ..config
-        })?;
+        })?);
         let share = |bytes| engine.reg_mr(Region::share(vec![BLANK; bytes]), Access::WRITE);
         let (memory, descriptor) = share(bytes)?;
         let messages = share((2 * SLOTS * MESSAGE_BYTES) as usize)?;
@@ -433,7 +492,7 @@ mod tests {
 
     fn engines(bytes: usize) -> Engines {
         let end = || {
-            let config = Link::Udp.config().unwrap();
+            let config = TransferEngineConfig::default();
             End::start(Ipv4Addr::LOCALHOST.into(), config, bytes).unwrap()
         };
         Engines::new(end(), end()).unwrap()

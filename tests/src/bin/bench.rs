@@ -30,7 +30,7 @@ struct Args {
     #[arg(long)]
     quick: bool,
     /// What the TransferEngine runs over in the rows that measure it.
-    #[arg(long, value_name = "LINK", value_enum, default_value_t = Link::Udp)]
+    #[arg(long, value_name = "LINK", value_enum, default_value_t = Link::Auto)]
     link: Link,
     /// The exit status is 1 also when a row does not hold.
     #[arg(long)]

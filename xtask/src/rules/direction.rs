@@ -151,6 +151,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "weft-device-socket",
             "weft-sim",
             "weft-transfer",
+            "weft-transfer-engine",
             "weft-agent",
             "weft-operator",
             "weft-crds",

@@ -9,7 +9,7 @@ import turns
 
 role, size, address = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 memory = turns.Memory(size)
-engine = weft.Engine(nics=[address], mtu=int(os.environ["WEFT_MTU"]))
+engine = weft.Engine(nics=[address], link="udp", mtu=int(os.environ["WEFT_MTU"]))
 region = engine.reg_mr(memory.map, weft.Access.WRITE)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The tests that need an NVIDIA GPU.
+# What needs an NVIDIA GPU.
 #
-#   hack/gpu.sh          runs them, or says that there is no GPU
+#   hack/gpu.sh          runs it, or says that there is no GPU
 #   hack/gpu.sh --where  only looks: fails where there is none
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,4 +13,4 @@ if ! ldconfig -p | grep -q 'libcuda\.so\.1'; then
     exit 0
 fi
 if [ "${1:-}" = --where ]; then exit 0; fi
-cargo test --locked -p weft-cuda -- --ignored
+cargo run --locked -p weft-cuda --example write_and_read

@@ -20,8 +20,8 @@ use crate::error::TransferError;
 use crate::events;
 use crate::failure::Cause;
 use crate::link_choice::{LinkInUse, place};
+use crate::link_results::LinkResults;
 use crate::lock::lock;
-use crate::measurement::Measurements;
 use crate::receives::{MessageHandler, Receives};
 use crate::region::MemoryRegion;
 use crate::shared::{Shared, Wake};
@@ -54,7 +54,7 @@ impl TransferEngine {
     /// Starts an engine on free ports of its NICs.
     pub fn start(config: TransferEngineConfig) -> Result<Self, TransferError> {
         let (engines, listeners) = config.start_engines()?;
-        let measurements = Measurements::new(&engines)?;
+        let link_results = LinkResults::new(&engines)?;
         let endpoints: io::Result<_> = listeners.iter().map(|it| it.local_addr()).collect();
         let identity = new_identity().map_err(TransferError::system("make a certificate"));
         let (certificate, server) = identity?;
@@ -89,7 +89,7 @@ impl TransferEngine {
             receives: Receives::default(),
             callbacks,
             polled,
-            measurements,
+            link_results,
             dials: AtomicU64::new(0),
             to_control,
         });

@@ -53,6 +53,7 @@ mod error;
 mod events;
 mod failure;
 mod link_choice;
+mod link_results;
 mod lock;
 mod measurement;
 mod operation;

@@ -1,21 +1,18 @@
 //! Which link two engines use. They join their connections over every link that both have. The caller takes shared memory
 //! where it passes; else it measures the others, keeps the fastest, and says which it is.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::time::timeout;
-use weft_engine::{Access, Key, LinkKind, Region, Write};
+use weft_engine::{Key, LinkKind, Write};
 
 use crate::address::EngineAddress;
-use crate::config::{DOMAIN, LinkEngine, random};
 use crate::ends::Ends;
-use crate::error::TransferError;
 use crate::failure::Cause;
 use crate::link_choice::{LinkChoice, LinkInUse};
-use crate::lock::lock;
+use crate::link_results::{HOLDS_FOR, HOLDS_WITHOUT_OTHERS, WRITE_BYTES};
 use crate::operation::{Operation, Options};
 use crate::operations::{Part, Place};
 use crate::outcome::{Completion, Outcome};
@@ -29,9 +26,8 @@ const REACH_BYTES: u64 = 64 << 10;
 const REACH_MIN: Duration = Duration::from_millis(250);
 const REACH_ROUND_TRIPS: u32 = 8;
 
-/// A round of a measurement: so many writes at once, of so many bytes each.
+/// A round of a measurement: so many writes at once, of [`WRITE_BYTES`] each.
 const ROUND_WRITES: usize = 16;
-const WRITE_BYTES: u64 = 256 << 10;
 const ROUND_MAX: Duration = Duration::from_secs(1);
 
 /// At least two rounds, for the first one meets small windows; more while they take less than this.
@@ -41,57 +37,8 @@ const ROUNDS_MAX: Duration = Duration::from_millis(20);
 /// TCP has to be faster than UDP by a tenth: UDP uses more paths, and leaves one that is slow.
 const TCP_AT_LEAST: f64 = 1.1;
 
-/// How long a result holds, for all engines of a host: one of a link that has not passed may have met a passing fault.
-const HOLDS_FOR: Duration = Duration::from_secs(600);
-const HOLDS_WITHOUT_OTHERS: Duration = Duration::from_secs(30);
-
 /// How long a call waits while others measure.
 const WAIT_MAX: Duration = Duration::from_secs(1);
-
-/// What an engine measures links with, and the results.
-pub(crate) struct Measurements {
-    source: Arc<Region>,
-    /// Opens memory that peers write to, and nobody reads.
-    pub(crate) key: Key,
-    /// By the host of the peers, and until when they hold.
-    results: Mutex<HashMap<IpAddr, (Instant, LinkInUse)>>,
-    /// Held by the call that measures: two at a time would measure each other.
-    turn: tokio::sync::Mutex<()>,
-}
-
-impl Measurements {
-    /// Opens the memory at all engines.
-    pub(crate) fn new(engines: &[LinkEngine]) -> Result<Self, TransferError> {
-        let memory = || Region::memfd("weft-measure", WRITE_BYTES).map(Arc::new);
-        let (source, target) = (memory()?, memory()?);
-        let key = Key(u64::from_le_bytes(random()?));
-        for it in engines {
-            let target = Arc::clone(&target);
-            it.engine.register_as(key, DOMAIN, Access::WRITE, target);
-        }
-        Ok(Self {
-            source,
-            key,
-            results: Mutex::default(),
-            turn: tokio::sync::Mutex::default(),
-        })
-    }
-
-    fn result(&self, host: IpAddr) -> Option<LinkInUse> {
-        let mut results = lock(&self.results);
-        results.retain(|_, (until, _)| Instant::now() < *until);
-        results.get(&host).map(|(_, result)| result.clone())
-    }
-
-    fn keep(&self, host: IpAddr, result: &LinkInUse, time: Duration) {
-        lock(&self.results).insert(host, (Instant::now() + time, result.clone()));
-    }
-
-    /// The next call to a host measures again.
-    pub(crate) fn forget(&self, host: IpAddr) {
-        lock(&self.results).remove(&host);
-    }
-}
 
 /// A peer that is being called.
 pub(crate) struct Called<'a> {
@@ -136,8 +83,8 @@ pub(crate) async fn choose(
         tracing::warn!(peer = peer.address.name(), "shared memory does not pass");
     }
     let network: Vec<_> = candidates.iter().filter(|it| !is_shm(it)).collect();
-    let measurements = &shared.measurements;
-    if let Some(result) = measurements.result(peer.host)
+    let results = &shared.link_results;
+    if let Some(result) = results.result(peer.host)
         && let Some(of_result) = network.iter().find(|it| it.link == result.link)
         && !passing(shared, peer, &[of_result]).await.is_empty()
     {
@@ -155,7 +102,7 @@ pub(crate) async fn choose(
             (result, HOLDS_WITHOUT_OTHERS)
         }
         [first, ..] => {
-            let Ok(_turn) = timeout(WAIT_MAX, measurements.turn.lock()).await else {
+            let Ok(_turn) = timeout(WAIT_MAX, results.turn.lock()).await else {
                 let reason = "not measured: other peers are being measured".to_owned();
                 return Ok(because(first.link, reason));
             };
@@ -167,7 +114,7 @@ pub(crate) async fn choose(
             (fastest(&rates), HOLDS_FOR)
         }
     };
-    measurements.keep(peer.host, &result, holds);
+    results.keep(peer.host, &result, holds);
     Ok(result)
 }
 
@@ -266,7 +213,7 @@ fn write(
             offset: 0,
             immediate: None,
         };
-        let pieces = vec![piece(&shared.measurements.source, 0, bytes)];
+        let pieces = vec![piece(&shared.link_results.source, 0, bytes)];
         shared.post(session, part, post(write, pieces), session.next_link(bytes));
     }
     Some(operation)

@@ -7,10 +7,11 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use crate::error::TransferError;
 use crate::failure::Cause;
-use crate::operations::PartId;
+use crate::operations::{Part, PartId};
 use crate::outcome::{Completion, Outcome, State};
-use crate::shared::Shared;
+use crate::shared::{Shared, Wake};
 
 /// How long an operation may take, and who learns of its end.
 pub struct Options {
@@ -104,6 +105,30 @@ impl Operation {
         {
             shared.stop(self.id, &Cause::Cancelled);
         }
+    }
+}
+
+impl Shared {
+    /// Begins an operation, at least 1 part: the ids of its parts follow the one that is answered.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        parts: Vec<Part>,
+        signal: Option<u32>,
+        options: Options,
+    ) -> Result<(PartId, Operation), TransferError> {
+        self.check_process()?;
+        let state = State::new(options.completion);
+        let deadline = self.now().saturating_add(options.deadline);
+        let mut operations = self.operations();
+        let begun = operations.begin(Arc::clone(&state), parts, signal, deadline);
+        drop(operations);
+        let (id, wakes) = begun.ok_or(TransferError::Closed)?;
+        if wakes {
+            // The thread ends after the engine.
+            let _ = self.to_events.send(Wake::Deadline);
+        }
+        let shared = Arc::downgrade(self);
+        Ok((id, Operation { id, state, shared }))
     }
 }
 

@@ -95,7 +95,7 @@ impl Shared {
         }
         // Its link may be why.
         if let (Some((_, host)), Cause::Connection(_)) = (session.link.get(), cause) {
-            self.measurements.forget(*host);
+            self.link_results.forget(*host);
         }
         self.forget_session(session);
         let reads = std::mem::take(&mut *lock(&session.reads));
@@ -138,7 +138,7 @@ impl Shared {
         }
         if let Some(session) = session {
             if let Some((_, host)) = session.link.get() {
-                self.measurements.forget(*host);
+                self.link_results.forget(*host);
             }
             self.end_session(&session, cause);
         }

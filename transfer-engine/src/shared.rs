@@ -19,11 +19,9 @@ use crate::config::{LinkEngine, TransferEngineConfig};
 use crate::counters::ImmCounters;
 use crate::error::TransferError;
 use crate::failure::Cause;
+use crate::link_results::LinkResults;
 use crate::lock::lock;
-use crate::measurement::Measurements;
-use crate::operation::{Operation, Options};
-use crate::operations::{End, Ended, Link, Operations, Part, PartId, Step};
-use crate::outcome::State;
+use crate::operations::{End, Ended, Link, Operations, PartId, Step};
 use crate::receives::Receives;
 use crate::session::Session;
 
@@ -74,7 +72,7 @@ pub(crate) struct Shared {
     /// What the engines report, of each, where the program polls. Locked by the call that polls.
     pub(crate) polled: Option<Mutex<Vec<Receiver<Event>>>>,
     /// Which link is the fastest, and the memory that it is measured with.
-    pub(crate) measurements: Measurements,
+    pub(crate) link_results: LinkResults,
     /// Calls to peers so far.
     pub(crate) dials: AtomicU64,
     /// Has the control thread connect to a peer; `None` ends it.
@@ -98,28 +96,6 @@ impl Shared {
 
     pub(crate) fn operations(&self) -> MutexGuard<'_, Operations> {
         lock(&self.operations)
-    }
-
-    /// Begins an operation, at least 1 part: the ids of its parts follow the one that is answered.
-    pub(crate) fn begin(
-        self: &Arc<Self>,
-        parts: Vec<Part>,
-        signal: Option<u32>,
-        options: Options,
-    ) -> Result<(PartId, Operation), TransferError> {
-        self.check_process()?;
-        let state = State::new(options.completion);
-        let deadline = self.now().saturating_add(options.deadline);
-        let mut operations = self.operations();
-        let begun = operations.begin(Arc::clone(&state), parts, signal, deadline);
-        drop(operations);
-        let (id, wakes) = begun.ok_or(TransferError::Closed)?;
-        if wakes {
-            // The thread ends after the engine.
-            let _ = self.to_events.send(Wake::Deadline);
-        }
-        let shared = Arc::downgrade(self);
-        Ok((id, Operation { id, state, shared }))
     }
 
     /// Tells of operations that have ended.

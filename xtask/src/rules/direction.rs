@@ -48,6 +48,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("weft-transfer-engine", &["weft-engine"]),
     ("weft-transfer-engine-c", &["weft-transfer-engine"]),
     ("weft-python", &["weft-transfer-engine"]),
+    ("weft-cuda", &["weft-transfer-engine"]),
     ("weft-device-socket", &["weft-device", "weft-memory"]),
     (
         "weft-device-server",

@@ -58,6 +58,8 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
         let must = Must::RatioAtLeast(least);
         rows.push(rounds.row(id, text, "GB/s", &peer("tag_bw"), must));
     }
+    // The next ones have the same names.
+    drop(ends);
     let inline = Shape {
         progress: Progress::Inline,
         spin: Some(POLLS),

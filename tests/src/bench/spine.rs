@@ -57,25 +57,6 @@ impl Spine {
         self.nft(&format!("add table ip {TABLE}\ndelete table ip {TABLE}"))
     }
 
-    /// Bytes that its ports have received, by the kernel's count.
-    pub(super) fn received_bytes(&self) -> Result<u64, BenchError> {
-        let table = run_inside(&self.namespace, "cat", &["/proc/net/dev"], "")?;
-        let bytes = self.ports.iter().map(|port| {
-            let line = table
-                .lines()
-                .find_map(|line| line.trim().strip_prefix(port.as_str()));
-            let counted = line.and_then(|line| line.strip_prefix(':'));
-            let first = counted.and_then(|line| line.split_whitespace().next());
-            first
-                .and_then(|bytes| bytes.parse::<u64>().ok())
-                .ok_or_else(|| BenchError::Program {
-                    program: "cat /proc/net/dev".to_owned(),
-                    message: format!("there is no count of {port}"),
-                })
-        });
-        bytes.sum::<Result<u64, _>>()
-    }
-
     fn nft(&self, script: &str) -> Result<(), BenchError> {
         run_inside(&self.namespace, "nft", &["-f", "-"], script).map(drop)
     }

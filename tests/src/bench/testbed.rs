@@ -117,7 +117,7 @@ fn train(
     // Nodes take turns at the leaves.
     let pairs = (0..HOSTS).map(|host| Ends::between(fabric, shape, 2 * host, 2 * host + 1));
     let pairs = pairs.collect::<Result<Vec<_>, _>>()?;
-    let before = spine_bytes(fabric)?;
+    let before = fabric.spine_bytes()?;
     let mut training = Training {
         took: Duration::ZERO,
         flows: Vec::new(),
@@ -147,7 +147,7 @@ fn train(
         training.took += flows.iter().copied().max().unwrap_or_default();
         training.flows.extend(flows);
     }
-    let after = spine_bytes(fabric)?;
+    let after = fabric.spine_bytes()?;
     let moved = after
         .iter()
         .zip(&before)
@@ -160,14 +160,6 @@ fn train(
         .sum();
     training.slow_share = slow as f64 / moved.iter().sum::<u64>().max(1) as f64;
     Ok(training)
-}
-
-/// Bytes that each spine has received at all its ports.
-fn spine_bytes(fabric: &Fabric) -> Result<Vec<u64>, BenchError> {
-    let spines = 0..SPINES.len();
-    spines
-        .map(|spine| Spine::new(fabric, spine).received_bytes())
-        .collect()
 }
 
 /// Flow completion times and the use of the slow links, as figure 6 has them.

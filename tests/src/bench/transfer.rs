@@ -82,7 +82,9 @@ pub(super) enum Waits {
 }
 
 /// Node 0 writes to node 1.
-pub(super) struct Engines {
+pub(super) struct Engines<'a> {
+    /// None in the tests, on loopback.
+    fabric: Option<&'a Fabric>,
     sender: End,
     receiver: End,
     /// Of the receiver, where no thread of the engine moves bytes.
@@ -135,11 +137,11 @@ struct End {
     messages: (MemoryRegion, MrDescriptor),
 }
 
-impl Engines {
+impl<'a> Engines<'a> {
     /// Starts both, each with so much private memory. Where they make progress inline, a thread polls the receiver and waiting
     /// polls the sender.
     pub(super) fn start(
-        fabric: &Fabric,
+        fabric: &'a Fabric,
         link: Link,
         progress: Progress,
         bytes: usize,
@@ -154,10 +156,10 @@ impl Engines {
             };
             fabric.in_node(node, || End::start(address, config, bytes))?
         };
-        Self::new(end(0)?, end(1)?)
+        Self::new(Some(fabric), end(0)?, end(1)?)
     }
 
-    fn new(sender: End, receiver: End) -> Result<Self, BenchError> {
+    fn new(fabric: Option<&'a Fabric>, sender: End, receiver: End) -> Result<Self, BenchError> {
         let content = Content::new();
         let bytes = sender.memory.bytes() as usize;
         for at in (0..bytes).step_by(STEP) {
@@ -165,8 +167,11 @@ impl Engines {
             sender.memory.write(at as u64, step)?;
         }
         let is_inline = receiver.engine.progress() == Progress::Inline;
-        let poller = is_inline.then(|| Poller::start(&receiver.engine));
+        // Where it opens sockets.
+        let start = || Poller::start(&receiver.engine);
+        let poller = is_inline.then(|| in_node(fabric, 1, start)).transpose()?;
         Ok(Self {
+            fabric,
             sender,
             receiver,
             _poller: poller,
@@ -271,12 +276,12 @@ impl End {
     }
 }
 
-impl Writer for Engines {
+impl Writer for Engines<'_> {
     fn write(&mut self, work: Many) -> Result<Took, BenchError> {
         self.clear()?;
         let places = (self.sender.memory.bytes() / work.bytes as u64).max(1);
         let at = |write: u64| write % places * work.bytes as u64;
-        let took = run(work.count, work.outstanding, |number| {
+        let submit = |number| {
             let write = SingleWrite {
                 source: (self.sender.memory.clone(), at(number)),
                 destination: (self.receiver.descriptor.clone(), at(number)),
@@ -285,7 +290,10 @@ impl Writer for Engines {
             };
             let options = Options::within(PATIENCE);
             Ok(self.sender.engine.submit_single_write(&write, options)?)
-        })?;
+        };
+        // Where it opens sockets when it polls.
+        let run = || run(work.count, work.outstanding, submit);
+        let took = in_node(self.fabric, 0, run)??;
         for write in 0..work.count.min(places) {
             let at = at(write) as usize;
             self.check(write, at, at, work.bytes)?;
@@ -303,7 +311,7 @@ impl Writer for Engines {
             stride: work.page as u64,
             offset: 0,
         };
-        let took = run(work.operations, work.outstanding, |operation| {
+        let submit = |operation: u64| {
             let list = &lists[operation as usize];
             let write = PagedWrites {
                 source: (self.sender.memory.clone(), pages(|pair| pair.0, list)),
@@ -313,7 +321,9 @@ impl Writer for Engines {
             };
             let options = Options::within(PATIENCE);
             Ok(self.sender.engine.submit_paged_writes(&write, options)?)
-        })?;
+        };
+        let run = || run(work.operations, work.outstanding, submit);
+        let took = in_node(self.fabric, 0, run)??;
         for (operation, list) in (0..).zip(&lists) {
             for &(source, at) in list {
                 let (source, at) = (source as usize * work.page, at as usize * work.page);
@@ -321,6 +331,18 @@ impl Writer for Engines {
             }
         }
         Ok(took)
+    }
+}
+
+/// Does something in the network namespace of a node.
+fn in_node<T: Send>(
+    fabric: Option<&Fabric>,
+    node: usize,
+    act: impl FnOnce() -> T + Send,
+) -> Result<T, BenchError> {
+    match fabric {
+        Some(fabric) => Ok(fabric.in_node(node, act)?),
+        None => Ok(act()),
     }
 }
 
@@ -490,12 +512,12 @@ mod tests {
 
     use super::*;
 
-    fn engines(bytes: usize) -> Engines {
+    fn engines(bytes: usize) -> Engines<'static> {
         let end = || {
             let config = TransferEngineConfig::default();
             End::start(Ipv4Addr::LOCALHOST.into(), config, bytes).unwrap()
         };
-        Engines::new(end(), end()).unwrap()
+        Engines::new(None, end(), end()).unwrap()
     }
 
     #[test]

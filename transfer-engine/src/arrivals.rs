@@ -13,7 +13,7 @@ use weft_sim::host::Datagrams;
 use weft_sim::pair::{Pair, PairConfig, Wire, holds, id};
 
 use crate::counters::ImmCounters;
-use crate::operations::{End, Link, Operations, Part, PartId, Place, Step};
+use crate::operations::{Connection, Operations, Part, PartEnd, PartId, Place, Step};
 use crate::outcome::{Completion, Outcome, State};
 
 const KEY: Key = Key(0x6b65_7921);
@@ -96,7 +96,7 @@ struct Counted {
 
 struct Nics {
     pairs: [Pair<WildLink>; 2],
-    links: [Arc<Link>; 2],
+    connections: [Arc<Connection>; 2],
     operations: Operations,
     counters: ImmCounters,
 }
@@ -120,15 +120,15 @@ impl Nics {
             pair.ends[RECEIVER].memory.copies_later = true;
             pair
         };
-        let link = |nic| Link {
+        let connection = |nic| Connection {
             engine: nic,
-            connection: id(SENDER, CONNECTION),
+            id: id(SENDER, CONNECTION),
             speed_bps: 1,
             path: String::new(),
         };
         Self {
             pairs: fates.map(pair),
-            links: [0, 1].map(|nic| link(nic).into()),
+            connections: [0, 1].map(|nic| connection(nic).into()),
             operations: Operations::default(),
             counters: ImmCounters::new(),
         }
@@ -168,7 +168,7 @@ impl Nics {
     }
 
     fn give(&mut self, nic: usize, write: Write) {
-        assert!(self.operations.post(write.token, &self.links[nic]));
+        assert!(self.operations.post(write.token, &self.connections[nic]));
         self.pairs[nic].post(SENDER, CONNECTION, write).unwrap();
     }
 
@@ -190,7 +190,7 @@ impl Nics {
             let Event::Completed { token } = event else {
                 panic!("{event:?}");
             };
-            match self.operations.end(token, End::Done) {
+            match self.operations.end(token, PartEnd::Done) {
                 Step::Nothing => {}
                 Step::Ended(operation) => {
                     assert_eq!(operation.outcome, Outcome::Done);

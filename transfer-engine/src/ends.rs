@@ -8,7 +8,7 @@ use weft_engine::{LinkKind, LocalEnd, RemoteEnd, Secret};
 use crate::config::{DOMAIN, NICS_MAX, random};
 use crate::failure::Cause;
 use crate::lock::lock;
-use crate::operations::Link;
+use crate::operations::Connection;
 use crate::session::Session;
 use crate::shared::Shared;
 
@@ -91,34 +91,37 @@ impl<'a> Ends<'a> {
             let (here, there) = (self.ends.len(), remotes.len());
             return Err(format!("the peer offers {there} ends for {here}"));
         }
-        let link = |((engine, local), remote): (&(usize, End), &End)| {
-            Arc::new(Link {
+        let connection = |((engine, local), remote): (&(usize, End), &End)| {
+            Arc::new(Connection {
                 engine: *engine,
-                connection: local.end.id,
+                id: local.end.id,
                 speed_bps: local.speed_bps.min(remote.speed_bps).max(1),
                 path: format!("{} -> {}", local.end.address, remote.end.address),
             })
         };
-        let mut links: Vec<_> = self.ends.iter().zip(&remotes).map(link).collect();
-        let messages = links.pop().ok_or("there are no ends")?;
-        let session = Arc::new(Session::new(links, messages));
+        let mut connections: Vec<_> = self.ends.iter().zip(&remotes).map(connection).collect();
+        let messages = connections.pop().ok_or("there are no ends")?;
+        let session = Arc::new(Session::new(connections, messages));
         // No other session has this owner: a peer speaks for its own connections only.
-        let owner: Arc<str> = format!("session {:?}", session.messages.connection).into();
-        for (link, remote) in session.all_links().zip(remotes) {
+        let owner: Arc<str> = format!("session {:?}", session.messages.id).into();
+        for (connection, remote) in session.all_connections().zip(remotes) {
             // Before the first event.
-            let key = (link.engine, link.connection);
+            let key = (connection.engine, connection.id);
             lock(&shared.by_connection).insert(key, Arc::clone(&session));
-            let engine = &shared.engines[link.engine].engine;
+            let engine = &shared.engines[connection.engine].engine;
             let remote = RemoteEnd::new(Arc::clone(&owner), &remote.end, remote.secret);
-            let connected =
-                engine.connect(link.connection, remote, shared.events[link.engine].clone());
+            let connected = engine.connect(
+                connection.id,
+                remote,
+                shared.events[connection.engine].clone(),
+            );
             connected.map_err(|error| error.to_string())?;
             // One that places in order does not.
-            let survives = engine.set_survives_refusals(link.connection, true);
+            let survives = engine.set_survives_refusals(connection.id, true);
             survives.map_err(|error| error.to_string())?;
         }
         let engine = &shared.engines[session.messages.engine].engine;
-        let receives = shared.receives.share(engine, session.messages.connection);
+        let receives = shared.receives.share(engine, session.messages.id);
         receives.map_err(|error| error.to_string())?;
         Ok(session)
     }

@@ -109,8 +109,8 @@ impl TransferEngine {
         &self.shared.address
     }
 
-    /// Registers memory under one key on all NICs and links. Peers that have the descriptor may use it as `access` says. Nothing is
-    /// pinned or copied.
+    /// Registers memory under one key on all NICs and links. Peers that have the descriptor may use it as `access` says.
+    /// Nothing is pinned or copied.
     pub fn reg_mr(
         &self,
         region: Arc<Region>,

@@ -9,7 +9,7 @@ use weft_engine::{ConnectionId, EngineError, Event, Failure};
 
 use crate::failure::Cause;
 use crate::lock::lock;
-use crate::operations::{Deadline, End, PartId, Step};
+use crate::operations::{Deadline, PartEnd, PartId, Step};
 use crate::session::Session;
 use crate::shared::{Shared, Wake};
 use crate::work_request::signal;
@@ -77,12 +77,12 @@ impl Shared {
     fn post_waiting_read(&self, session: &Session) {
         loop {
             let next = lock(&session.reads).pop_front();
-            let Some((part, work, link)) = next else {
+            let Some((part, work, connection)) = next else {
                 return;
             };
             self.waiting_reads.fetch_sub(1, Ordering::Relaxed);
             // One that was stopped leaves its turn to the next.
-            if self.post(session, part, work, &link) {
+            if self.post(session, part, work, &connection) {
                 return;
             }
         }
@@ -104,22 +104,22 @@ impl Shared {
         let connection = event.connection();
         match *event {
             Event::Written { context, .. } | Event::Completed { context, .. } => {
-                self.posted_ended(engine, connection, context, End::Done);
+                self.posted_ended(engine, connection, context, PartEnd::Done);
             }
             Event::Cancelled { context, .. } => {
-                self.posted_ended(engine, connection, context, End::Cancelled);
+                self.posted_ended(engine, connection, context, PartEnd::Cancelled);
             }
             Event::Refused {
                 context, failure, ..
             } => {
-                let end = End::Refused(Cause::RequestRefused(failure));
+                let end = PartEnd::Refused(Cause::RequestRefused(failure));
                 self.posted_ended(engine, connection, context, end);
             }
             Event::Delivered { immediate, .. } | Event::Signal { immediate, .. } => {
                 match self.counters.add(immediate) {
                     Some(reached) => reached
                         .into_iter()
-                        .for_each(|part| self.end_part(part, End::Done)),
+                        .for_each(|part| self.end_part(part, PartEnd::Done)),
                     None => {
                         if let Some(session) = self.session(engine, connection) {
                             self.end_session(&session, &Cause::TooManyImmediates);
@@ -150,16 +150,21 @@ impl Shared {
         }
     }
 
-    fn posted_ended(&self, engine: usize, connection: ConnectionId, part: PartId, end: End) {
+    fn posted_ended(&self, engine: usize, connection: ConnectionId, part: PartId, end: PartEnd) {
         let step = self.operations().end(part, end);
         match step {
             Step::Nothing => {}
             Step::Ended(ended) => self.tell([ended]),
             Step::Signal(part, immediate) => match self.session(engine, connection) {
                 Some(session) => {
-                    self.post(&session, part, signal(immediate), session.next_link(0));
+                    self.post(
+                        &session,
+                        part,
+                        signal(immediate),
+                        session.next_connection(0),
+                    );
                 }
-                None => self.end_part(part, End::Failed(Cause::PeerEnded)),
+                None => self.end_part(part, PartEnd::Failed(Cause::PeerEnded)),
             },
         }
         // It may have been a read: the next one may begin.

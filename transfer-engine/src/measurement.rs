@@ -214,7 +214,12 @@ fn write(
             immediate: None,
         };
         let pieces = vec![piece(&shared.link_results.source, 0, bytes)];
-        shared.post(session, part, post(write, pieces), session.next_link(bytes));
+        shared.post(
+            session,
+            part,
+            post(write, pieces),
+            session.next_connection(bytes),
+        );
     }
     Some(operation)
 }

@@ -26,10 +26,10 @@ const TICK: Duration = Duration::from_millis(500);
 pub(crate) type PartId = u64;
 
 /// A connection of an engine.
-pub(crate) struct Link {
+pub(crate) struct Connection {
     /// Its place among [`crate::shared::Shared::engines`].
     pub(crate) engine: usize,
-    pub(crate) connection: ConnectionId,
+    pub(crate) id: ConnectionId,
     /// Of the slower of its two NICs.
     pub(crate) speed_bps: u64,
     /// Its two ends, for people.
@@ -40,7 +40,7 @@ pub(crate) struct Link {
 pub(crate) enum Place {
     /// It waits until it is posted.
     Waiting,
-    Posted(Arc<Link>),
+    Posted(Arc<Connection>),
     /// It waits for a count of this immediate.
     Expected(u32),
     Ended,
@@ -56,7 +56,7 @@ impl Part {
     fn failure(&self, cause: Cause) -> Failure {
         let (stage, path) = match &self.place {
             Place::Waiting | Place::Ended => (Stage::Connect, None),
-            Place::Posted(link) => (Stage::Transfer, Some(link.path.clone())),
+            Place::Posted(connection) => (Stage::Transfer, Some(connection.path.clone())),
             Place::Expected(_) => (Stage::Count, None),
         };
         Failure {
@@ -106,7 +106,7 @@ pub(crate) struct Ended {
 }
 
 /// How a part ends.
-pub(crate) enum End {
+pub(crate) enum PartEnd {
     Done,
     /// Its connection confirms that no byte of it lands any more.
     Cancelled,
@@ -129,7 +129,7 @@ pub(crate) enum Step {
 #[derive(Default)]
 pub(crate) struct Stop {
     /// The caller has their connections cancel these.
-    pub(crate) posted: Vec<(PartId, Arc<Link>)>,
+    pub(crate) posted: Vec<(PartId, Arc<Connection>)>,
     /// The caller forgets that the part waits for this immediate.
     pub(crate) expected: Option<u32>,
     pub(crate) ended: Option<Ended>,
@@ -200,10 +200,10 @@ impl Operations {
     }
 
     /// The caller is about to post a part. Answers whether it should.
-    pub(crate) fn post(&mut self, part: PartId, link: &Arc<Link>) -> bool {
+    pub(crate) fn post(&mut self, part: PartId, connection: &Arc<Connection>) -> bool {
         match self.find(part) {
             Some((_, entry, index)) if entry.stopped.is_none() => {
-                entry.parts[index].place = Place::Posted(Arc::clone(link));
+                entry.parts[index].place = Place::Posted(Arc::clone(connection));
                 true
             }
             _ => false,
@@ -224,24 +224,24 @@ impl Operations {
     }
 
     /// Ends a part.
-    pub(crate) fn end(&mut self, part: PartId, end: End) -> Step {
+    pub(crate) fn end(&mut self, part: PartId, end: PartEnd) -> Step {
         let Some((id, entry, index)) = self.find(part) else {
             return Step::Nothing;
         };
         let part = &mut entry.parts[index];
         let failure = match end {
             _ if matches!(part.place, Place::Ended) => return Step::Nothing,
-            End::Done => None,
-            End::Cancelled => {
+            PartEnd::Done => None,
+            PartEnd::Cancelled => {
                 entry.is_cut_short = true;
                 None
             }
-            End::Refused(_) if entry.stopped.is_some() => {
+            PartEnd::Refused(_) if entry.stopped.is_some() => {
                 entry.is_cut_short = true;
                 None
             }
-            End::Refused(cause) | End::Failed(cause) => Some(part.failure(cause)),
-            End::NotPosted(cause) => Some(Failure {
+            PartEnd::Refused(cause) | PartEnd::Failed(cause) => Some(part.failure(cause)),
+            PartEnd::NotPosted(cause) => Some(Failure {
                 stage: Stage::Post,
                 ..part.failure(cause)
             }),
@@ -268,14 +268,14 @@ impl Operations {
     /// Fails all parts on a connection of an engine, which is over and reports nothing more; with `None` all there are.
     pub(crate) fn fail(&mut self, on: Option<(usize, ConnectionId)>, cause: &Cause) -> Vec<Ended> {
         let is_meant = |part: &Part| match (&part.place, on) {
-            (Place::Posted(link), Some(on)) => (link.engine, link.connection) == on,
+            (Place::Posted(connection), Some(on)) => (connection.engine, connection.id) == on,
             (_, on) => on.is_none(),
         };
         let entries = self.entries.iter();
         let parts = entries.flat_map(|(id, entry)| (*id..).zip(&entry.parts));
         let meant = parts.filter(|(_, part)| is_meant(part));
         let meant: Vec<PartId> = meant.map(|(id, _)| id).collect();
-        let end = |part| match self.end(part, End::Failed(cause.clone())) {
+        let end = |part| match self.end(part, PartEnd::Failed(cause.clone())) {
             Step::Ended(ended) => Some(ended),
             Step::Nothing | Step::Signal(..) => None,
         };
@@ -295,12 +295,12 @@ impl Operations {
         for (id, part) in (operation..).zip(&mut entry.parts) {
             match &part.place {
                 Place::Ended => continue,
-                Place::Posted(link) => {
+                Place::Posted(connection) => {
                     // What is under way tells most of an operation.
                     if stop.posted.is_empty() {
                         entry.stopped = Some(part.failure(cause.clone()));
                     }
-                    stop.posted.push((id, Arc::clone(link)));
+                    stop.posted.push((id, Arc::clone(connection)));
                     continue;
                 }
                 Place::Expected(immediate) => stop.expected = Some(*immediate),

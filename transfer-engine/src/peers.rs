@@ -9,7 +9,7 @@ use weft_engine::{ConnectionId, WorkRequest};
 use crate::address::EngineAddress;
 use crate::failure::Cause;
 use crate::lock::lock;
-use crate::operations::End;
+use crate::operations::PartEnd;
 use crate::session::Session;
 use crate::shared::{Dial, Given, Peer, Shared};
 
@@ -38,14 +38,14 @@ impl Shared {
 
     fn give_session(&self, session: &Session, (part, work): Given) {
         let Some(work) = work else {
-            return self.end_part(part, End::Done);
+            return self.end_part(part, PartEnd::Done);
         };
-        let link = match &work.request {
+        let connection = match &work.request {
             WorkRequest::Send(_) => &session.messages,
-            WorkRequest::Read(read) => session.next_link(read.bytes),
-            request => session.next_link(request.bytes()),
+            WorkRequest::Read(read) => session.next_connection(read.bytes),
+            request => session.next_connection(request.bytes()),
         };
-        self.post(session, part, work, link);
+        self.post(session, part, work, connection);
     }
 
     /// A peer is connected: what has waited for it is posted.
@@ -101,10 +101,10 @@ impl Shared {
         let reads = std::mem::take(&mut *lock(&session.reads));
         self.waiting_reads.fetch_sub(reads.len(), Ordering::Relaxed);
         for (part, _, _) in reads {
-            self.end_part(part, End::NotPosted(cause.clone()));
+            self.end_part(part, PartEnd::NotPosted(cause.clone()));
         }
-        for link in session.all_links() {
-            self.engines[link.engine].engine.close(link.connection);
+        for connection in session.all_connections() {
+            self.engines[connection.engine].engine.close(connection.id);
         }
         session.hang_up.notify_one();
     }
@@ -134,7 +134,7 @@ impl Shared {
             return;
         };
         for (part, _) in waiting {
-            self.end_part(part, End::Failed(cause.clone()));
+            self.end_part(part, PartEnd::Failed(cause.clone()));
         }
         if let Some(session) = session {
             if let Some((_, host)) = session.link.get() {

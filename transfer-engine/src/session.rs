@@ -10,7 +10,7 @@ use weft_engine::{Failure, Post};
 use crate::failure::Cause;
 use crate::link_choice::LinkInUse;
 use crate::lock::lock;
-use crate::operations::{Link, PartId};
+use crate::operations::{Connection, PartId};
 
 /// A work request costs a NIC as much as this many bytes beside its own.
 const REQUEST_BYTES: u64 = 1500;
@@ -18,9 +18,9 @@ const REQUEST_BYTES: u64 = 1500;
 /// The connections with a peer.
 pub(crate) struct Session {
     /// For writes and reads.
-    pub(crate) links: Vec<Arc<Link>>,
+    pub(crate) connections: Vec<Arc<Connection>>,
     /// For sends: in order, on one engine.
-    pub(crate) messages: Arc<Link>,
+    pub(crate) messages: Arc<Connection>,
     /// The time that the work of each of them takes, picoseconds.
     loads: Mutex<Vec<u128>>,
     /// Which link it goes over, and to which host, at the end that called.
@@ -30,16 +30,16 @@ pub(crate) struct Session {
     /// What a connection of it failed by. It may come after the end that the peer made of the session for it.
     pub(crate) failure: OnceLock<Failure>,
     /// Reads that wait until another read is done.
-    pub(crate) reads: Mutex<VecDeque<(PartId, Post, Arc<Link>)>>,
+    pub(crate) reads: Mutex<VecDeque<(PartId, Post, Arc<Connection>)>>,
     /// Ends the control connection.
     pub(crate) hang_up: Notify,
 }
 
 impl Session {
-    pub(crate) fn new(links: Vec<Arc<Link>>, messages: Arc<Link>) -> Self {
+    pub(crate) fn new(connections: Vec<Arc<Connection>>, messages: Arc<Connection>) -> Self {
         Self {
-            loads: Mutex::new(vec![0; links.len()]),
-            links,
+            loads: Mutex::new(vec![0; connections.len()]),
+            connections,
             messages,
             link: OnceLock::new(),
             ended: OnceLock::new(),
@@ -49,14 +49,14 @@ impl Session {
         }
     }
 
-    pub(crate) fn all_links(&self) -> impl Iterator<Item = &Arc<Link>> {
-        self.links.iter().chain([&self.messages])
+    pub(crate) fn all_connections(&self) -> impl Iterator<Item = &Arc<Connection>> {
+        self.connections.iter().chain([&self.messages])
     }
 
     /// The connection whose turn it is: each carries bytes in proportion to its speed.
-    pub(crate) fn next_link(&self, bytes: u64) -> &Arc<Link> {
-        let speeds = self.links.iter().map(|link| link.speed_bps);
-        &self.links[rotate(&mut lock(&self.loads), speeds, bytes)]
+    pub(crate) fn next_connection(&self, bytes: u64) -> &Arc<Connection> {
+        let speeds = self.connections.iter().map(|it| it.speed_bps);
+        &self.connections[rotate(&mut lock(&self.loads), speeds, bytes)]
     }
 }
 

@@ -21,7 +21,7 @@ use crate::error::TransferError;
 use crate::failure::Cause;
 use crate::link_results::LinkResults;
 use crate::lock::lock;
-use crate::operations::{End, Ended, Link, Operations, PartId, Step};
+use crate::operations::{Connection, Ended, Operations, PartEnd, PartId, Step};
 use crate::receives::Receives;
 use crate::session::Session;
 
@@ -109,7 +109,7 @@ impl Shared {
     }
 
     /// Ends a part that has no signal behind it.
-    pub(crate) fn end_part(&self, part: PartId, end: End) {
+    pub(crate) fn end_part(&self, part: PartId, end: PartEnd) {
         let step = self.operations().end(part, end);
         if let Step::Ended(ended) = step {
             self.tell([ended]);
@@ -124,8 +124,8 @@ impl Shared {
             self.counters.forget(immediate, operation);
         }
         self.tell(stop.ended);
-        for (part, link) in &stop.posted {
-            self.cancel(*part, link);
+        for (part, connection) in &stop.posted {
+            self.cancel(*part, connection);
         }
         if !stop.posted.is_empty() {
             // The time to confirm may end before the events thread looks at the deadlines.
@@ -133,11 +133,11 @@ impl Shared {
         }
     }
 
-    pub(crate) fn cancel(&self, part: PartId, link: &Link) {
+    pub(crate) fn cancel(&self, part: PartId, connection: &Connection) {
         // What is refused ends by itself, or when the time to confirm is over.
-        let _ = self.engines[link.engine]
+        let _ = self.engines[connection.engine]
             .engine
-            .cancel(link.connection, part);
+            .cancel(connection.id, part);
     }
 
     /// Posts work on a connection. Of what is not posted the part ends. Answers false for what has ended before: it leaves its
@@ -147,9 +147,9 @@ impl Shared {
         session: &Session,
         part: PartId,
         mut work: Post,
-        link: &Arc<Link>,
+        connection: &Arc<Connection>,
     ) -> bool {
-        work.connection = link.connection;
+        work.connection = connection.id;
         match &mut work.request {
             WorkRequest::Write(it) => it.token = part,
             WorkRequest::WritePages(it) => it.token = part,
@@ -163,23 +163,23 @@ impl Shared {
         let waiting = is_read.then(|| (lock(&session.reads), work.clone()));
         if let Some(cause) = session.ended.get() {
             drop(waiting);
-            self.end_part(part, End::NotPosted(cause.clone()));
+            self.end_part(part, PartEnd::NotPosted(cause.clone()));
             return true;
         }
         // Before it is posted: its end may be reported at once.
-        if !self.operations().post(part, link) {
+        if !self.operations().post(part, connection) {
             return false;
         }
-        match (self.engines[link.engine].engine.post(work), waiting) {
+        match (self.engines[connection.engine].engine.post(work), waiting) {
             (Ok(()), _) => {
                 // The stop may have come before the connection had it.
                 if self.operations().is_stopped(part) {
-                    self.cancel(part, link);
+                    self.cancel(part, connection);
                 }
             }
             (Err(EngineError::Post(PostError::TooManyRequests)), Some((mut reads, work))) => {
                 self.operations().unpost(part);
-                reads.push_back((part, work, Arc::clone(link)));
+                reads.push_back((part, work, Arc::clone(connection)));
                 self.waiting_reads.fetch_add(1, Ordering::Relaxed);
             }
             (Err(error), waiting) => {
@@ -190,7 +190,7 @@ impl Shared {
                     reason: error.reason(),
                     text: error.to_string(),
                 });
-                self.end_part(part, End::NotPosted(cause));
+                self.end_part(part, PartEnd::NotPosted(cause));
             }
         }
         true

@@ -8,7 +8,7 @@ use crate::address::{EngineAddress, MrDescriptor};
 use crate::engine::TransferEngine;
 use crate::error::TransferError;
 use crate::operation::{Operation, Options};
-use crate::operations::{End, Part, Place};
+use crate::operations::{Part, PartEnd, Place};
 use crate::region::MemoryRegion;
 use crate::work_request::{piece, post, signal};
 
@@ -267,7 +267,7 @@ impl TransferEngine {
             options,
         )?;
         if self.shared.counters.expect(immediate, count, id) {
-            self.shared.end_part(id, End::Done);
+            self.shared.end_part(id, PartEnd::Done);
         }
         Ok(operation)
     }

@@ -5,12 +5,12 @@ use crate::outcome::Completion;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn link(connection: u32) -> Arc<Link> {
-    Arc::new(Link {
+fn connection(id: u32) -> Arc<Connection> {
+    Arc::new(Connection {
         engine: 0,
-        connection: ConnectionId(connection),
+        id: ConnectionId(id),
         speed_bps: 1,
-        path: format!("path {connection}"),
+        path: format!("path {id}"),
     })
 }
 
@@ -52,14 +52,17 @@ fn an_operation_ends_with_its_last_part_whatever_their_order() {
     let id = begin(&mut operations, 3, None);
     let other = begin(&mut operations, 1, None);
     for part in [id + 2, id] {
-        assert!(operations.post(part, &link(1)));
-        assert!(goes_on(&operations.end(part, End::Done)));
+        assert!(operations.post(part, &connection(1)));
+        assert!(goes_on(&operations.end(part, PartEnd::Done)));
         // A second report of the same end is nobody's.
-        assert!(goes_on(&operations.end(part, End::Done)));
+        assert!(goes_on(&operations.end(part, PartEnd::Done)));
     }
-    assert_eq!(outcome(operations.end(id + 1, End::Done)), Outcome::Done);
-    assert!(goes_on(&operations.end(id + 1, End::Done)));
-    assert_eq!(outcome(operations.end(other, End::Done)), Outcome::Done);
+    assert_eq!(
+        outcome(operations.end(id + 1, PartEnd::Done)),
+        Outcome::Done
+    );
+    assert!(goes_on(&operations.end(id + 1, PartEnd::Done)));
+    assert_eq!(outcome(operations.end(other, PartEnd::Done)), Outcome::Done);
     assert_eq!((operations.len(), operations.deadlines.len()), (0, 0));
 }
 
@@ -67,12 +70,12 @@ fn an_operation_ends_with_its_last_part_whatever_their_order() {
 fn the_first_part_that_fails_is_named_when_all_have_ended() {
     let mut operations = Operations::default();
     let id = begin(&mut operations, 3, None);
-    for (part, connection) in (id..).zip([1, 2, 2]) {
-        operations.post(part, &link(connection));
+    for (part, id) in (id..).zip([1, 2, 2]) {
+        operations.post(part, &connection(id));
     }
     let on = (0, ConnectionId(2));
     assert!(operations.fail(Some(on), &Cause::PeerEnded).is_empty());
-    let Outcome::Failed(failure) = outcome(operations.end(id, End::Done)) else {
+    let Outcome::Failed(failure) = outcome(operations.end(id, PartEnd::Done)) else {
         panic!("it has failed");
     };
     assert_eq!(
@@ -88,17 +91,17 @@ fn the_first_part_that_fails_is_named_when_all_have_ended() {
 fn a_signal_follows_when_all_parts_are_done_and_not_when_one_has_failed() {
     let mut operations = Operations::default();
     let id = begin(&mut operations, 3, Some(9));
-    assert!(goes_on(&operations.end(id + 1, End::Done)));
-    let Step::Signal(part, 9) = operations.end(id, End::Done) else {
+    assert!(goes_on(&operations.end(id + 1, PartEnd::Done)));
+    let Step::Signal(part, 9) = operations.end(id, PartEnd::Done) else {
         panic!("the signal follows");
     };
-    operations.post(part, &link(2));
-    assert_eq!(outcome(operations.end(part, End::Done)), Outcome::Done);
+    operations.post(part, &connection(2));
+    assert_eq!(outcome(operations.end(part, PartEnd::Done)), Outcome::Done);
     let id = begin(&mut operations, 3, Some(9));
     assert!(goes_on(
-        &operations.end(id, End::NotPosted(Cause::PeerEnded))
+        &operations.end(id, PartEnd::NotPosted(Cause::PeerEnded))
     ));
-    let Outcome::Failed(failure) = outcome(operations.end(id + 1, End::Done)) else {
+    let Outcome::Failed(failure) = outcome(operations.end(id + 1, PartEnd::Done)) else {
         panic!("it has failed");
     };
     assert_eq!(failure.stage, Stage::Post);
@@ -109,7 +112,7 @@ fn a_signal_follows_when_all_parts_are_done_and_not_when_one_has_failed() {
 fn a_deadline_passes_at_its_moment_and_what_is_posted_has_time_to_be_cancelled() {
     let mut operations = Operations::default();
     let id = begin(&mut operations, 3, Some(7));
-    operations.post(id + 1, &link(1));
+    operations.post(id + 1, &connection(1));
     let just_before = 5 * SECOND - Duration::from_nanos(1);
     assert!(matches!(operations.poll(just_before), Deadline::Until(at) if at == 5 * SECOND));
     assert!(matches!(operations.poll(5 * SECOND), Deadline::Passed(it) if it == id));
@@ -117,9 +120,9 @@ fn a_deadline_passes_at_its_moment_and_what_is_posted_has_time_to_be_cancelled()
     assert_eq!((stop.posted.len(), stop.posted[0].0), (1, id + 1));
     assert!(stop.ended.is_none() && operations.is_stopped(id + 1));
     // What waited is not posted any more.
-    assert!(!operations.post(id, &link(1)));
+    assert!(!operations.post(id, &connection(1)));
     assert!(matches!(operations.poll(5 * SECOND), Deadline::Until(_)));
-    let Outcome::Reusable(failure) = outcome(operations.end(id + 1, End::Cancelled)) else {
+    let Outcome::Reusable(failure) = outcome(operations.end(id + 1, PartEnd::Cancelled)) else {
         panic!("the cancel is confirmed");
     };
     assert_eq!(
@@ -133,7 +136,7 @@ fn a_deadline_passes_at_its_moment_and_what_is_posted_has_time_to_be_cancelled()
 fn a_stop_that_nobody_confirms_is_never_called_reusable() {
     let mut operations = Operations::default();
     let id = begin(&mut operations, 2, None);
-    operations.post(id, &link(1));
+    operations.post(id, &connection(1));
     operations.stop(id, &Cause::Cancelled, 2 * SECOND);
     let Deadline::Ended(ended) = operations.poll(2 * SECOND) else {
         panic!("the time to confirm is over");
@@ -143,15 +146,15 @@ fn a_stop_that_nobody_confirms_is_never_called_reusable() {
     );
     // The end of the connection confirms nothing either.
     let id = begin(&mut operations, 1, None);
-    operations.post(id, &link(1));
+    operations.post(id, &connection(1));
     operations.stop(id, &Cause::Cancelled, 2 * SECOND);
     let ended = operations.fail(Some((0, ConnectionId(1))), &Cause::PeerEnded);
     assert!(matches!(ended[0].outcome, Outcome::Unconfirmed(_)));
     // What was done before the stop came is done.
     let id = begin(&mut operations, 1, None);
-    operations.post(id, &link(1));
+    operations.post(id, &connection(1));
     operations.stop(id, &Cause::Cancelled, 2 * SECOND);
-    assert_eq!(outcome(operations.end(id, End::Done)), Outcome::Done);
+    assert_eq!(outcome(operations.end(id, PartEnd::Done)), Outcome::Done);
 }
 
 #[test]

@@ -153,19 +153,23 @@ pub(crate) fn remote(name: &str, value: Any<'_, '_>) -> PyResult<(MrDescriptor, 
     Ok((descriptor_of(name, &descriptor)?, offset_of(name, offset)?))
 }
 
-/// The number of bytes; without one, all from `offset` to the end of the region.
+/// The number of bytes; without one, all from `offset` of `name` to the end of the region.
 pub(crate) fn bytes_or_rest(
+    name: &str,
     bytes: Option<Any<'_, '_>>,
     region: &weft_transfer_engine::MemoryRegion,
     offset: u64,
 ) -> PyResult<u64> {
     match bytes {
         Some(bytes) => u64_of("bytes", bytes),
-        None => Ok(region.bytes().saturating_sub(offset)),
+        None => region.bytes().checked_sub(offset).ok_or_else(|| {
+            let problem = format!("is {offset}: the region has {} bytes", region.bytes());
+            wrong_value(&format!("the offset of {name}"), problem)
+        }),
     }
 }
 
-/// `weft.SingleWrite`, or a tuple as it is one.
+/// `weft.SingleWrite`, which is a named tuple, or a plain tuple like it.
 pub(crate) fn single_write(write: Any<'_, '_>) -> PyResult<SingleWrite> {
     type Fields<'py> = (
         Bound<'py, PyAny>,
@@ -178,7 +182,7 @@ pub(crate) fn single_write(write: Any<'_, '_>) -> PyResult<SingleWrite> {
         fields.map_err(|_| wrong_type("each of writes", "a weft.SingleWrite", write))?;
     let source = local("source", &source)?;
     Ok(SingleWrite {
-        bytes: bytes_or_rest(bytes.as_ref(), &source.0, source.1)?,
+        bytes: bytes_or_rest("source", bytes.as_ref(), &source.0, source.1)?,
         source,
         destination: remote("destination", &destination)?,
         immediate: immediate_of(immediate.as_ref())?,

@@ -300,7 +300,7 @@ impl Engine {
     ) -> PyResult<Operation> {
         let source = local("source", source)?;
         let write = SingleWrite {
-            bytes: bytes_or_rest(bytes, &source.0, source.1)?,
+            bytes: bytes_or_rest("source", bytes, &source.0, source.1)?,
             source,
             destination: remote("destination", destination)?,
             immediate: immediate_of(immediate)?,
@@ -386,7 +386,7 @@ impl Engine {
         let destination = local("destination", destination)?;
         let read = SingleRead {
             source: remote("source", source)?,
-            bytes: bytes_or_rest(bytes, &destination.0, destination.1)?,
+            bytes: bytes_or_rest("destination", bytes, &destination.0, destination.1)?,
             destination,
         };
         let options = options(deadline, on_done)?;

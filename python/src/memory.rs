@@ -104,8 +104,9 @@ impl MemoryRegion {
     /// Its bytes, as a memoryview: no copy. Use it as `numpy.frombuffer(region.memory, dtype)` or
     /// `torch.frombuffer(region.memory, dtype=...)`. Peers may change the bytes meanwhile.
     #[getter]
-    fn memory(&self, py: Python<'_>) -> Py<PyAny> {
-        self.memory.clone_ref(py)
+    fn memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMemoryView>> {
+        // Who releases it has released this one only.
+        PyMemoryView::from(self.memory.bind(py))
     }
 
     fn __len__(&self) -> usize {

@@ -169,6 +169,10 @@ impl Operation {
     }
 
     fn __repr__(&self) -> String {
+        // A thread of the other process may have had its lock.
+        if check_process(self.process).is_err() {
+            return "<weft.Operation of another process>".to_owned();
+        }
         let state = match self.operation.outcome() {
             None => "goes on",
             Some(Outcome::Done) => "is done",

@@ -17,7 +17,7 @@ BIG = 2**64
         (lambda a, here, there: a.submit_single_write(here, "no"), ValueError, "destination is wrong: this is no region"),
         (lambda a, here, there: a.submit_single_write((here, -1), there), ValueError, "the offset of source is -1"),
         (lambda a, here, there: a.submit_single_write((here, "1"), there), TypeError, "the offset of source must be an int"),
-        (lambda a, here, there: a.submit_single_write((here, 11), there), ValueError, "bytes is 0"),
+        (lambda a, here, there: a.submit_single_write((here, 11), there), ValueError, "the offset of source is 11: the region has 10"),
         (lambda a, here, there: a.submit_single_write((here, 5), there, 6), ValueError, "source: 6 bytes at offset 5"),
         (lambda a, here, there: a.submit_single_write(here, (there, 1)), ValueError, "destination: 10 bytes at offset 1"),
         (lambda a, here, there: a.submit_single_write(here, there, 0), ValueError, "bytes is 0"),
@@ -113,6 +113,7 @@ def test_a_region_of_another_engine_is_refused(pair):
         ({"ports_per_nic": 0}, ValueError, "ports"),
         ({"stall_timeout": "long"}, TypeError, "stall_timeout must be a number of seconds"),
         ({"watch_interval": -1}, ValueError, "watch_interval is -1"),
+        ({"watch_interval": 0}, ValueError, "watch_interval is 0"),
         ({"no_such": 1}, TypeError, "no_such"),
     ],
 )

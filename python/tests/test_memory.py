@@ -163,6 +163,13 @@ READ_ONLY = numpy.zeros(4)
 READ_ONLY.flags.writeable = False
 
 
+def test_who_releases_the_memory_of_a_region_has_released_one_view_of_it(engine):
+    region = engine().alloc(4)
+    with region.memory as memory:
+        memory[0] = 7
+    assert bytes(region.memory) == b"\7\0\0\0"
+
+
 def test_the_name_of_a_field_is_no_reference_to_an_object(engine):
     engine().reg_mr(numpy.zeros(3, [("Object", "f8")]))
 

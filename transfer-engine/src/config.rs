@@ -72,7 +72,7 @@ pub struct TransferEngineConfig {
     pub connect_timeout: Duration,
     /// How long a stopped operation waits for the peer to confirm the stop. Default: 1 s.
     pub cancel_timeout: Duration,
-    /// How often the words of watchers are read. Default: 50 µs.
+    /// How often the words of watchers are read, more than 0. Default: 50 µs.
     pub watch_interval: Duration,
 }
 
@@ -116,6 +116,12 @@ impl TransferEngineConfig {
             return Err(TransferError::Invalid {
                 field: "nics",
                 problem: "must be 1 to 128 NICs",
+            });
+        }
+        if self.watch_interval.is_zero() {
+            return Err(TransferError::Invalid {
+                field: "watch_interval",
+                problem: "is 0: a thread would look without end",
             });
         }
         if self.progress == Progress::Inline && self.workers_per_nic != 1 {

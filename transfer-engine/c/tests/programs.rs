@@ -111,6 +111,11 @@ fn another_process_is_written_to_stopped_and_killed() {
 }
 
 #[test]
+fn several_threads_use_an_engine_and_an_operation_at_once() {
+    run_all_of("threads", &[C11, CPP, SANITIZED]);
+}
+
+#[test]
 fn what_a_program_does_wrong_is_named_and_begins_nothing() {
     run_all_of("arguments", &[C11, CPP, SANITIZED]);
 }

@@ -6,8 +6,19 @@
 #include <unistd.h>
 
 static uint8_t bytes[64];
+static uint64_t is_called, may_return;
 
-static void calls_are_refused(weft_engine *engine, weft_mr *mr, weft_operation *pending) {
+/* Runs while the process is forked. */
+static void watch(void *user_data, uint64_t old_value, uint64_t new_value) {
+    EXPECT(user_data == NULL && old_value < new_value);
+    __atomic_store_n(&is_called, 1, __ATOMIC_RELEASE);
+    while (__atomic_load_n(&may_return, __ATOMIC_ACQUIRE) == 0) {
+        sched_yield();
+    }
+}
+
+static void calls_are_refused(weft_engine *engine, weft_mr *mr, weft_operation *pending,
+                              weft_watcher *watcher) {
     weft_mr *other = NULL;
     weft_operation *operation = NULL;
     REFUSED(weft_reg_mr(engine, bytes, 64, 0, &other), WEFT_FORKED, "forked from");
@@ -17,6 +28,10 @@ static void calls_are_refused(weft_engine *engine, weft_mr *mr, weft_operation *
     REFUSED(weft_operation_cancel(pending), WEFT_FORKED, "forked from");
     EXPECT(other == NULL && operation == NULL);
     weft_operation_free(pending);
+    /* The word is memory of both. The thread that runs the handler is not here. */
+    OK(weft_watcher_add(watcher, 1));
+    EXPECT(weft_watcher_load(watcher) == 2);
+    weft_watcher_free(watcher);
     /* Nothing here uses the memory. */
     OK(weft_dereg_mr(mr, WEFT_NO_TIMEOUT));
     OK(weft_engine_close(engine));
@@ -31,14 +46,20 @@ int main(void) {
     weft_options options = patient();
     OK(weft_reg_mr(engine, bytes, sizeof bytes, WEFT_ACCESS_ALL, &mr));
     OK(weft_expect_imm_count(engine, 1, 1, &options, &pending));
+    weft_watcher *watcher = NULL;
+    OK(weft_alloc_watcher(engine, watch, NULL, &watcher));
+    OK(weft_watcher_add(watcher, 1));
+    wait_for_word(&is_called);
     pid_t child = fork();
     EXPECT(child >= 0);
     if (child == 0) {
-        calls_are_refused(engine, mr, pending);
+        calls_are_refused(engine, mr, pending, watcher);
         _exit(0);
     }
     int status = 0;
     EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    __atomic_store_n(&may_return, 1, __ATOMIC_RELEASE);
+    weft_watcher_free(watcher);
     /* The engine goes on here. */
     weft_address *peer = address_of(engine);
     weft_peer_group *group = NULL;

@@ -10,6 +10,7 @@
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpStream};
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicU8;
 use std::sync::{LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
@@ -247,6 +248,15 @@ impl Handler for Arrivals {
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Ok(0)),
             read => Ok(Ok(read?)),
         }
+    }
+
+    fn copy(
+        &mut self,
+        _: &Place,
+        _: Option<u32>,
+        _: &[AtomicU8],
+    ) -> Result<(), DropReason> {
+        unreachable!("TCP has no shared memory")
     }
 
     fn handle(&mut self, received: Received<'_>) {

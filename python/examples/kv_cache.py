@@ -55,12 +55,12 @@ class Prefill:
                 self.layers[layer] = compute(self.request["prompt"], layer)
                 computed.add(1)
             self.has_ended.wait()
-        if self.is_cancelled:
-            # None and Reusable promise that nothing lands any more.
-            done = self.ends.count(None)
-            reusable = done + sum(isinstance(end, weft.Reusable) for end in self.ends)
-            answer = {"id": self.request["id"], "done": done, "reusable": reusable == len(self.ends)}
-            send(self.engine, self.request["decoder"], answer)
+
+    def answer(self):
+        """What the decoder is told of a cancel. None and Reusable promise that nothing lands any more."""
+        done = self.ends.count(None)
+        reusable = done + sum(isinstance(end, weft.Reusable) for end in self.ends)
+        return {"id": self.request["id"], "done": done, "reusable": reusable == len(self.ends)}
 
     def write(self, old, new):
         for layer in range(old, new):
@@ -87,23 +87,28 @@ class Prefill:
 
 
 def prefill(engine):
-    requests = {}
+    requests, lock = {}, threading.Lock()
 
-    def serve(key):
-        requests[key].run()
-        del requests[key]
+    def serve(key, request):
+        request.run()
+        with lock:  # a cancel comes before this, or finds no request
+            del requests[key]
+        if request.is_cancelled:
+            send(engine, request.request["decoder"], request.answer()).wait()
 
     def handle(message, immediate):
         message = json.loads(message)
         key = message["decoder"], message["id"]
         if "cache" in message:
             requests[key] = Prefill(engine, message)
-            threading.Thread(target=serve, args=[key], daemon=True).start()
-        elif request := requests.get(key):
-            request.cancel()
-        else:
-            # Each write has ended, and the decoder has not counted it yet.
-            send(engine, message["decoder"], {"id": message["id"], "done": LAYERS, "reusable": True})
+            threading.Thread(target=serve, args=[key, requests[key]], daemon=True).start()
+            return
+        with lock:
+            request = requests.get(key)
+            if request:
+                return request.cancel()
+        # Each write has ended, and the decoder has not counted it yet. A callback does not wait.
+        send(engine, message["decoder"], {"id": message["id"], "done": LAYERS, "reusable": True})
 
     engine.submit_recvs(16384, 16, handle)
     print(engine.main_address, flush=True)
@@ -111,7 +116,7 @@ def prefill(engine):
 
 
 def send(engine, peer, message):
-    engine.submit_send(peer, json.dumps(message).encode()).wait()
+    return engine.submit_send(peer, json.dumps(message).encode())
 
 
 class Decoder:
@@ -122,10 +127,11 @@ class Decoder:
 
     def ask(self, number, prefiller, pages, layers=LAYERS):
         """Asks for a cache in these pages. Only so many layers come: that is how this program shows a slow prefiller."""
-        # Each request has a key of its own, which can be closed.
+        # Each request has a key of its own: who asks closes it when the request is over.
         region = self.engine.reg_mr(self.cache, weft.Access.WRITE)
         request = {"id": number, "prompt": number, "pages": list(pages), "layers": layers}
-        send(self.engine, prefiller, request | {"cache": region.descriptor, "decoder": self.engine.main_address})
+        address = self.engine.main_address
+        send(self.engine, prefiller, request | {"cache": region.descriptor, "decoder": address}).wait()
         return region
 
     def wait(self, number, prefiller, layers=LAYERS):
@@ -142,7 +148,7 @@ class Decoder:
 
     def cancel(self, number, prefiller):
         """Cancels a request. When this returns its pages may be used again. Returns how many layers were written whole."""
-        send(self.engine, prefiller, {"id": number, "decoder": self.engine.main_address})
+        send(self.engine, prefiller, {"id": number, "decoder": self.engine.main_address}).wait()
         answer = self.answers.get(timeout=15)
         if answer["id"] != number or not answer["reusable"]:
             raise RuntimeError(f"the cancel of request {number} is not confirmed")
@@ -164,19 +170,19 @@ def decode(engine, prefillers, kill_first):
         if decoder.landed(prompt, of) != whole:
             raise RuntimeError(f"request {prompt}: wrong bytes")
 
-    decoder.ask(1, a, pages[0])
-    decoder.wait(1, a)
+    with decoder.ask(1, a, pages[0]):
+        decoder.wait(1, a)
     check(1, pages[0])
     print(f"request 1: {LAYERS} layers are here, and each byte is right", flush=True)
 
-    decoder.ask(2, a, pages[1])
-    while not decoder.cache[0, pages[1]].any():  # the client hangs up when the first bytes land
-        time.sleep(0)
-    done = decoder.cancel(2, a)
+    with decoder.ask(2, a, pages[1]):
+        while not decoder.cache[0, pages[1]].any():  # the client hangs up when the first bytes land
+            time.sleep(0)
+        done = decoder.cancel(2, a)
     landed = decoder.landed(2, pages[1])
     print(f"request 2: cancelled after {landed} of {whole} bytes, {done} layers whole; no byte lands any more", flush=True)
-    decoder.ask(3, b, pages[1])
-    decoder.wait(3, b)
+    with decoder.ask(3, b, pages[1]):
+        decoder.wait(3, b)
     check(3, pages[1])
     print("request 3: the pages of request 2 were used again at once, and each byte is right", flush=True)
 
@@ -190,8 +196,8 @@ def decode(engine, prefillers, kill_first):
         except weft.TransferFailed as failed:
             print(f"request 4: {failed}", flush=True)
     # Nobody confirms that nothing lands. The closed key sees to it.
-    decoder.ask(5, b, pages[2])
-    decoder.wait(5, b)
+    with decoder.ask(5, b, pages[2]):
+        decoder.wait(5, b)
     for prompt, of in zip((1, 3, 5), pages):
         check(prompt, of)
     print("request 5: the pages of request 4 were used again, and each byte of all requests is right", flush=True)

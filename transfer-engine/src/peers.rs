@@ -50,6 +50,8 @@ impl Shared {
 
     /// A peer is connected: what has waited for it is posted.
     pub(crate) fn connected(&self, (dial, address): &Dial, session: &Arc<Session>) {
+        // What only connects ends when the peer is connected for all to see.
+        let mut connects = Vec::new();
         loop {
             let waiting = {
                 let mut peers = lock(&self.peers);
@@ -64,12 +66,20 @@ impl Shared {
             };
             let Some(waiting) = waiting else {
                 // The program has removed the peer since.
-                return self.end_session(session, &Cause::EndedHere);
+                self.end_session(session, &Cause::EndedHere);
+                let failed = |part| self.end_part(part, PartEnd::Failed(Cause::EndedHere));
+                return connects.into_iter().for_each(failed);
             };
             // What is submitted meanwhile comes after what has waited.
-            for given in waiting {
-                self.give_session(session, given);
+            for (part, work) in waiting {
+                match work {
+                    Some(_) => self.give_session(session, (part, work)),
+                    None => connects.push(part),
+                }
             }
+        }
+        for part in connects {
+            self.end_part(part, PartEnd::Done);
         }
         if session.ended.get().is_some() {
             self.forget_session(session);

@@ -1,7 +1,9 @@
 //! Memory of NVIDIA GPUs as regions of the TransferEngine. Peers write to it and read from it as to any other memory.
 //!
 //! The driver, `libcuda.so.1`, is loaded when the first GPU is opened: programs build and run without it. Bytes are staged
-//! in host memory: a worker copies each packet between its buffer and the GPU, and waits for the copy.
+//! in host memory: a worker copies each packet between its buffer and the GPU, and waits for the copy. The copies have a stream
+//! of their own, which waits for no other: synchronise the stream that computes a source before the write is submitted, and use
+//! what has arrived after its count.
 //!
 //! ```no_run
 //! use weft_cuda::Gpu;
@@ -86,7 +88,7 @@ impl Gpu {
         Ok(Arc::new(Self { context, stream }))
     }
 
-    /// `bytes` bytes of the GPU's memory from `address` on, as a region.
+    /// `bytes` bytes of the GPU's memory from `address` on, as a region. They have to lie in one allocation of the driver.
     ///
     /// # Safety
     /// The memory stays allocated until the region is deregistered and the operations that send from it have ended.
@@ -107,8 +109,8 @@ impl Gpu {
         if found.result().is_err() || !is_inside {
             return Err(not_allocated);
         }
-        let memory: Arc<dyn DeviceMemory> = Arc::clone(self) as Arc<dyn DeviceMemory>;
-        Region::of_device(memory, address, bytes).map_err(|_| not_allocated)
+        let memory = Memory(Arc::clone(self));
+        Region::of_device(Arc::new(memory), address, bytes).map_err(|_| not_allocated)
     }
 
     /// Waits until a copy has been made, so that a peer may be told of it.
@@ -125,19 +127,24 @@ impl Gpu {
     }
 }
 
-impl DeviceMemory for Gpu {
+/// What regions have: who has it may copy to any address, so nobody else does.
+#[derive(Debug)]
+struct Memory(Arc<Gpu>);
+
+impl DeviceMemory for Memory {
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DropReason> {
-        self.bind()?;
+        self.0.bind()?;
         // SAFETY: the address is in a region, whose memory is allocated (`Gpu::region`), and `bytes` outlive the copy, which
         // `finish` waits for.
-        let copied = unsafe { result::memcpy_htod_async(address, bytes, self.stream.cu_stream()) };
-        self.finish(copied)
+        let copied =
+            unsafe { result::memcpy_htod_async(address, bytes, self.0.stream.cu_stream()) };
+        self.0.finish(copied)
     }
 
     fn read(&self, address: u64, out: &mut [u8]) -> Result<(), DropReason> {
-        self.bind()?;
+        self.0.bind()?;
         // SAFETY: as in `write`.
-        let copied = unsafe { result::memcpy_dtoh_async(out, address, self.stream.cu_stream()) };
-        self.finish(copied)
+        let copied = unsafe { result::memcpy_dtoh_async(out, address, self.0.stream.cu_stream()) };
+        self.0.finish(copied)
     }
 }

@@ -569,8 +569,12 @@ fn workers_run_on_the_cpus_that_they_are_given_and_one_that_there_is_not_is_name
         config.paths = 16;
         config.cpus = vec![last, first];
     });
-    assert!(is_pinned("weft-worker-0", last));
-    assert!(is_pinned("weft-worker-1", first));
+    // A thread names itself when it begins.
+    let begun = std::time::Instant::now();
+    while !is_pinned("weft-worker-0", last) || !is_pinned("weft-worker-1", first) {
+        assert!(begun.elapsed() < PATIENCE, "the workers are not pinned");
+        std::thread::yield_now();
+    }
     // The thread that has started them is where it was.
     assert_eq!(cpus(), before);
     let ports = PortRange {

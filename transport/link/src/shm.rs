@@ -12,10 +12,6 @@
 mod connection;
 mod handshake;
 mod receive;
-#[expect(
-    unsafe_code,
-    reason = "packets are written where another process reads them, without a copy in between"
-)]
 mod ring;
 
 use std::collections::VecDeque;
@@ -92,6 +88,8 @@ pub struct ShmLink {
     turn: usize,
     outgoing: OutgoingPaths,
     incoming: IncomingPaths,
+    /// Of the last connection.
+    generation: u16,
     /// Connections without a purpose so far, the oldest first.
     unfinished: VecDeque<usize>,
     /// Those whose path takes no chunk.
@@ -102,6 +100,8 @@ pub struct ShmLink {
     is_asleep: bool,
     /// Of a packet that is not read into its place.
     packet: Box<[u8]>,
+    /// Of a packet while it is sealed.
+    sealed: Box<[u8]>,
     changes: VecDeque<PathChange>,
     registry: Option<Registry>,
     /// As of the last call that told.
@@ -174,6 +174,11 @@ impl ShmLink {
         Ok(slot)
     }
 
+    fn next_generation(&mut self) -> u16 {
+        self.generation = self.generation.wrapping_add(1);
+        self.generation
+    }
+
     fn check_by(&mut self, at: Time) {
         self.check_at = Some(self.check_at.map_or(at, |check_at| check_at.min(at)));
     }
@@ -202,7 +207,13 @@ impl ShmLink {
         let rings = ends(&memory)?;
         let user = rustix::process::geteuid().as_raw();
         let role = Role::Outgoing { failures };
-        let connection = Connection::new(socket, way, role, user, rings, self.now);
+        let mut connection = Connection::new(socket, way, role, user, rings, self.now);
+        connection.generation = self.next_generation();
+        if self.is_asleep {
+            // A caller that posts has made it.
+            connection.wakeups.want(Wakeups::PACKETS | Wakeups::ROOM);
+            fence(Ordering::SeqCst);
+        }
         let slot = self.insert(Entry::Open(Box::new(connection)))?;
         self.slots.push(slot);
         self.outgoing.open(way, slot);
@@ -226,7 +237,15 @@ impl ShmLink {
         for slots in [&mut self.slots, &mut self.blocked, &mut self.published] {
             slots.retain(|&other| other != slot);
         }
-        self.entries.try_remove(slot)
+        let entry = self.entries.try_remove(slot);
+        // A forked process may have the socket, too: it ends here nevertheless.
+        if let Some(fd) = entry.as_ref().and_then(Entry::fd) {
+            if let Some(registry) = &self.registry {
+                let _ = registry.deregister(&mut SourceFd(&fd.as_raw_fd()));
+            }
+            let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
+        }
+        entry
     }
 
     /// What a peer wrote is nothing that it could have written by the rules.
@@ -322,22 +341,19 @@ impl ShmLink {
     /// Puts a chunk into the ring of a connection, or keeps it.
     fn put_chunk(
         connection: &mut Connection,
+        room: &mut [u8],
         packets: u32,
         mut seal: impl FnMut(u32, &mut [u8]) -> usize,
     ) -> Result<usize, BadRing> {
         let has_room = connection.takes_chunk()?;
         let mut bytes = 0;
         for packet in 0..packets {
-            bytes += match has_room {
-                true => connection.outbox.put(|room| seal(packet, room)),
-                false => {
-                    let mut kept = vec![0; ring::PACKET_BYTES_MAX];
-                    let length = seal(packet, &mut kept);
-                    kept.truncate(length);
-                    connection.kept.push_back(kept.into());
-                    connection.kept.back().map_or(0, |kept| kept.len())
-                }
-            };
+            let length = seal(packet, room);
+            match has_room {
+                true => connection.outbox.put(&room[..length]),
+                false => connection.kept.push_back(room[..length].into()),
+            }
+            bytes += length;
         }
         Ok(bytes)
     }
@@ -368,11 +384,13 @@ impl Link for ShmLink {
             turn: 0,
             outgoing: OutgoingPaths::default(),
             incoming: IncomingPaths::new(INCOMING_MAX, INCOMING_MAX),
+            generation: 0,
             unfinished: VecDeque::new(),
             blocked: Vec::new(),
             published: Vec::new(),
             is_asleep: false,
             packet: vec![0; ring::PACKET_BYTES_MAX].into(),
+            sealed: vec![0; ring::PACKET_BYTES_MAX].into(),
             changes: VecDeque::new(),
             registry: None,
             now: Time::ZERO,
@@ -390,7 +408,8 @@ impl Link for ShmLink {
             paths: self.address().paths_to(&self.address()),
             packet_bytes: ring::PACKET_BYTES_MAX,
             chunk_bytes: Producer::CHUNK_ROOM,
-            in_order: true,
+            // Control packets overtake chunks that wait for room.
+            in_order: false,
             encrypts: false,
             places: true,
             reliable: true,
@@ -493,7 +512,9 @@ impl Link for ShmLink {
         self.now = now;
         let way = (peer.0, path);
         let slot = self.outgoing(way);
-        let Some((slot, connection)) = slot.and_then(|slot| Some((slot, self.open_mut(slot)?)))
+        let slot = slot.filter(|slot| self.open(*slot).is_some());
+        let Some((slot, Some(Entry::Open(connection)))) =
+            slot.map(|slot| (slot, self.entries.get_mut(slot)))
         else {
             self.counters.unreachable += 1;
             // Who did not know that the path is broken learns it.
@@ -501,13 +522,15 @@ impl Link for ShmLink {
                 .push_back(PathChange::new(way, PathCondition::Broken));
             return Sent::Dropped(Refusal::Unreachable);
         };
-        let put = Self::put_chunk(connection, packets, seal);
+        let put = Self::put_chunk(connection, &mut self.sealed, packets, seal);
         let Ok((bytes, takes_more)) = put.and_then(|bytes| Ok((bytes, connection.takes_chunk()?)))
         else {
             self.close_bad(slot);
             return Sent::Dropped(Refusal::Unreachable);
         };
-        let was_blocked = std::mem::replace(&mut connection.is_blocked, !takes_more);
+        // Only `unblock` ends it: until then the connection is among the blocked ones.
+        let was_blocked = connection.is_blocked;
+        connection.is_blocked |= !takes_more;
         self.counters.sent_packets += u64::from(packets);
         self.counters.sent_bytes += bytes as u64;
         self.publish(slot);
@@ -548,7 +571,7 @@ impl Link for ShmLink {
                 // Another connection may have the slot by now.
                 let slot = receive::slot_of(from);
                 self.open_mut(slot)
-                    .is_some_and(|it| source(&it.way.0, slot) == from)
+                    .is_some_and(|it| source(it, slot) == from)
                     .then_some(slot)
             }
         };
@@ -565,12 +588,9 @@ impl Link for ShmLink {
             }
             Err(BadRing) => return self.close_bad(slot),
         }
-        let bytes = connection.outbox.put(|room| {
-            room[..packet.len()].copy_from_slice(packet);
-            packet.len()
-        });
+        connection.outbox.put(packet);
         self.counters.sent_packets += 1;
-        self.counters.sent_bytes += bytes as u64;
+        self.counters.sent_bytes += packet.len() as u64;
         self.publish(slot);
     }
 
@@ -609,10 +629,12 @@ impl Link for ShmLink {
     }
 }
 
-/// What the core knows a sender by: its address, and the connection that leads back.
-fn source(peer: &LinkAddress, slot: usize) -> Source {
+/// What the core knows a sender by: its address, and the connection that leads back. There are fewer than 2^16 connections, for
+/// each has an open file.
+fn source(connection: &Connection, slot: usize) -> Source {
     let mut bytes = [0; Source::BYTES];
-    bytes[..16].copy_from_slice(&peer.host().0);
-    bytes[16..].copy_from_slice(&(slot as u32).to_be_bytes());
+    bytes[..16].copy_from_slice(&connection.way.0.host().0);
+    bytes[16..18].copy_from_slice(&connection.generation.to_be_bytes());
+    bytes[18..].copy_from_slice(&(slot as u16).to_be_bytes());
     Source(bytes)
 }

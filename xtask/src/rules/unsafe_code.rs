@@ -23,10 +23,6 @@ const PLACES: &[(&str, &str)] = &[
         "gives the engine memory of an object of Python, which keeps the object",
     ),
     (
-        "transport/link/src/shm/ring.rs",
-        "packets are written into memory that another process reads, without a copy in between",
-    ),
-    (
         "transport/memory/src/copy.rs",
         "copies to and from memory that another thread or process may write at the same time",
     ),

@@ -28,6 +28,8 @@ pub(super) struct Connection {
     socket: OwnedFd,
     pub(super) way: Way,
     pub(super) role: Role,
+    /// Tells it from others that have had its slot.
+    pub(super) generation: u16,
     /// The user of the process that is connected.
     pub(super) user: u32,
     pub(super) inbox: Consumer,
@@ -58,6 +60,7 @@ impl Connection {
             socket,
             way,
             role,
+            generation: 0,
             user,
             inbox,
             outbox,
@@ -89,10 +92,7 @@ impl Connection {
         let before = self.kept.len();
         while !self.kept.is_empty() && self.outbox.has_packet_room()? {
             if let Some(packet) = self.kept.pop_front() {
-                self.outbox.put(|room| {
-                    room[..packet.len()].copy_from_slice(&packet);
-                    packet.len()
-                });
+                self.outbox.put(&packet);
             }
         }
         Ok(self.kept.len() < before)

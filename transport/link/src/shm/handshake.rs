@@ -222,11 +222,12 @@ impl ShmLink {
             return self.refuse(slot);
         };
         self.unfinished.retain(|&other| other != slot);
-        let now = self.now;
+        let (now, generation) = (self.now, self.next_generation());
         if let Some(entry) = self.entries.get_mut(slot)
             && let Entry::Unfinished { socket, .. } = std::mem::replace(entry, Entry::Closed)
         {
-            let connection = Connection::new(socket, way, Role::Incoming, user, rings, now);
+            let mut connection = Connection::new(socket, way, Role::Incoming, user, rings, now);
+            connection.generation = generation;
             *entry = Entry::Open(Box::new(connection));
             self.slots.push(slot);
         }

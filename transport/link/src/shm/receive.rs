@@ -22,8 +22,8 @@ const PACKETS_MAX: usize = 16;
 
 /// The connection that a packet came on.
 pub(super) fn slot_of(source: Source) -> usize {
-    let [.., a, b, c, d] = source.0;
-    u32::from_be_bytes([a, b, c, d]) as usize
+    let [.., a, b] = source.0;
+    u16::from_be_bytes([a, b]).into()
 }
 
 impl ShmLink {
@@ -38,7 +38,7 @@ impl ShmLink {
             return 0;
         };
         let mut sink = Sink {
-            from: source(&connection.way.0, slot),
+            from: source(connection, slot),
             counters: &mut self.counters,
             handler,
             buffer: packet,

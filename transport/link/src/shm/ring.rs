@@ -192,24 +192,22 @@ impl Producer {
         self.ring.shape.bytes - (self.position - self.consumed) as usize
     }
 
-    /// Puts a packet into the ring: `write` writes it to the start of what it is given, and answers its length. The caller has
-    /// asked whether there is room.
-    pub(super) fn put(&mut self, write: impl FnOnce(&mut [u8]) -> usize) -> usize {
+    /// Puts a packet into the ring. The caller has asked whether there is room. It is sealed before, in memory of this process:
+    /// the other process reads and changes the ring at any time.
+    pub(super) fn put(&mut self, packet: &[u8]) {
         let (ring, position) = (&self.ring, self.position);
-        let cells = ring.cells(position, 0, ring.shape.packet_bytes_max);
-        // SAFETY: the cells are writable and live as long as the ring, which is borrowed. Of this process nobody else reads or
-        // writes them: the consumer takes only what is published, and this is behind that, in room that it has passed. Another
-        // process may write there nevertheless, as it may write to any shared memory: bytes are written here and not
-        // interpreted, so nothing but the packet is spoiled.
-        let room = unsafe {
-            std::slice::from_raw_parts_mut(cells.as_ptr().cast_mut().cast::<u8>(), cells.len())
-        };
-        let packet = write(room).min(ring.shape.packet_bytes_max);
-        let next = ring.shape.after(position, packet);
+        debug_assert!(
+            self.free() >= ring.shape.packet_room(),
+            "the caller has asked"
+        );
+        let at = ring.shape.start + ring.shape.at(position) + FRONT_BYTES;
+        let written = ring.memory.write(at as u64, packet);
+        written.expect("as in `Ring::cells`");
+        let next = ring.shape.after(position, packet.len());
         ring.front(next).store(0, Ordering::Relaxed);
-        ring.front(position).store(packet as u64, Ordering::Release);
+        ring.front(position)
+            .store(packet.len() as u64, Ordering::Release);
         self.position = next;
-        packet
     }
 }
 

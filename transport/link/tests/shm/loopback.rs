@@ -122,6 +122,24 @@ fn a_full_ring_blocks_its_path_keeps_what_is_sent_nevertheless_and_loses_nothing
 }
 
 #[test]
+fn a_path_that_fills_twice_before_it_is_looked_at_is_blocked_once() {
+    let (mut a, mut b) = (End::open(17_276), End::open(17_277));
+    let to_b = a.peer(&b);
+    for _ in 0..2 {
+        while a.send(&to_b, 0, &[packet(1, 0, PAYLOAD)]) == Sent::Whole {}
+        // There is room again, and `a` has not seen it.
+        b.turn();
+    }
+    a.turn();
+    assert!(a.was_told(0, PathCondition::Ready));
+    assert_eq!(a.send(&to_b, 0, &[packet(2, 0, PAYLOAD)]), Sent::Whole);
+    let sent = a.link.counters().sent_packets;
+    drive(&mut [&mut a, &mut b], "all packets", |ends| {
+        ends[1].link.counters().received_packets == sent
+    });
+}
+
+#[test]
 fn an_end_that_sleeps_is_woken_by_a_packet_and_by_room_and_one_that_does_not_costs_no_call() {
     let (mut a, mut b) = (End::open(18_016), End::open(18_017));
     let to_b = a.peer(&b);

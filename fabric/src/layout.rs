@@ -2,14 +2,14 @@
 //!
 //! | what | address |
 //! |---|---|
-//! | node i, the s-th on leaf L (L = i mod leaves, s = i / leaves) | `10.87.L.(10 + s)` |
+//! | NIC N of node i, the s-th on leaf L (L = i mod leaves, s = i / leaves) | `10.87.L.(10 + nics · s + N)` |
 //! | leaf L as seen by its nodes | `10.87.L.1` |
 //! | between spine S and leaf L | spine `10.88.S.(2L)`, leaf `10.88.S.(2L + 1)` |
 //! | node i, management | `10.254.0.(i + 1)` |
 //! | the process that built the fabric, management | `10.254.0.254` |
 //!
 //! Interfaces are named after the other end (`spine2` on a leaf, `leaf0` on a spine, `node3` on a
-//! leaf); a node has `data0` and `mgmt0`. Hardware addresses are derived from the same numbers, and
+//! leaf, and `node3-1` to the second of its NICs); a node has `data0`, `data1`, … and `mgmt0`. Hardware addresses are derived from the same numbers, and
 //! every neighbour is entered for good: a first burst is never lost to address resolution, and an
 //! idle fabric carries no byte.
 
@@ -21,8 +21,6 @@ use crate::Spec;
 pub(crate) const MANAGEMENT_BRIDGE: &str = "weft-mgmt";
 /// Address of the builder of the fabric on the management network.
 pub(crate) const MANAGEMENT_HOST: Ipv4Addr = Ipv4Addr::new(10, 254, 0, 254);
-/// A node's port on the data network.
-pub(crate) const NODE_PORT: &str = "data0";
 /// A node's port on the management network.
 pub(crate) const NODE_MANAGEMENT_PORT: &str = "mgmt0";
 /// Covers the token bucket's largest jump at any rate that is allowed.
@@ -96,8 +94,9 @@ impl Layout {
         node % self.spec.leaves
     }
 
-    pub(crate) fn data_address(&self, node: usize) -> Ipv4Addr {
-        let slot = byte(node / self.spec.leaves);
+    /// Of a NIC of a node.
+    pub(crate) fn data_address(&self, node: usize, nic: usize) -> Ipv4Addr {
+        let slot = byte(node / self.spec.leaves * self.spec.nics + nic);
         Ipv4Addr::new(
             10,
             87,
@@ -138,14 +137,35 @@ impl Layout {
             .collect()
     }
 
+    /// A node's port on the data network.
+    pub(crate) fn node_port(nic: usize) -> String {
+        format!("data{nic}")
+    }
+
+    /// The leaf's port towards it.
+    pub(crate) fn leaf_port(node: usize, nic: usize) -> String {
+        match nic {
+            0 => Place::Node(node).name(),
+            nic => format!("{}-{nic}", Place::Node(node).name()),
+        }
+    }
+
+    /// The leaf's ports towards all NICs of a node.
+    pub(crate) fn leaf_ports(&self, node: usize) -> impl Iterator<Item = String> {
+        (0..self.spec.nics).map(move |nic| Self::leaf_port(node, nic))
+    }
+
     /// The data ports of a namespace, each with the rate of what it sends.
     pub(crate) fn ports(&self, place: Place) -> Vec<(String, Option<u64>)> {
         let spec = &self.spec;
         match place {
-            Place::Node(_) => vec![(NODE_PORT.into(), spec.node_rate)],
+            Place::Node(_) => (0..spec.nics)
+                .map(|nic| (Self::node_port(nic), spec.node_rate))
+                .collect(),
             Place::Leaf(leaf) => self
                 .nodes_on(leaf)
-                .map(|node| (Place::Node(node).name(), spec.node_rate))
+                .flat_map(|node| self.leaf_ports(node))
+                .map(|port| (port, spec.node_rate))
                 .chain((0..spec.spines).map(|spine| (Place::Spine(spine).name(), None)))
                 .collect(),
             Place::Spine(_) => (0..spec.leaves)
@@ -190,11 +210,12 @@ impl Layout {
         };
         for node in 0..self.spec.nodes {
             let (from, to) = (Place::Node(node), Place::Leaf(self.leaf_of(node)));
-            let (mac, its) = (
-                hardware(End::Node, 0, node),
-                hardware(End::LeafToNode, 0, node),
-            );
-            infallible(veth(NODE_PORT, from, mac, &from.name(), to, its));
+            for nic in 0..self.spec.nics {
+                let (port, peer) = (Self::node_port(nic), Self::leaf_port(node, nic));
+                let mac = hardware(End::Node, nic, node);
+                let its = hardware(End::LeafToNode, nic, node);
+                infallible(veth(&port, from, mac, &peer, to, its));
+            }
         }
         for spine in 0..self.spec.spines {
             for leaf in 0..self.spec.leaves {
@@ -239,16 +260,14 @@ impl Layout {
     }
 
     fn node_addresses(&self, script: &mut String, node: usize) -> std::fmt::Result {
-        let (address, gateway) = (self.data_address(node), Self::gateway(self.leaf_of(node)));
+        let gateway = Self::gateway(self.leaf_of(node));
+        for nic in 0..self.spec.nics {
+            script.push_str(&self.way_from_node(node, nic, gateway));
+        }
         let management = Self::management_address(node);
-        let mac = hardware(End::LeafToNode, 0, node);
         writeln!(
             script,
-            "addr add {address}/32 dev {NODE_PORT}\n\
-             neigh add {gateway} lladdr {mac} dev {NODE_PORT} nud permanent\n\
-             route add {gateway}/32 dev {NODE_PORT} scope link\n\
-             route add 10.87.0.0/16 via {gateway} dev {NODE_PORT} src {address}\n\
-             addr add {management}/24 dev {NODE_MANAGEMENT_PORT}\n\
+            "addr add {management}/24 dev {NODE_MANAGEMENT_PORT}\n\
              link set {NODE_MANAGEMENT_PORT} up"
         )?;
         // The table of neighbours that are not entered for good is one for the whole machine, and has room for 1,024.
@@ -267,7 +286,9 @@ impl Layout {
     fn leaf_addresses(&self, script: &mut String, leaf: usize) -> std::fmt::Result {
         writeln!(script, "addr add {}/32 dev lo", Self::gateway(leaf))?;
         for node in self.nodes_on(leaf) {
-            script.push_str(&self.way_to_node(node));
+            for nic in 0..self.spec.nics {
+                script.push_str(&self.way_to_node(node, nic));
+            }
         }
         for spine in 0..self.spec.spines {
             let (own, via) = (
@@ -294,10 +315,22 @@ impl Layout {
         Ok(())
     }
 
-    /// From its leaf, for `ip -batch` there. The kernel forgets it when the port goes down.
-    pub(crate) fn way_to_node(&self, node: usize) -> String {
-        let (address, port) = (self.data_address(node), Place::Node(node).name());
-        let mac = hardware(End::Node, 0, node);
+    /// Of a NIC of a node, for `ip -batch` there. Each has a route of its own, which a socket takes that is bound to its port.
+    fn way_from_node(&self, node: usize, nic: usize, gateway: Ipv4Addr) -> String {
+        let (address, port) = (self.data_address(node, nic), Self::node_port(nic));
+        let mac = hardware(End::LeafToNode, nic, node);
+        format!(
+            "addr add {address}/32 dev {port}\n\
+             neigh add {gateway} lladdr {mac} dev {port} nud permanent\n\
+             route add {gateway}/32 dev {port} scope link metric {nic}\n\
+             route add 10.87.0.0/16 via {gateway} dev {port} src {address} metric {nic}\n"
+        )
+    }
+
+    /// To a NIC of a node from its leaf, for `ip -batch` there. The kernel forgets it when the port goes down.
+    pub(crate) fn way_to_node(&self, node: usize, nic: usize) -> String {
+        let (address, port) = (self.data_address(node, nic), Self::leaf_port(node, nic));
+        let mac = hardware(End::Node, nic, node);
         format!(
             "route replace {address}/32 dev {port}\n\
              neigh replace {address} lladdr {mac} dev {port} nud permanent\n"
@@ -368,7 +401,9 @@ mod tests {
     #[test]
     fn nodes_take_turns_on_the_leaves() {
         let layout = Layout::new(Spec::default());
-        let addresses: Vec<_> = (0..4).map(|i| layout.data_address(i).to_string()).collect();
+        let addresses: Vec<_> = (0..4)
+            .map(|i| layout.data_address(i, 0).to_string())
+            .collect();
         assert_eq!(
             addresses,
             ["10.87.0.10", "10.87.1.10", "10.87.0.11", "10.87.1.11"]
@@ -384,7 +419,7 @@ mod tests {
                 leaves,
                 ..Spec::default()
             });
-            let mut seen: Vec<_> = (0..nodes).map(|i| layout.data_address(i)).collect();
+            let mut seen: Vec<_> = (0..nodes).map(|i| layout.data_address(i, 0)).collect();
             seen.extend((0..nodes).map(Layout::management_address));
             seen.extend((0..leaves).map(Layout::gateway));
             seen.push(MANAGEMENT_HOST);
@@ -393,6 +428,25 @@ mod tests {
             seen.dedup();
             assert_eq!(seen.len(), all);
         }
+    }
+
+    #[test]
+    fn every_nic_has_an_address_ports_and_a_route_of_its_own() {
+        let layout = Layout::new(Spec {
+            nics: 2,
+            ..Spec::default()
+        });
+        let addresses = [(0, 0), (0, 1), (2, 0)].map(|(node, nic)| layout.data_address(node, nic));
+        assert_eq!(
+            addresses.map(|it| it.to_string()),
+            ["10.87.0.10", "10.87.0.11", "10.87.0.12"]
+        );
+        let ports = layout.ports(Place::Leaf(1)).into_iter();
+        let ports: Vec<_> = ports.map(|(port, _)| port).take(4).collect();
+        assert_eq!(ports, ["node1", "node1-1", "node3", "node3-1"]);
+        let script = layout.addresses(Place::Node(0));
+        let route = "route add 10.87.0.0/16 via 10.87.0.1 dev data1 src 10.87.0.11 metric 1\n";
+        assert!(script.contains(route), "{script}");
     }
 
     #[test]

@@ -40,7 +40,8 @@ use fault::SpineFault;
 use layout::{Layout, Place};
 use namespace::Namespace;
 pub use spec::{
-    MAX_LEAVES, MAX_MTU, MAX_NODES, MAX_RATE, MAX_SPINES, MIN_MTU, MIN_RATE, Spec, SpecError,
+    MAX_LEAVES, MAX_MTU, MAX_NICS, MAX_NODES, MAX_RATE, MAX_SPINES, MIN_MTU, MIN_RATE, Spec,
+    SpecError,
 };
 pub use tool::{MissingTools, Tool, Tools};
 
@@ -172,8 +173,10 @@ pub struct Node {
     pub namespace: PathBuf,
     /// The leaf that it hangs on.
     pub leaf: usize,
-    /// Its address on the data network.
+    /// The address of its first NIC on the data network.
     pub data_address: Ipv4Addr,
+    /// Those of all its NICs.
+    pub nics: Vec<Ipv4Addr>,
     /// Its address on the management network.
     pub management_address: Ipv4Addr,
 }
@@ -223,7 +226,10 @@ impl Fabric {
                 name: namespaces[node].name().to_owned(),
                 namespace: namespaces[node].path(),
                 leaf: layout.leaf_of(node),
-                data_address: layout.data_address(node),
+                data_address: layout.data_address(node, 0),
+                nics: (0..spec.nics)
+                    .map(|nic| layout.data_address(node, nic))
+                    .collect(),
                 management_address: Layout::management_address(node),
             })
             .collect();
@@ -409,10 +415,15 @@ impl Fabric {
         self.change_node(i, None)
     }
 
-    /// Takes the data link of a node down, as if its cable were pulled out: neither end has a carrier.
+    /// Takes the data link of a node's first NIC down, as if its cable were pulled out: neither end has a carrier.
     pub fn unplug_node(&self, i: usize) -> Result<(), FabricError> {
+        self.unplug_nic(i, 0)
+    }
+
+    /// The same for any NIC of the node.
+    pub fn unplug_nic(&self, i: usize, nic: usize) -> Result<(), FabricError> {
         self.check_node(i)?;
-        let script = format!("link set {} down\n", self.nodes[i].name);
+        let script = format!("link set {} down\n", Layout::leaf_port(i, nic));
         let leaf = self.at(Place::Leaf(self.nodes[i].leaf));
         leaf.inside(|| self.tools.run(Tool::Ip, &["-batch", "-"], &script))
             .map(drop)
@@ -420,14 +431,20 @@ impl Fabric {
 
     /// Ends [`Self::unplug_node`]. The link is up when this returns.
     pub fn plug_node(&self, i: usize) -> Result<(), FabricError> {
+        self.plug_nic(i, 0)
+    }
+
+    /// The same for [`Self::unplug_nic`].
+    pub fn plug_nic(&self, i: usize, nic: usize) -> Result<(), FabricError> {
         self.check_node(i)?;
-        let port = &self.nodes[i].name;
-        let script = format!("link set {port} up\n{}", self.layout.way_to_node(i));
+        let (port, own) = (Layout::leaf_port(i, nic), Layout::node_port(nic));
+        let way = self.layout.way_to_node(i, nic);
+        let script = format!("link set {port} up\n{way}");
         let leaf = Place::Leaf(self.nodes[i].leaf);
         self.at(leaf)
             .inside(|| self.tools.run(Tool::Ip, &["-batch", "-"], &script))?;
-        for (place, port) in [(leaf, port.as_str()), (Place::Node(i), layout::NODE_PORT)] {
-            let port = [port.to_owned()];
+        for (place, port) in [(leaf, port), (Place::Node(i), own)] {
+            let port = [port];
             self.at(place)
                 .inside(|| self.wait_until_up(&place.name(), &port))?;
         }
@@ -466,7 +483,7 @@ impl Fabric {
         let (leaf, everywhere) = (self.nodes[i].leaf, Some(Unreachable::Everywhere));
         let on_leaf: Vec<String> = (0..nodes.len())
             .filter(|n| nodes[*n].is_some() && self.nodes[*n].leaf == leaf)
-            .map(|n| self.nodes[n].name.clone())
+            .flat_map(|n| self.layout.leaf_ports(n))
             .collect();
         self.at(Place::Leaf(leaf))
             .inside(|| self.nft(&fault::cut_ports(&on_leaf)))?;

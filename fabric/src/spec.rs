@@ -7,6 +7,8 @@ use crate::quantity;
 pub struct Spec {
     /// Nodes, spread over the leaves in turn.
     pub nodes: usize,
+    /// NICs of each node, all on its leaf.
+    pub nics: usize,
     /// Leaf switches.
     pub leaves: usize,
     /// Spine switches: each is one way between any two leaves.
@@ -27,6 +29,7 @@ impl Default for Spec {
     fn default() -> Self {
         Self {
             nodes: 4,
+            nics: 1,
             leaves: 2,
             spines: 4,
             rate: None,
@@ -40,6 +43,8 @@ impl Default for Spec {
 
 /// Node addresses end in 10…249, management addresses in 1…240.
 pub const MAX_NODES: usize = 240;
+/// More than a machine has.
+pub const MAX_NICS: usize = 8;
 /// A leaf's link addresses are 2·leaf and 2·leaf + 1 in the last byte.
 pub const MAX_LEAVES: usize = 64;
 /// More ways than that and a process per spine takes longer than the transfer.
@@ -128,6 +133,9 @@ impl Spec {
             }
         };
         count("nodes", self.nodes as u64, 1, MAX_NODES as u64)?;
+        count("nics", self.nics as u64, 1, MAX_NICS as u64)?;
+        let nodes_max = MAX_NODES / self.nics;
+        count("nodes", self.nodes as u64, 1, nodes_max as u64)?;
         count("leaves", self.leaves as u64, 1, MAX_LEAVES as u64)?;
         count("spines", self.spines as u64, 1, MAX_SPINES as u64)?;
         count("mtu", self.mtu.into(), MIN_MTU.into(), MAX_MTU.into())?;

@@ -579,7 +579,7 @@ mod tests {
     fn peer(address: [u8; 4], paths: Vec<PathReport>) -> PeerSnapshot {
         PeerSnapshot {
             address: LinkAddress::Udp {
-                address: address.into(),
+                nics: std::net::Ipv4Addr::from(address).into(),
                 ports: PortRange {
                     first: 7500,
                     count: 16,
@@ -587,6 +587,7 @@ mod tests {
             },
             live_paths: paths.len(),
             paths,
+            nic_pairs: Vec::new(),
         }
     }
 

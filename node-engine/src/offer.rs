@@ -86,7 +86,7 @@ mod tests {
                 integrity: Integrity::from_code(0).unwrap(),
             },
             address: LinkAddress::Udp {
-                address: Ipv4Addr::new(192, 0, 2, 1).into(),
+                nics: Ipv4Addr::new(192, 0, 2, 1).into(),
                 ports: PortRange {
                     first: 4791,
                     count: 4,

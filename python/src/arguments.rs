@@ -7,17 +7,12 @@ use std::time::Duration;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView, PyString, PyTuple};
-use weft_transfer_engine::{
-    Access, EngineAddress, MrDescriptor, NicConfig, PagedWrites, Pages, SingleWrite,
-};
+use weft_transfer_engine::{Access, EngineAddress, MrDescriptor, PagedWrites, Pages, SingleWrite};
 
 use crate::failure::wrong_value;
 use crate::memory::MemoryRegion;
 
 type Any<'a, 'py> = &'a Bound<'py, PyAny>;
-
-/// The speed of a NIC that is not told: only the proportion among NICs matters.
-const SPEED_BPS: u64 = 10_000_000_000;
 
 fn type_name(value: Any<'_, '_>) -> String {
     let name = value.get_type().name();
@@ -257,25 +252,18 @@ pub(crate) fn access_of(value: Any<'_, '_>) -> PyResult<Access> {
     Ok(given.fold(Access::NONE, |access, (_, flag)| access.with(*flag)))
 }
 
-/// Addresses, each with its speed in bits per second or without.
-pub(crate) fn nics_of(value: Any<'_, '_>) -> PyResult<Vec<NicConfig>> {
-    let wanted = "a list of addresses, or of (address, bits per second)";
+/// Addresses.
+pub(crate) fn nics_of(value: Any<'_, '_>) -> PyResult<Vec<IpAddr>> {
+    let wanted = "a list of addresses";
     if value.is_instance_of::<PyString>() {
         return Err(wrong_type("nics", wanted, value));
     }
     let items = value.try_iter();
     let items = items.map_err(|_| wrong_type("nics", wanted, value))?;
     let nic = |item: PyResult<Bound<'_, PyAny>>| {
-        let (address, speed) = pair(&item?);
-        let address = text("nics", wanted, &address)?;
-        Ok(NicConfig {
-            address: address.parse::<IpAddr>().map_err(|_| {
-                wrong_value("nics", format!("has {address:?}, which is no IP address"))
-            })?,
-            speed_bps: speed.map_or(Ok(SPEED_BPS), |speed| {
-                u64_of("the speed of one of nics", &speed)
-            })?,
-        })
+        let address = text("nics", wanted, &item?)?;
+        let parsed = address.parse();
+        parsed.map_err(|_| wrong_value("nics", format!("has {address:?}, which is no IP address")))
     };
     items.map(nic).collect()
 }

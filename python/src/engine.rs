@@ -37,12 +37,13 @@ use crate::watcher::Watcher;
 ///
 /// All arguments have defaults that work on a laptop:
 ///
-/// - `nics`: addresses of 1 to 128 NICs, or (address, bits per second) when their speeds differ. Default: 127.0.0.1.
+/// - `nics`: addresses of 1 to 16 NICs. Every operation is spread over all of them, and over those of the peer. Default:
+///   127.0.0.1.
 /// - `link`: `"udp"`, `"tcp"` or `"shm"`, or `"auto"`: shared memory in a node, else the faster of the two others, which is
 ///   measured when engines connect. `"network"` is the same without shared memory.
-/// - `ports_per_nic`: UDP ports of each NIC; both ends must agree.
+/// - `port_count`: UDP ports, at least as many for each worker as there are NICs; both ends must agree.
 /// - `ports`: the first and the last port of those where the engine looks for free ones.
-/// - `workers_per_nic`: worker threads of each NIC, a divisor of `ports_per_nic`; both ends must agree.
+/// - `workers`: worker threads, a divisor of `port_count`; both ends must agree.
 /// - `cpus`: the CPUs of the worker threads, one after the other, a list of int. None: the system chooses.
 /// - `mtu`: bytes of the largest IP packet; both ends must agree.
 /// - `encryption`: `"off"` or `"required"`; both ends must agree. Set-up always is encrypted.
@@ -95,9 +96,9 @@ impl Engine {
 impl Engine {
     #[new]
     #[pyo3(
-        signature = (*, nics=None, link=None, ports_per_nic=None, ports=None, workers_per_nic=None, cpus=None, mtu=None, encryption=None,
+        signature = (*, nics=None, link=None, port_count=None, ports=None, workers=None, cpus=None, mtu=None, encryption=None,
                      stall_timeout=None, connect_timeout=None, cancel_timeout=None, watch_interval=None),
-        text_signature = "(*, nics=['127.0.0.1'], link='auto', ports_per_nic=16, ports=(20000, 32767), workers_per_nic=1, cpus=None, mtu=1500, \
+        text_signature = "(*, nics=['127.0.0.1'], link='auto', port_count=16, ports=(20000, 32767), workers=1, cpus=None, mtu=1500, \
                           encryption='off', stall_timeout=10.0, connect_timeout=5.0, cancel_timeout=1.0, \
                           watch_interval=0.00005)"
     )]
@@ -109,9 +110,9 @@ impl Engine {
         py: Python<'_>,
         nics: Option<&Bound<'_, PyAny>>,
         link: Option<&Bound<'_, PyAny>>,
-        ports_per_nic: Option<&Bound<'_, PyAny>>,
+        port_count: Option<&Bound<'_, PyAny>>,
         ports: Option<&Bound<'_, PyAny>>,
-        workers_per_nic: Option<&Bound<'_, PyAny>>,
+        workers: Option<&Bound<'_, PyAny>>,
         cpus: Option<&Bound<'_, PyAny>>,
         mtu: Option<&Bound<'_, PyAny>>,
         encryption: Option<&Bound<'_, PyAny>>,
@@ -158,12 +159,8 @@ impl Engine {
             })?;
         }
         for (name, value, setting) in [
-            ("ports_per_nic", ports_per_nic, &mut config.ports_per_nic),
-            (
-                "workers_per_nic",
-                workers_per_nic,
-                &mut config.workers_per_nic,
-            ),
+            ("port_count", port_count, &mut config.port_count),
+            ("workers", workers, &mut config.workers),
             ("mtu", mtu, &mut config.mtu),
         ] {
             if let Some(value) = value {
@@ -184,10 +181,10 @@ impl Engine {
                 *setting = seconds(name, value)?;
             }
         }
-        let (ports, workers) = (config.ports_per_nic, config.workers_per_nic);
+        let (ports, workers) = (config.port_count, config.workers);
         if workers == 0 || !ports.is_multiple_of(workers) {
-            let problem = format!("is {workers}: it must divide ports_per_nic, which is {ports}");
-            return Err(wrong_value("workers_per_nic", problem));
+            let problem = format!("is {workers}: it must divide port_count, which is {ports}");
+            return Err(wrong_value("workers", problem));
         }
         let engine = py
             .detach(|| TransferEngine::start(config))

@@ -23,9 +23,10 @@ pub(crate) fn refused(error: TransferError) -> PyErr {
             access_name(needs)
         )),
         TransferError::Invalid { .. }
+        | TransferError::Nics(_)
         | TransferError::OutOfBounds { .. }
         | TransferError::NotRegistered { .. } => PyValueError::new_err(message),
-        TransferError::Nic(error) => match error.reason() {
+        TransferError::Link(error) => match error.reason() {
             "SettingOutOfRange" | "BadPorts" | "MtuTooBig" => PyValueError::new_err(message),
             _ => PyOSError::new_err(message),
         },

@@ -20,7 +20,7 @@ def engine() -> Iterator[Callable[..., weft.Engine]]:
     engines: list[weft.Engine] = []
 
     def start(**settings: object) -> weft.Engine:
-        engines.append(weft.Engine(**{"ports_per_nic": 4, **settings}))  # type: ignore[arg-type]
+        engines.append(weft.Engine(**{"port_count": 4, **settings}))  # type: ignore[arg-type]
         return engines[-1]
 
     yield start

@@ -22,7 +22,7 @@ LENGTH = 16_000_000
 
 RECEIVER = f"""
 import hashlib, sys, weft
-with weft.Engine(ports_per_nic=4, stall_timeout=60) as engine:
+with weft.Engine(port_count=4, stall_timeout=60) as engine:
     region = engine.alloc({LENGTH})
     print(region.descriptor, flush=True)
     for line in sys.stdin:
@@ -136,7 +136,7 @@ def test_a_forked_process_is_refused_and_can_start_its_own_engine(pair):
         a.close()
         b.close()
         watcher.add(5)
-        with weft.Engine(ports_per_nic=4) as own:
+        with weft.Engine(port_count=4) as own:
             own.submit_single_write(own.reg_mr(bytearray(b"x")), there.descriptor, deadline=PATIENCE).wait()
         return refused
 
@@ -173,7 +173,7 @@ for _ in range(10):
 @pytest.mark.parametrize("what", ENDS)
 def test_an_interpreter_ends_with(what):
     start = (
-        "import weft; a, b = weft.Engine(ports_per_nic=4), weft.Engine(ports_per_nic=4)\n"
+        "import weft; a, b = weft.Engine(port_count=4), weft.Engine(port_count=4)\n"
         "here, there = a.reg_mr(bytearray(8)), b.alloc(8)\n"
         "a.submit_single_write(here, there.descriptor).wait()\n"
     )

@@ -23,7 +23,7 @@ async def all_of(operations: list[weft.Operation]) -> None:
 
 
 def main() -> None:
-    with weft.Engine(nics=["127.0.0.1", ("127.0.0.2", 10**9)], mtu=1500, encryption="off") as engine:
+    with weft.Engine(nics=["127.0.0.1", "127.0.0.2"], mtu=1500, encryption="off") as engine:
         regions = [
             engine.reg_mr(bytearray(8), weft.Access.READ | weft.Access.WRITE),
             engine.reg_mr(array.array("d", [1.0]), access=weft.Access.ALL),

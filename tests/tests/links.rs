@@ -1,4 +1,4 @@
-//! Which link engines of two nodes use where a network does not pass everything.
+//! Engines of two nodes where a network does not pass everything, and over several NICs.
 //!
 //! This program starts itself again in namespaces, before any thread exists; where that is refused, it fails and says what
 //! would allow it.
@@ -7,14 +7,15 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use std::io::Write as _;
+use std::net::IpAddr;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use weft_fabric::isolation::{self, Entered};
 use weft_fabric::{Fabric, Spec};
 use weft_transfer_engine::{
-    LinkKind, MemoryRegion, MrDescriptor, NicConfig, Operation, Options, Outcome, SingleWrite,
+    LinkChoice, LinkKind, MemoryRegion, MrDescriptor, Operation, Options, Outcome, SingleWrite,
     TransferEngine, TransferEngineConfig,
 };
 
@@ -40,6 +41,14 @@ fn main() {
             "where_only_set_up_passes_connecting_fails_and_nothing_is_remembered_of_it",
             where_only_set_up_passes,
         ),
+        Trial::test(
+            "all_nics_carry_data_and_one_that_is_unplugged_is_done_without_over_udp",
+            || nics(LinkKind::Udp),
+        ),
+        Trial::test(
+            "all_nics_carry_data_and_one_that_is_unplugged_is_done_without_over_tcp",
+            || nics(LinkKind::Tcp),
+        ),
     ];
     let mut arguments = Arguments::from_args();
     // A fabric has names of its own.
@@ -47,9 +56,10 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-fn fabric() -> Fabric {
+fn fabric(nics: usize) -> Fabric {
     let spec = Spec {
         nodes: 3,
+        nics,
         leaves: 1,
         spines: 1,
         ..Spec::default()
@@ -65,16 +75,21 @@ struct End {
 
 impl End {
     fn start(fabric: &Fabric, node: usize) -> Self {
-        let nic = NicConfig {
-            address: fabric.node(node).data_address.into(),
-            speed_bps: 10_000_000_000,
-        };
+        Self::start_over(fabric, node, TransferEngineConfig::default())
+    }
+
+    fn start_over(fabric: &Fabric, node: usize, config: TransferEngineConfig) -> Self {
         let config = TransferEngineConfig {
-            nics: vec![nic],
+            nics: fabric
+                .node(node)
+                .nics
+                .iter()
+                .map(|it| (*it).into())
+                .collect(),
             mtu: fabric.spec().mtu as u16,
             // Longer than all else: what waits for it is found.
             cancel_timeout: PATIENCE,
-            ..TransferEngineConfig::default()
+            ..config
         };
         let started = fabric.in_node(node, || TransferEngine::start(config));
         let engine = started.unwrap().unwrap();
@@ -128,7 +143,7 @@ fn nft(fabric: &Fabric, node: usize, rules: &str) {
 }
 
 fn where_udp_is_blocked() -> Result<(), Failed> {
-    let fabric = fabric();
+    let fabric = fabric(1);
     let [a, b, c] = [0, 1, 2].map(|node| End::start(&fabric, node));
     for node in [1, 2] {
         block(&fabric, node, "meta l4proto udp");
@@ -144,7 +159,7 @@ fn where_udp_is_blocked() -> Result<(), Failed> {
 }
 
 fn where_only_set_up_passes() -> Result<(), Failed> {
-    let fabric = fabric();
+    let fabric = fabric(1);
     let [a, b] = [0, 1].map(|node| End::start(&fabric, node));
     // Set-up has the first port of the range, and the link tcp the next one.
     block(&fabric, 1, "meta l4proto udp");
@@ -163,5 +178,47 @@ fn where_only_set_up_passes() -> Result<(), Failed> {
     assert_eq!(a.write(&b).wait(), Outcome::Done);
     // The kernel tries TCP again after a second.
     assert_eq!(a.link(&b).link, LinkKind::Udp);
+    Ok(())
+}
+
+fn nics(link: LinkKind) -> Result<(), Failed> {
+    let fabric = fabric(2);
+    let [a, b] = [0, 1].map(|node| {
+        let config = TransferEngineConfig {
+            link: LinkChoice::Only(link),
+            ..TransferEngineConfig::default()
+        };
+        End::start_over(&fabric, node, config)
+    });
+    let live = |unplugged: &[IpAddr]| {
+        let pairs = a.engine.nic_pairs().unwrap();
+        assert_eq!(pairs.len(), 4, "{pairs:?}");
+        pairs.iter().all(|pair| {
+            let is_out = [pair.here, pair.there]
+                .iter()
+                .any(|nic| unplugged.contains(nic));
+            assert!(pair.sent_chunks > 0 || is_out || pair.live_paths < pair.paths);
+            (pair.live_paths == 0) == is_out
+        })
+    };
+    let write_until = |unplugged: &[IpAddr]| {
+        let begun = Instant::now();
+        loop {
+            for _ in 0..100 {
+                assert_eq!(a.write(&b).wait(), Outcome::Done);
+            }
+            if live(unplugged) {
+                return;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{:?}", a.engine.nic_pairs());
+        }
+    };
+    write_until(&[]);
+    for (node, nic) in [(1, 1), (0, 0)] {
+        fabric.unplug_nic(node, nic).unwrap();
+        write_until(&[fabric.node(node).nics[nic].into()]);
+        fabric.plug_nic(node, nic).unwrap();
+        write_until(&[]);
+    }
     Ok(())
 }

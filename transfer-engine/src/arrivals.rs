@@ -1,4 +1,4 @@
-//! The counters over links that lose, double and reorder packets wildly: the core's connections of two NICs over virtual
+//! The counters over links that lose, double and reorder packets wildly: the core's connections to two peers over virtual
 //! time, with the payload copied late, feed the tables of the engine as its events thread does.
 
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use weft_sim::host::Datagrams;
 use weft_sim::pair::{Pair, PairConfig, Wire, holds, id};
 
 use crate::counters::ImmCounters;
-use crate::operations::{Connection, Operations, Part, PartEnd, PartId, Place, Step};
+use crate::operations::{Connection, Operations, Part, PartEnd, PartId, Place};
 use crate::outcome::{Completion, Outcome, State};
 
 const KEY: Key = Key(0x6b65_7921);
 const SENDER: usize = 0;
 const RECEIVER: usize = 1;
-/// The connection of each NIC.
+/// The connection of each link.
 const CONNECTION: u32 = 0;
-/// A message has its own place in the memory of each NIC.
+/// A message has its own place in the memory of its peer.
 const PLACE_BYTES: u64 = 32 << 10;
 const MESSAGES_MAX: usize = 24;
 const IMMEDIATES: u32 = 3;
@@ -67,21 +67,18 @@ impl Wire for WildLink {
     }
 }
 
-/// A message to post: its bytes at each NIC, at least one of them not 0, and its immediate.
+/// A message to post: over which link, its bytes, and its immediate.
 #[derive(Debug, Clone)]
 struct Message {
-    bytes: [u64; 2],
+    link: usize,
+    bytes: u64,
     immediate: u32,
 }
 
 fn message() -> impl Strategy<Value = Message> {
-    let (one, other) = (1..PLACE_BYTES, 1..PLACE_BYTES);
-    (one, other, 0..4u8, 0..IMMEDIATES).prop_map(|(one, other, nics, immediate)| Message {
-        bytes: match nics {
-            0 => [one, 0],
-            1 => [0, other],
-            _ => [one, other],
-        },
+    (0..2usize, 1..PLACE_BYTES, 0..IMMEDIATES).prop_map(|(link, bytes, immediate)| Message {
+        link,
+        bytes,
         immediate,
     })
 }
@@ -94,14 +91,14 @@ struct Counted {
     count: u64,
 }
 
-struct Nics {
+struct Links {
     pairs: [Pair<WildLink>; 2],
     connections: [Arc<Connection>; 2],
     operations: Operations,
     counters: ImmCounters,
 }
 
-impl Nics {
+impl Links {
     fn new(fates: [Vec<u8>; 2]) -> Self {
         let settings = Settings {
             paths: 4,
@@ -120,15 +117,14 @@ impl Nics {
             pair.ends[RECEIVER].memory.copies_later = true;
             pair
         };
-        let connection = |nic| Connection {
-            engine: nic,
+        let connection = |link| Connection {
+            engine: link,
             id: id(SENDER, CONNECTION),
-            speed_bps: 1,
             path: String::new(),
         };
         Self {
             pairs: fates.map(pair),
-            connections: [0, 1].map(|nic| connection(nic).into()),
+            connections: [0, 1].map(|link| connection(link).into()),
             operations: Operations::default(),
             counters: ImmCounters::new(),
         }
@@ -139,42 +135,31 @@ impl Nics {
         self.pairs[0].now.min(self.pairs[1].now)
     }
 
-    /// Posts a message as `submit` does: in parts, with a signal behind them when there are several. Answers the first part.
+    /// Posts a message as `submit` does. Answers its part.
     fn post(&mut self, place: u64, message: &Message) -> PartId {
-        let nics: Vec<usize> = (0..2).filter(|nic| message.bytes[*nic] > 0).collect();
-        let is_cut = nics.len() > 1;
-        let part = || Part {
+        let part = Part {
             peer: None,
             place: Place::Waiting,
         };
-        let parts = (0..nics.len() + usize::from(is_cut))
-            .map(|_| part())
-            .collect();
-        let signal = is_cut.then_some(message.immediate);
         let state = State::new(Completion::None);
-        let begun = self.operations.begin(state, parts, signal, Duration::MAX);
-        let (first, _) = begun.expect("nobody closes it");
-        for (part, nic) in (first..).zip(nics) {
-            let write = Write {
-                token: part,
-                bytes: message.bytes[nic],
-                key: KEY,
-                offset: place * PLACE_BYTES,
-                immediate: (!is_cut).then_some(message.immediate),
-            };
-            self.give(nic, write);
-        }
-        first
+        let begun = self.operations.begin(state, vec![part], Duration::MAX);
+        let (part, _) = begun.expect("nobody closes it");
+        let write = Write {
+            token: part,
+            bytes: message.bytes,
+            key: KEY,
+            offset: place * PLACE_BYTES,
+            immediate: Some(message.immediate),
+        };
+        let link = message.link;
+        assert!(self.operations.post(part, &self.connections[link]));
+        self.pairs[link].post(SENDER, CONNECTION, write).unwrap();
+        part
     }
 
-    fn give(&mut self, nic: usize, write: Write) {
-        assert!(self.operations.post(write.token, &self.connections[nic]));
-        self.pairs[nic].post(SENDER, CONNECTION, write).unwrap();
-    }
-
-    /// Handles what a NIC reports. Answers the messages that have arrived, and how many operations have ended.
-    fn handle_events(&mut self, nic: usize) -> (Vec<Counted>, usize) {
-        let ends = &mut self.pairs[nic].ends;
+    /// Handles what a link reports. Answers the messages that have arrived, and how many operations have ended.
+    fn handle_events(&mut self, link: usize) -> (Vec<Counted>, usize) {
+        let ends = &mut self.pairs[link].ends;
         let [sent, arrived] = ends.each_mut().map(|end| std::mem::take(&mut end.events));
         let count = |(_, event)| match event {
             Event::Immediate { value, .. } => Counted {
@@ -190,31 +175,17 @@ impl Nics {
             let Event::Completed { token } = event else {
                 panic!("{event:?}");
             };
-            match self.operations.end(token, PartEnd::Done) {
-                Step::Nothing => {}
-                Step::Ended(operation) => {
-                    assert_eq!(operation.outcome, Outcome::Done);
-                    ended += 1;
-                }
-                Step::Signal(token, immediate) => {
-                    let signal = Write {
-                        token,
-                        bytes: 0,
-                        // The simulated memory knows no other one.
-                        key: KEY,
-                        offset: 0,
-                        immediate: Some(immediate),
-                    };
-                    self.give(nic, signal);
-                }
+            if let Some(operation) = self.operations.end(token, PartEnd::Done) {
+                assert_eq!(operation.outcome, Outcome::Done);
+                ended += 1;
             }
         }
         (counted, ended)
     }
 
     /// Ends every second copy that is under way at the receiver.
-    fn end_copies(&mut self, nic: usize) {
-        let pair = &mut self.pairs[nic];
+    fn end_copies(&mut self, link: usize) {
+        let pair = &mut self.pairs[link];
         let copies = &mut pair.ends[RECEIVER].memory.copies;
         let mut is_later = true;
         let later = copies.extract_if(.., |_| {
@@ -227,22 +198,19 @@ impl Nics {
     }
 
     /// Whether all bytes of a message are in their places.
-    fn is_whole(&self, place: u64, message: &Message, first: PartId) -> bool {
-        let parts = (0..2).filter(|nic| message.bytes[*nic] > 0);
-        parts.zip(first..).all(|(nic, part)| {
-            let memory = &self.pairs[nic].ends[RECEIVER].memory.bytes;
-            let offset = (place * PLACE_BYTES) as usize;
-            holds(memory, offset, part, message.bytes[nic] as usize)
-        })
+    fn is_whole(&self, place: u64, message: &Message, part: PartId) -> bool {
+        let memory = &self.pairs[message.link].ends[RECEIVER].memory.bytes;
+        let offset = (place * PLACE_BYTES) as usize;
+        holds(memory, offset, part, message.bytes as usize)
     }
 }
 
 /// Runs messages over two links. `spans` says by how much the time of each link goes on in a turn.
 fn run(messages: &[Message], fates: [Vec<u8>; 2], spans: [u64; 2]) -> Result<(), TestCaseError> {
-    let mut nics = Nics::new(fates);
+    let mut links = Links::new(fates);
     let posted: Vec<(u64, &Message, PartId)> = (0..)
         .zip(messages)
-        .map(|(place, message)| (place, message, nics.post(place, message)))
+        .map(|(place, message)| (place, message, links.post(place, message)))
         .collect();
     let total = |immediate| {
         let same = messages.iter().filter(|it| it.immediate == immediate);
@@ -250,24 +218,24 @@ fn run(messages: &[Message], fates: [Vec<u8>; 2], spans: [u64; 2]) -> Result<(),
     };
     let used = (0..IMMEDIATES).filter(|immediate| total(*immediate) > 0);
     for immediate in used.clone() {
-        let is_reached = nics
+        let is_reached = links
             .counters
             .expect(immediate, total(immediate), immediate.into());
         prop_assert!(!is_reached);
     }
     let (mut ended, mut told, mut stops_at) = (0, Vec::new(), None);
-    while stops_at.is_none_or(|at| nics.now() < at) {
-        for (nic, span) in spans.into_iter().enumerate() {
-            let until = nics.pairs[nic].now + Nanos::from_micros(span);
+    while stops_at.is_none_or(|at| links.now() < at) {
+        for (link, span) in spans.into_iter().enumerate() {
+            let until = links.pairs[link].now + Nanos::from_micros(span);
             let mut goes_on = true;
             while goes_on {
-                goes_on = nics.pairs[nic].step(until);
-                let (counted, ends) = nics.handle_events(nic);
+                goes_on = links.pairs[link].step(until);
+                let (counted, ends) = links.handle_events(link);
                 ended += ends;
                 for counted in counted {
                     let whole = posted.iter().filter(|(place, message, first)| {
                         message.immediate == counted.immediate
-                            && nics.is_whole(*place, message, *first)
+                            && links.is_whole(*place, message, *first)
                     });
                     prop_assert!(whole.count() as u64 >= counted.count);
                     let is_last = counted.count == total(counted.immediate);
@@ -275,18 +243,18 @@ fn run(messages: &[Message], fates: [Vec<u8>; 2], spans: [u64; 2]) -> Result<(),
                     told.extend(counted.told);
                 }
             }
-            nics.pairs[nic].now = until;
-            nics.end_copies(nic);
+            links.pairs[link].now = until;
+            links.end_copies(link);
         }
-        prop_assert!(nics.now() < Time::ZERO + LIMIT, "{ended} have ended");
+        prop_assert!(links.now() < Time::ZERO + LIMIT, "{ended} have ended");
         if ended == messages.len() && stops_at.is_none() {
-            stops_at = Some(nics.now() + LATE);
+            stops_at = Some(links.now() + LATE);
         }
     }
     told.sort_unstable();
     prop_assert_eq!(told, used.clone().map(u64::from).collect::<Vec<_>>());
     for immediate in used {
-        let count = nics.counters.counter(immediate).count();
+        let count = links.counters.counter(immediate).count();
         prop_assert_eq!(count, total(immediate));
     }
     Ok(())
@@ -306,6 +274,6 @@ proptest! {
         fates in prop::collection::vec(any::<[u8; 2]>(), 0..400),
         spans in [20..200u64, 20..200u64],
     ) {
-        run(&messages, [0, 1].map(|nic| fates.iter().map(|fates| fates[nic]).collect()), spans)?;
+        run(&messages, [0, 1].map(|link| fates.iter().map(|fates| fates[link]).collect()), spans)?;
     }
 }

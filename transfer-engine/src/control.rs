@@ -35,8 +35,8 @@ use crate::session::Session;
 use crate::shared::{Dial, Shared};
 use crate::tls::{SERVER_NAME, client_of, is_other_certificate};
 
-/// Most bytes of a message: 129 ends of 16 workers with IPv6 addresses, over each link, are less.
-const MESSAGE_BYTES_MAX: usize = 1 << 19;
+/// Most bytes of a message: two ends of 16 workers with 16 IPv6 addresses, over each link, are less.
+const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
 /// Callers that have not shown the token, at a time. Others wait.
 const CALLERS_MAX: usize = 64;
@@ -176,7 +176,7 @@ async fn answer(
         if link == LinkKind::Shm && hello.place != shared.place {
             return Err("the engines are not in one network namespace of a node".to_owned());
         }
-        let ends = Ends::allocate(shared, link, offer.ends.len().saturating_sub(1))?;
+        let ends = Ends::allocate(shared, link)?;
         let session = ends.join(offer.ends)?;
         let offered = ends.offer();
         sessions.push((link, ends, session));
@@ -213,11 +213,9 @@ async fn call(
 ) -> Result<(Arc<Session>, client::TlsStream<TcpStream>), Cause> {
     let broken = |error: io::Error| Cause::Unreachable(error.to_string());
     let (mut stream, host) = connect(shared, peer).await?;
-    // A peer has an endpoint for each NIC.
-    let count = shared.config.nics.len().max(peer.endpoints.len());
     let mut ours = Vec::new();
     for link in shared.config.link.kinds() {
-        let ends = Ends::allocate(shared, link, count).map_err(Cause::Refused)?;
+        let ends = Ends::allocate(shared, link).map_err(Cause::Refused)?;
         ours.push((link, ends));
     }
     let offer = |(link, ends): &(LinkKind, Ends<'_>)| Offer {

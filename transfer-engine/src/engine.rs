@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::unbounded;
-use weft_engine::{Access, Key, Region};
+use weft_engine::{Access, Key, LinkKind, NicPair, Region};
 
 use crate::address::{EngineAddress, MrDescriptor};
 use crate::callbacks::{Callbacks, WatchHandler, Watcher, join, spawn};
@@ -190,6 +190,24 @@ impl TransferEngine {
         let peers = lock(&self.shared.peers);
         let session = peers.get(&peer.token)?.session.as_ref()?;
         session.link.get().map(|(link, _)| link.clone())
+    }
+
+    /// The pairs of NICs of this engine and of its peers, over UDP and TCP, and how many paths of each carry data: those of
+    /// a NIC that is down, or that does not reach the other one, carry none. Only pairs of connected peers are there.
+    pub fn nic_pairs(&self) -> Result<Vec<NicPair>, TransferError> {
+        self.shared.check_process()?;
+        let mut pairs: Vec<NicPair> = Vec::new();
+        let engines = self.shared.engines.iter();
+        let engines = engines.filter(|it| it.link != LinkKind::Shm);
+        let peers = engines.flat_map(|it| it.engine.snapshot().peers);
+        for pair in peers.flat_map(|peer| peer.nic_pairs) {
+            let is_same = |it: &&mut NicPair| (it.here, it.there) == (pair.here, pair.there);
+            match pairs.iter_mut().find(is_same) {
+                Some(same) => same.add(&pair),
+                None => pairs.push(pair),
+            }
+        }
+        Ok(pairs)
     }
 
     /// The counter of an immediate, read without a lock. [`TransferEngine::free_imm`] ends it: then take a new one.

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use weft_engine::{Access, EngineError, MemfdError};
+use weft_engine::{Access, BadNics, EngineError, MemfdError};
 
 /// Why a call was refused.
 #[derive(Debug, thiserror::Error)]
@@ -16,12 +16,15 @@ pub enum TransferError {
         /// What is wrong with it.
         problem: &'static str,
     },
+    /// The NICs cannot be used together.
+    #[error("nics: {0}")]
+    Nics(BadNics),
     /// The engine is closed.
     #[error("the engine is closed: start another one")]
     Closed,
-    /// The engine of a NIC did not start.
+    /// The engine of a link did not start.
     #[error(transparent)]
-    Nic(#[from] EngineError),
+    Link(#[from] EngineError),
     /// The operating system refused a call.
     #[error(
         "{call} failed ({source}): check the limits on threads, files and memory (`ulimit -a`)"
@@ -81,7 +84,8 @@ impl TransferError {
         match self {
             Self::Invalid { .. } => "Invalid",
             Self::Closed => "Closed",
-            Self::Nic(error) => error.reason(),
+            Self::Nics(_) => "BadNics",
+            Self::Link(error) => error.reason(),
             Self::System { .. } => "SystemCallFailed",
             Self::Memfd(_) => "BadMemfd",
             Self::OutOfBounds { .. } => "OutOfBounds",

@@ -9,10 +9,9 @@ use weft_engine::{ConnectionId, EngineError, Event, Failure};
 
 use crate::failure::Cause;
 use crate::lock::lock;
-use crate::operations::{Deadline, PartEnd, PartId, Step};
+use crate::operations::{Deadline, PartEnd, PartId};
 use crate::session::Session;
 use crate::shared::{Shared, Wake};
-use crate::work_request::signal;
 
 /// Events of one engine that are handled before those of the others.
 const EVENTS_PER_TURN: usize = 256;
@@ -151,22 +150,7 @@ impl Shared {
     }
 
     fn posted_ended(&self, engine: usize, connection: ConnectionId, part: PartId, end: PartEnd) {
-        let step = self.operations().end(part, end);
-        match step {
-            Step::Nothing => {}
-            Step::Ended(ended) => self.tell([ended]),
-            Step::Signal(part, immediate) => match self.session(engine, connection) {
-                Some(session) => {
-                    self.post(
-                        &session,
-                        part,
-                        signal(immediate),
-                        session.next_connection(0),
-                    );
-                }
-                None => self.end_part(part, PartEnd::Failed(Cause::PeerEnded)),
-            },
-        }
+        self.end_part(part, end);
         // It may have been a read: the next one may begin.
         if self.waiting_reads.load(Ordering::Relaxed) > 0
             && let Some(session) = self.session(engine, connection)

@@ -85,7 +85,7 @@ mod model;
 
 pub use address::{AddressError, EngineAddress, MrDescriptor};
 pub use callbacks::{WatchHandler, Watcher};
-pub use config::{NicConfig, Progress, TransferEngineConfig};
+pub use config::{Progress, TransferEngineConfig};
 pub use counters::ImmCounter;
 pub use engine::{Counts, TransferEngine};
 pub use error::TransferError;
@@ -99,5 +99,5 @@ pub use submit::{PagedWrites, Pages, PeerGroup, SingleRead, SingleWrite};
 
 // What the public types are made of, so that a program needs no other crate of Weft.
 pub use weft_engine::{
-    Access, DeviceMemory, DropReason, Encryption, Key, LinkKind, MemfdError, Region,
+    Access, DeviceMemory, DropReason, Encryption, Key, LinkKind, MemfdError, NicPair, Region,
 };

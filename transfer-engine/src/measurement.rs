@@ -204,7 +204,7 @@ fn write(
         deadline,
         completion: Completion::None,
     };
-    let (id, operation) = shared.begin(parts, None, options).ok()?;
+    let (id, operation) = shared.begin(parts, options).ok()?;
     for part in (id..).take(count) {
         let write = Write {
             token: 0,
@@ -214,12 +214,7 @@ fn write(
             immediate: None,
         };
         let pieces = vec![piece(&shared.link_results.source, 0, bytes)];
-        shared.post(
-            session,
-            part,
-            post(write, pieces),
-            session.next_connection(bytes),
-        );
+        shared.post(session, part, post(write, pieces), &session.writes);
     }
     Some(operation)
 }

@@ -113,14 +113,13 @@ impl Shared {
     pub(crate) fn begin(
         self: &Arc<Self>,
         parts: Vec<Part>,
-        signal: Option<u32>,
         options: Options,
     ) -> Result<(PartId, Operation), TransferError> {
         self.check_process()?;
         let state = State::new(options.completion);
         let deadline = self.now().saturating_add(options.deadline);
         let mut operations = self.operations();
-        let begun = operations.begin(Arc::clone(&state), parts, signal, deadline);
+        let begun = operations.begin(Arc::clone(&state), parts, deadline);
         drop(operations);
         let (id, wakes) = begun.ok_or(TransferError::Closed)?;
         if wakes {

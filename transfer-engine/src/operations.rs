@@ -30,8 +30,6 @@ pub(crate) struct Connection {
     /// Its place among [`crate::shared::Shared::engines`].
     pub(crate) engine: usize,
     pub(crate) id: ConnectionId,
-    /// Of the slower of its two NICs.
-    pub(crate) speed_bps: u64,
     /// Its two ends, for people.
     pub(crate) path: String,
 }
@@ -74,8 +72,6 @@ struct Entry {
     /// Parts that have not ended.
     left: usize,
     deadline: Duration,
-    /// The last part is a signal with this immediate. It waits until all others are done.
-    signal: Option<u32>,
     /// Of the first part that failed.
     failure: Option<Failure>,
     /// It was stopped, and why.
@@ -117,14 +113,6 @@ pub(crate) enum PartEnd {
     NotPosted(Cause),
 }
 
-/// What the end of a part leads to.
-pub(crate) enum Step {
-    Nothing,
-    Ended(Ended),
-    /// The caller posts this part as a signal, on the connection of the part that has ended.
-    Signal(PartId, u32),
-}
-
 /// What a stop leads to.
 #[derive(Default)]
 pub(crate) struct Stop {
@@ -157,13 +145,11 @@ pub(crate) struct Operations {
 }
 
 impl Operations {
-    /// Begins an operation, at least 1 part. Their ids follow each other. With `signal` the last part is that signal.
-    /// Answers the first id, and whether the events thread has to be woken; `None` when nothing begins any more.
+    /// Begins an operation, at least 1 part. Their ids follow each other. Answers the first id, and whether the events thread has to be woken; `None` when nothing begins any more.
     pub(crate) fn begin(
         &mut self,
         state: Arc<State>,
         parts: Vec<Part>,
-        signal: Option<u32>,
         deadline: Duration,
     ) -> Option<(PartId, bool)> {
         if self.is_closed {
@@ -178,7 +164,6 @@ impl Operations {
             left: parts.len(),
             parts,
             deadline,
-            signal,
             failure: None,
             stopped: None,
             is_cut_short: false,
@@ -223,14 +208,12 @@ impl Operations {
             .is_some_and(|(_, entry, _)| entry.stopped.is_some())
     }
 
-    /// Ends a part.
-    pub(crate) fn end(&mut self, part: PartId, end: PartEnd) -> Step {
-        let Some((id, entry, index)) = self.find(part) else {
-            return Step::Nothing;
-        };
+    /// Ends a part. Answers the operation that has ended with it.
+    pub(crate) fn end(&mut self, part: PartId, end: PartEnd) -> Option<Ended> {
+        let (id, entry, index) = self.find(part)?;
         let part = &mut entry.parts[index];
         let failure = match end {
-            _ if matches!(part.place, Place::Ended) => return Step::Nothing,
+            _ if matches!(part.place, Place::Ended) => return None,
             PartEnd::Done => None,
             PartEnd::Cancelled => {
                 entry.is_cut_short = true;
@@ -251,17 +234,9 @@ impl Operations {
         if entry.failure.is_none() {
             entry.failure = failure;
         }
-        if entry.left == 1
-            && let Some(immediate) = entry.signal.take()
-        {
-            if entry.failure.is_none() {
-                return Step::Signal(id + entry.parts.len() as u64 - 1, immediate);
-            }
-            entry.left = 0;
-        }
         match entry.left {
-            0 => self.remove(id).map_or(Step::Nothing, Step::Ended),
-            _ => Step::Nothing,
+            0 => self.remove(id),
+            _ => None,
         }
     }
 
@@ -275,10 +250,7 @@ impl Operations {
         let parts = entries.flat_map(|(id, entry)| (*id..).zip(&entry.parts));
         let meant = parts.filter(|(_, part)| is_meant(part));
         let meant: Vec<PartId> = meant.map(|(id, _)| id).collect();
-        let end = |part| match self.end(part, PartEnd::Failed(cause.clone())) {
-            Step::Ended(ended) => Some(ended),
-            Step::Nothing | Step::Signal(..) => None,
-        };
+        let end = |part| self.end(part, PartEnd::Failed(cause.clone()));
         meant.into_iter().filter_map(end).collect()
     }
 
@@ -291,7 +263,6 @@ impl Operations {
         if entry.stopped.is_some() {
             return stop;
         }
-        entry.signal = None;
         for (id, part) in (operation..).zip(&mut entry.parts) {
             match &part.place {
                 Place::Ended => continue,

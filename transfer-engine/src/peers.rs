@@ -42,8 +42,7 @@ impl Shared {
         };
         let connection = match &work.request {
             WorkRequest::Send(_) => &session.messages,
-            WorkRequest::Read(read) => session.next_connection(read.bytes),
-            request => session.next_connection(request.bytes()),
+            _ => &session.writes,
         };
         self.post(session, part, work, connection);
     }
@@ -113,7 +112,7 @@ impl Shared {
         for (part, _, _) in reads {
             self.end_part(part, PartEnd::NotPosted(cause.clone()));
         }
-        for connection in session.all_connections() {
+        for connection in session.connections() {
             self.engines[connection.engine].engine.close(connection.id);
         }
         session.hang_up.notify_one();

@@ -9,20 +9,14 @@ use weft_engine::{Failure, Post};
 
 use crate::failure::Cause;
 use crate::link_choice::LinkInUse;
-use crate::lock::lock;
 use crate::operations::{Connection, PartId};
 
-/// A work request costs a NIC as much as this many bytes beside its own.
-const REQUEST_BYTES: u64 = 1500;
-
-/// The connections with a peer.
+/// The connections with a peer. Each is sprayed over the NICs of both ends.
 pub(crate) struct Session {
     /// For writes and reads.
-    pub(crate) connections: Vec<Arc<Connection>>,
-    /// For sends: in order, on one engine.
+    pub(crate) writes: Arc<Connection>,
+    /// For sends: in order.
     pub(crate) messages: Arc<Connection>,
-    /// The time that the work of each of them takes, picoseconds.
-    loads: Mutex<Vec<u128>>,
     /// Which link it goes over, and to which host, at the end that called.
     pub(crate) link: OnceLock<(LinkInUse, IpAddr)>,
     /// Why it is over.
@@ -36,10 +30,9 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(connections: Vec<Arc<Connection>>, messages: Arc<Connection>) -> Self {
+    pub(crate) fn new([writes, messages]: [Arc<Connection>; 2]) -> Self {
         Self {
-            loads: Mutex::new(vec![0; connections.len()]),
-            connections,
+            writes,
             messages,
             link: OnceLock::new(),
             ended: OnceLock::new(),
@@ -49,43 +42,7 @@ impl Session {
         }
     }
 
-    pub(crate) fn all_connections(&self) -> impl Iterator<Item = &Arc<Connection>> {
-        self.connections.iter().chain([&self.messages])
-    }
-
-    /// The connection whose turn it is: each carries bytes in proportion to its speed.
-    pub(crate) fn next_connection(&self, bytes: u64) -> &Arc<Connection> {
-        let speeds = self.connections.iter().map(|it| it.speed_bps);
-        &self.connections[rotate(&mut lock(&self.loads), speeds, bytes)]
-    }
-}
-
-/// Adds work of `bytes` bytes to the load that is the least with it, and answers which that is.
-fn rotate(loads: &mut [u128], speeds: impl Iterator<Item = u64>, bytes: u64) -> usize {
-    let bits = u128::from(bytes.saturating_add(REQUEST_BYTES)) * 8;
-    let costs = speeds.map(|speed| bits * 1_000_000_000_000 / u128::from(speed));
-    let with = loads.iter().zip(costs).map(|(load, cost)| load + cost);
-    let least = with.enumerate().min_by_key(|(_, load)| *load);
-    let (index, load) = least.unwrap_or_default();
-    loads[index] = load;
-    index
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn connections_take_turns_in_proportion_to_their_speeds() {
-        let mut loads = [0; 2];
-        let speeds = [100_000_000_000, 300_000_000_000];
-        let mut next = |_| rotate(&mut loads, speeds.into_iter(), 64);
-        let turns: Vec<usize> = (0..8).map(&mut next).collect();
-        assert_eq!(
-            turns.iter().filter(|turn| **turn == 0).count(),
-            2,
-            "{turns:?}"
-        );
-        assert_eq!(turns[..3], [1, 1, 1]);
+    pub(crate) fn connections(&self) -> [&Arc<Connection>; 2] {
+        [&self.writes, &self.messages]
     }
 }

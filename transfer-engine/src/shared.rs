@@ -21,7 +21,7 @@ use crate::error::TransferError;
 use crate::failure::Cause;
 use crate::link_results::LinkResults;
 use crate::lock::lock;
-use crate::operations::{Connection, Ended, Operations, PartEnd, PartId, Step};
+use crate::operations::{Connection, Ended, Operations, PartEnd, PartId};
 use crate::receives::Receives;
 use crate::session::Session;
 
@@ -49,7 +49,7 @@ pub(crate) struct Peer {
 
 pub(crate) struct Shared {
     pub(crate) config: TransferEngineConfig,
-    /// Of each NIC by each link.
+    /// Of each link.
     pub(crate) engines: Vec<LinkEngine>,
     /// Where the connections of each engine report.
     pub(crate) events: Vec<Sender<Event>>,
@@ -108,12 +108,9 @@ impl Shared {
         }
     }
 
-    /// Ends a part that has no signal behind it.
     pub(crate) fn end_part(&self, part: PartId, end: PartEnd) {
-        let step = self.operations().end(part, end);
-        if let Step::Ended(ended) = step {
-            self.tell([ended]);
-        }
+        let ended = self.operations().end(part, end);
+        self.tell(ended);
     }
 
     /// Stops an operation: nothing more of it is posted, and connections cancel what is.

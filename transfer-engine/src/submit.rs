@@ -12,16 +12,6 @@ use crate::operations::{Part, PartEnd, Place};
 use crate::region::MemoryRegion;
 use crate::work_request::{piece, post, signal};
 
-/// With several NICs, work of this many bytes or more is cut: the gain is more than the round trip that its immediate then
-/// takes.
-const CUT_BYTES_MIN: u64 = 1 << 20;
-
-/// Parts of such work for each NIC: NICs of different speeds share them in proportion.
-const CUTS_PER_NIC: u64 = 4;
-
-/// Cuts lie at multiples of this, so that no two NICs touch one page of memory.
-const CUT_UNIT: u64 = 4096;
-
 /// A write of contiguous bytes.
 #[derive(Debug, Clone)]
 pub struct SingleWrite {
@@ -88,14 +78,6 @@ pub struct PeerGroup(Arc<[EngineAddress]>);
 /// A part for a peer. Without work it only connects.
 type Given = (EngineAddress, Option<Post>);
 
-/// The immediate of a part that is whole, or of the signal behind several.
-fn either(cuts: &[(u64, u64)], immediate: Option<u32>) -> (Option<u32>, Option<u32>) {
-    match cuts.len() {
-        0 | 1 => (immediate, None),
-        _ => (None, immediate),
-    }
-}
-
 /// An operation fails when a part of it fails; the failure names the first one. Each call that submits one refuses what it
 /// can check here with a [`TransferError`] that names the field; then nothing was begun.
 impl TransferEngine {
@@ -105,34 +87,30 @@ impl TransferEngine {
         peer: &EngineAddress,
         options: Options,
     ) -> Result<Operation, TransferError> {
-        self.submit(vec![(peer.clone(), None)], None, options)
+        self.submit(vec![(peer.clone(), None)], options)
     }
 
-    /// Writes bytes. A write of 1 MiB or more uses all NICs.
+    /// Writes bytes.
     pub fn submit_single_write(
         &self,
         write: &SingleWrite,
         options: Options,
     ) -> Result<Operation, TransferError> {
-        let cuts = self.cuts(write.bytes, CUT_UNIT);
-        let (whole, last) = either(&cuts, write.immediate);
-        let parts = cuts.iter().map(|cut| self.write(write, *cut, whole));
-        self.submit(parts.collect::<Result<_, _>>()?, last, options)
+        self.submit(vec![self.write(write)?], options)
     }
 
-    /// Writes to many peers, at least 1 write. Each write uses one NIC.
+    /// Writes to many peers, at least 1 write.
     pub fn submit_scatter(
         &self,
         writes: &[SingleWrite],
         options: Options,
     ) -> Result<Operation, TransferError> {
         TransferError::check_at_least_one("writes", writes.len() as u64)?;
-        let whole = |write: &SingleWrite| self.write(write, (0, write.bytes), write.immediate);
-        let parts = writes.iter().map(whole);
-        self.submit(parts.collect::<Result<_, _>>()?, None, options)
+        let parts = writes.iter().map(|write| self.write(write));
+        self.submit(parts.collect::<Result<_, _>>()?, options)
     }
 
-    /// Writes pages of one size, at least 1. Pages of 1 MiB or more together use all NICs.
+    /// Writes pages of one size, at least 1.
     pub fn submit_paged_writes(
         &self,
         write: &PagedWrites,
@@ -152,32 +130,27 @@ impl TransferEngine {
         let last = |offsets: &[u64]| offsets.iter().max().copied().unwrap_or(0);
         let source = source.check("source", &self.shared, last(&from), bytes)?;
         to.check("destination", Access::WRITE, last(&offsets), bytes)?;
-        let cuts = self.cuts(bytes.saturating_mul(from.len() as u64), bytes);
-        let (whole, last) = either(&cuts, write.immediate);
-        let part = |(at, length): (u64, u64)| {
-            let pages = (at / bytes) as usize..((at + length) / bytes) as usize;
-            let mut pieces: Vec<Piece> = Vec::new();
-            for &offset in &from[pages.clone()] {
-                match pieces.last_mut() {
-                    Some(last) if last.offset + last.bytes == offset => last.bytes += bytes,
-                    _ => pieces.push(piece(source, offset, bytes)),
-                }
+        let mut pieces: Vec<Piece> = Vec::new();
+        for offset in from {
+            match pieces.last_mut() {
+                Some(last) if last.offset + last.bytes == offset => last.bytes += bytes,
+                _ => pieces.push(piece(source, offset, bytes)),
             }
-            let pages = WritePages {
-                token: 0,
-                key: to.key,
-                pages: weft_engine::Pages {
-                    bytes: write.page_bytes,
-                    offsets: Arc::new(offsets[pages].to_vec()),
-                },
-                immediate: whole,
-            };
-            (to.engine.clone(), Some(post(pages, pieces)))
+        }
+        let pages = WritePages {
+            token: 0,
+            key: to.key,
+            pages: weft_engine::Pages {
+                bytes: write.page_bytes,
+                offsets: Arc::new(offsets),
+            },
+            immediate: write.immediate,
         };
-        self.submit(cuts.into_iter().map(part).collect(), last, options)
+        let part = (to.engine.clone(), Some(post(pages, pieces)));
+        self.submit(vec![part], options)
     }
 
-    /// Reads bytes. A read of 1 MiB or more uses all NICs.
+    /// Reads bytes.
     pub fn submit_read(
         &self,
         read: &SingleRead,
@@ -190,19 +163,16 @@ impl TransferEngine {
         to.check("destination", &self.shared, *to_offset, bytes)?;
         let to = to.descriptor();
         to.check("destination", Access::WRITE, *to_offset, bytes)?;
-        let part = |(at, bytes)| {
-            let read = Read {
-                token: 0,
-                bytes,
-                key: source.key,
-                offset: from + at,
-                to_key: to.key,
-                to_offset: to_offset + at,
-            };
-            (source.engine.clone(), Some(post(read, Vec::new())))
+        let work = Read {
+            token: 0,
+            bytes,
+            key: source.key,
+            offset: *from,
+            to_key: to.key,
+            to_offset: *to_offset,
         };
-        let cuts = self.cuts(bytes, CUT_UNIT);
-        self.submit(cuts.into_iter().map(part).collect(), None, options)
+        let part = (source.engine.clone(), Some(post(work, Vec::new())));
+        self.submit(vec![part], options)
     }
 
     /// Sends a message to the receives of a peer; it may be empty. Messages from one engine to one peer arrive in order. A
@@ -227,14 +197,14 @@ impl TransferEngine {
             bytes,
         };
         let part = (peer.clone(), Some(post(send, vec![piece])));
-        self.submit(vec![part], None, options)
+        self.submit(vec![part], options)
     }
 
     /// Makes a group of peers, at least 1, and begins to connect to them.
     pub fn add_peer_group(&self, peers: Vec<EngineAddress>) -> Result<PeerGroup, TransferError> {
         TransferError::check_at_least_one("peers", peers.len() as u64)?;
         let connect = peers.iter().map(|peer| (peer.clone(), None)).collect();
-        self.submit(connect, None, Options::default())?;
+        self.submit(connect, Options::default())?;
         Ok(PeerGroup(peers.into()))
     }
 
@@ -247,7 +217,7 @@ impl TransferEngine {
         options: Options,
     ) -> Result<Operation, TransferError> {
         let part = |peer: &EngineAddress| (peer.clone(), Some(signal(immediate)));
-        self.submit(group.0.iter().map(part).collect(), None, options)
+        self.submit(group.0.iter().map(part).collect(), options)
     }
 
     /// Waits until the count of an immediate is `count` or more. The count begins at 0 and grows until
@@ -263,7 +233,6 @@ impl TransferEngine {
                 peer: None,
                 place: Place::Expected(immediate),
             }],
-            None,
             options,
         )?;
         if self.shared.counters.expect(immediate, count, id) {
@@ -278,58 +247,31 @@ impl TransferEngine {
         self.shared.counters.free(immediate)
     }
 
-    /// `bytes` bytes of a write, from its byte `at` on.
-    fn write(
-        &self,
-        write: &SingleWrite,
-        (at, bytes): (u64, u64),
-        immediate: Option<u32>,
-    ) -> Result<Given, TransferError> {
+    /// The part of a write.
+    fn write(&self, write: &SingleWrite) -> Result<Given, TransferError> {
         let ((source, from), (to, offset)) = (&write.source, &write.destination);
         TransferError::check_at_least_one("bytes", write.bytes)?;
         let source = source.check("source", &self.shared, *from, write.bytes)?;
         to.check("destination", Access::WRITE, *offset, write.bytes)?;
-        let pieces = vec![piece(source, from + at, bytes)];
-        let write = Write {
+        let pieces = vec![piece(source, *from, write.bytes)];
+        let work = Write {
             token: 0,
-            bytes,
+            bytes: write.bytes,
             key: to.key,
-            offset: offset + at,
-            immediate,
+            offset: *offset,
+            immediate: write.immediate,
         };
-        Ok((to.engine.clone(), Some(post(write, pieces))))
+        Ok((to.engine.clone(), Some(post(work, pieces))))
     }
 
-    /// Begins and lengths of the parts of work of `bytes` bytes, at multiples of `unit`.
-    fn cuts(&self, bytes: u64, unit: u64) -> Vec<(u64, u64)> {
-        let cuts = match self.shared.config.nics.len() as u64 {
-            nics @ 2.. if bytes >= CUT_BYTES_MIN => nics * CUTS_PER_NIC,
-            _ => 1,
-        };
-        let length = bytes.div_ceil(cuts).next_multiple_of(unit);
-        let part = |cut| (cut * length, length.min(bytes.saturating_sub(cut * length)));
-        let parts = (0..cuts).map(part);
-        parts
-            .take_while(|(at, _)| *at == 0 || *at < bytes)
-            .collect()
-    }
-
-    /// Begins an operation and gives its parts to the peers. A part without work only connects. With `signal` this immediate
-    /// counts when all parts are done.
-    fn submit(
-        &self,
-        work: Vec<Given>,
-        signal: Option<u32>,
-        options: Options,
-    ) -> Result<Operation, TransferError> {
-        let peers = work.iter().map(|(peer, _)| peer);
-        let last = peers.clone().next().filter(|_| signal.is_some());
-        let part = |peer: &EngineAddress| Part {
+    /// Begins an operation and gives its parts to the peers. A part without work only connects.
+    fn submit(&self, work: Vec<Given>, options: Options) -> Result<Operation, TransferError> {
+        let part = |(peer, _): &Given| Part {
             peer: Some(peer.clone()),
             place: Place::Waiting,
         };
-        let parts = peers.chain(last).map(part).collect();
-        let (id, operation) = self.shared.begin(parts, signal, options)?;
+        let parts = work.iter().map(part).collect();
+        let (id, operation) = self.shared.begin(parts, options)?;
         for (part, (peer, work)) in (id..).zip(work) {
             self.shared.give(&peer, (part, work));
         }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use crossbeam_channel::unbounded;
 use start::{PATIENCE, bytes_of, config, done, engine, options, pattern, source, whole};
 use weft_transfer_engine::{
-    Access, EngineAddress, Failure, LinkChoice, LinkKind, MrDescriptor, NicConfig, Operation,
-    Outcome, Region, SingleRead, SingleWrite, Stage, TransferEngine, TransferEngineConfig,
+    Access, EngineAddress, Failure, LinkChoice, LinkKind, MrDescriptor, Operation, Outcome, Region,
+    SingleRead, SingleWrite, Stage, TransferEngine, TransferEngineConfig,
 };
 
 fn failure(operation: &Operation) -> Failure {
@@ -20,13 +20,8 @@ fn failure(operation: &Operation) -> Failure {
 }
 
 fn at(nics: &[IpAddr], mtu: u16) -> TransferEngine {
-    let nic = |address: &IpAddr| NicConfig {
-        address: *address,
-        speed_bps: 1_000_000_000,
-    };
-    let nics = nics.iter().map(nic).collect();
     let started = TransferEngine::start(TransferEngineConfig {
-        nics,
+        nics: nics.to_vec(),
         mtu,
         link: LinkChoice::Only(LinkKind::Udp),
         ..config()

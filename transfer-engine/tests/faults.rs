@@ -211,7 +211,7 @@ fn a_restarted_peer_refuses_what_was_addressed_to_its_last_life() {
     // Another process may take the port in between.
     let restarted = (0..20).find_map(|_| {
         let two_ports = |ports| TransferEngineConfig {
-            ports_per_nic: 1,
+            port_count: 1,
             ports,
             ..config()
         };
@@ -559,9 +559,9 @@ fn settings_that_cannot_be_used_are_named() {
         nics: Vec::new(),
         ..config()
     };
-    assert!(refused(no_nics).to_string().starts_with("nics "));
+    assert!(refused(no_nics).to_string().starts_with("nics: "));
     let mut no_address = config();
-    no_address.nics[0].address = [192, 0, 2, 1].into();
+    no_address.nics[0] = [192, 0, 2, 1].into();
     assert_eq!(refused(no_address).reason(), "SystemCallFailed");
     let few_ports = TransferEngineConfig {
         ports: 20_000..=20_002,
@@ -569,12 +569,12 @@ fn settings_that_cannot_be_used_are_named() {
     };
     assert!(refused(few_ports).to_string().starts_with("ports "));
     let uneven = TransferEngineConfig {
-        workers_per_nic: 3,
+        workers: 3,
         ..config()
     };
-    assert!(matches!(refused(uneven), TransferError::Nic(_)));
+    assert!(matches!(refused(uneven), TransferError::Link(_)));
     let mut two_workers = config();
-    two_workers.workers_per_nic = 2;
+    two_workers.workers = 2;
     let [a, b] = [two_workers.clone(), two_workers].map(|it| TransferEngine::start(it).unwrap());
     let (_memory, descriptor) = b.alloc(10).unwrap();
     done(&write(&a, &descriptor, 10));

@@ -127,9 +127,9 @@ fn only_an_engine_of_a_program_that_polls_is_polled() {
     assert!(error.to_string().contains("progress"), "{error}");
     let error = TransferEngine::start(TransferEngineConfig {
         progress: Progress::Inline,
-        workers_per_nic: 2,
+        workers: 2,
         ..config()
     });
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("workers_per_nic must be 1"), "{error}");
+    assert!(error.contains("workers must be 1"), "{error}");
 }

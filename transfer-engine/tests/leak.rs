@@ -38,7 +38,7 @@ fn a_thousand_peers_that_come_and_go_leave_nothing() {
     let mut memory = 0;
     let start = |link| {
         TransferEngine::start(TransferEngineConfig {
-            ports_per_nic: 1,
+            port_count: 1,
             link,
             ..config()
         })

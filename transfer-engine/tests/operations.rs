@@ -12,7 +12,8 @@ use std::time::Duration;
 use crossbeam_channel::unbounded;
 use start::{PATIENCE, bytes_of, done, engine, engine_with_nics, options, pattern, source, whole};
 use weft_transfer_engine::{
-    Access, Completion, Options, Outcome, PagedWrites, Pages, Region, SingleRead, SingleWrite,
+    Access, Completion, LinkKind, Options, Outcome, PagedWrites, Pages, Region, SingleRead,
+    SingleWrite,
 };
 
 #[test]
@@ -184,9 +185,14 @@ fn messages_come_in_order_into_receives_that_peers_share_and_wait_for_them() {
 }
 
 #[test]
-fn nics_of_different_speeds_share_large_work_and_its_immediate_comes_last() {
-    for (here, there) in [(&[1, 3][..], &[1, 1][..]), (&[1], &[2, 2, 2])] {
-        let [a, b] = [here, there].map(engine_with_nics);
+fn every_operation_goes_over_all_nics_of_both_ends() {
+    let cases = [
+        (2, 2, LinkKind::Udp),
+        (1, 3, LinkKind::Udp),
+        (2, 4, LinkKind::Tcp),
+    ];
+    for (here, there, link) in cases {
+        let [a, b] = [here, there].map(|nics| engine_with_nics(nics, link));
         let written = pattern(5_000_000);
         let from = source(&a, written.clone());
         let (to, descriptor) = b.alloc(5_000_000).unwrap();

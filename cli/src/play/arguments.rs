@@ -367,6 +367,7 @@ impl Args {
         }
         let fabric = Spec {
             nodes: self.nodes,
+            nics: 1,
             leaves: self.leaves(),
             spines: self.spines(),
             rate: self.rate,

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use weft_core::connection::Settings;
 use weft_core::units::ConnectionId;
 use weft_core::wire::Secret;
-use weft_engine::{Integrity, LinkAddress, LinkToken, LocalEnd, PortRange};
+use weft_engine::{Integrity, LinkAddress, LinkToken, LocalEnd, NICS_MAX, NicAddresses, PortRange};
 use weft_proto::agent::v1 as proto;
 
 /// A message that no engine would have sent.
@@ -89,22 +89,25 @@ pub fn from_proto(end: Option<proto::ConnectionEnd>) -> Result<(LocalEnd, Secret
 
 /// `None` for shared memory: this API is for engines of different nodes, and a peer refuses an end without a link.
 fn link_to_proto(address: &LinkAddress) -> Option<proto::connection_end::Link> {
-    let octets = match address.ip() {
+    let octets = |address: &IpAddr| match address {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),
     };
-    let ports = address.ports();
+    let (nics, ports) = (address.nics(), address.ports());
+    let (first, others) = (octets(&nics[0]), nics[1..].iter().map(octets).collect());
     match address {
         LinkAddress::Udp { .. } => Some(proto::connection_end::Link::Udp(proto::Udp {
-            address: octets,
+            address: first,
             first_port: ports.first.into(),
             ports: ports.count.into(),
+            other_addresses: others,
         })),
         LinkAddress::Tcp { token, .. } => Some(proto::connection_end::Link::Tcp(proto::Tcp {
-            address: octets,
+            address: first,
             first_port: ports.first.into(),
             ports: ports.count.into(),
             token: token.0,
+            other_addresses: others,
         })),
         LinkAddress::Shm { .. } => None,
     }
@@ -113,16 +116,16 @@ fn link_to_proto(address: &LinkAddress) -> Option<proto::connection_end::Link> {
 fn link(link: proto::connection_end::Link) -> Result<LinkAddress, EndError> {
     let (address, field) = match link {
         proto::connection_end::Link::Udp(udp) => {
-            let address = ip(&udp.address, "endpoint.udp.address")?;
+            let nics = nics(&udp.address, &udp.other_addresses, "endpoint.udp.address")?;
             let ports = PortRange {
                 first: small(udp.first_port, "endpoint.udp.first_port")?,
                 count: small(udp.ports, "endpoint.udp.ports")?,
             };
-            (LinkAddress::Udp { address, ports }, "endpoint.udp")
+            (LinkAddress::Udp { nics, ports }, "endpoint.udp")
         }
         proto::connection_end::Link::Tcp(tcp) => {
             let address = LinkAddress::Tcp {
-                address: ip(&tcp.address, "endpoint.tcp.address")?,
+                nics: nics(&tcp.address, &tcp.other_addresses, "endpoint.tcp.address")?,
                 ports: PortRange {
                     first: small(tcp.first_port, "endpoint.tcp.first_port")?,
                     count: small(tcp.ports, "endpoint.tcp.ports")?,
@@ -136,6 +139,14 @@ fn link(link: proto::connection_end::Link) -> Result<LinkAddress, EndError> {
         .check()
         .map_err(|error| wrong(field, error.to_string()))?;
     Ok(address)
+}
+
+fn nics(first: &[u8], others: &[Vec<u8>], field: &'static str) -> Result<NicAddresses, EndError> {
+    let addresses = std::iter::once(first).chain(others.iter().map(Vec::as_slice));
+    // More are refused whatever they are.
+    let addresses = addresses.take(NICS_MAX + 1).map(|octets| ip(octets, field));
+    let addresses = addresses.collect::<Result<Vec<_>, _>>()?;
+    NicAddresses::new(&addresses).map_err(|error| wrong(field, error.to_string()))
 }
 
 fn ip(octets: &[u8], field: &'static str) -> Result<IpAddr, EndError> {
@@ -169,7 +180,8 @@ mod tests {
             id: ConnectionId(7),
             settings,
             address: LinkAddress::Udp {
-                address: "192.0.2.1".parse().unwrap(),
+                nics: NicAddresses::new(&["192.0.2.1", "192.0.2.2"].map(|it| it.parse().unwrap()))
+                    .unwrap(),
                 ports: PortRange {
                     first: 4791,
                     count: 4,
@@ -201,8 +213,9 @@ mod tests {
     #[test]
     fn an_address_of_either_ip_version_is_told_and_understood() {
         for (address, bytes) in [("192.0.2.1", 4), ("2001:db8::1", 16)] {
+            let address: IpAddr = address.parse().unwrap();
             let address = LinkAddress::Udp {
-                address: address.parse().unwrap(),
+                nics: address.into(),
                 ports: PortRange {
                     first: 4791,
                     count: 16,
@@ -215,7 +228,7 @@ mod tests {
             assert_eq!(udp.address.len(), bytes);
             assert_eq!(link(told.unwrap()).unwrap(), address);
             let tcp = LinkAddress::Tcp {
-                address: address.ip(),
+                nics: address.nics(),
                 ports: address.ports(),
                 token: LinkToken(u64::MAX - 5),
             };
@@ -237,6 +250,7 @@ mod tests {
                 address,
                 first_port,
                 ports,
+                other_addresses: Vec::new(),
             }))
         };
         for (wrong, field) in [

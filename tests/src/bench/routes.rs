@@ -16,7 +16,7 @@ pub(super) fn spines_of_paths(
     let (from, to) = (fabric.node(0), fabric.node(1));
     let queries: String = (0..paths)
         .map(|path| {
-            let pair = PortPair::of_path(path as u8, ports);
+            let pair = PortPair::of_path(path as u8, ports.count, ports.count);
             format!(
                 "route get {} from {} iif {} ipproto udp sport {} dport {}\n",
                 to.data_address,

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use weft_fabric::Fabric;
 use weft_transfer_engine::{
-    Access, LinkChoice, LinkKind, MemoryRegion, MrDescriptor, NicConfig, Operation, Options,
-    PagedWrites, Pages, Progress, Region, SingleWrite, TransferEngine, TransferEngineConfig,
+    Access, LinkChoice, LinkKind, MemoryRegion, MrDescriptor, Operation, Options, PagedWrites,
+    Pages, Progress, Region, SingleWrite, TransferEngine, TransferEngineConfig,
 };
 
 use super::BenchError;
@@ -22,8 +22,6 @@ use crate::report::median;
 
 /// No operation that is measured takes this long.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Of the only NIC: work is shared among NICs by it.
-const SPEED_BPS: u64 = 10_000_000_000;
 /// What memory has before it is written to.
 const BLANK: u8 = 0xA5;
 /// Steps in which memory is filled and compared.
@@ -256,12 +254,8 @@ impl End {
         config: TransferEngineConfig,
         bytes: usize,
     ) -> Result<Self, BenchError> {
-        let nic = NicConfig {
-            address,
-            speed_bps: SPEED_BPS,
-        };
         let engine = Arc::new(TransferEngine::start(TransferEngineConfig {
-            nics: vec![nic],
+            nics: vec![address],
             ..config
         })?);
         let share = |bytes| engine.reg_mr(Region::share(vec![BLANK; bytes]), Access::WRITE);

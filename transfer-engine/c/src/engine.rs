@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::net::IpAddr;
 
 use weft_transfer_engine::{
-    Encryption, NicConfig, Progress, TransferEngine, TransferEngineConfig, TransferError,
+    Encryption, Progress, TransferEngine, TransferEngineConfig, TransferError,
 };
 
 use crate::argument::{array, give, given, put_string, string, time_or, value_or};
@@ -45,30 +45,22 @@ pub(crate) fn running(engine: Option<&WeftEngine>) -> Result<&TransferEngine, Re
     Ok(&engine.engine)
 }
 
-/// A NIC to use.
-#[repr(C)]
-pub struct WeftNic {
-    /// Its IPv4 or IPv6 address, such as "192.0.2.1".
-    pub address: *const c_char,
-    /// Its speed in bits per second: NICs get work in this proportion. 0: 10 Gbit/s.
-    pub speed_bps: u64,
-}
-
 /// The settings of an engine. 0 stands for the default of each.
 #[repr(C)]
 pub struct WeftConfig {
-    /// `nic_count` NICs, at most 128.
-    pub nics: *const WeftNic,
+    /// The addresses of `nic_count` NICs, at most 16, such as "192.0.2.1", all IPv4 or all IPv6. Every operation is spread over
+    /// all of them, and over those of the peer.
+    pub nics: *const *const c_char,
     /// 0: one NIC, 127.0.0.1.
     pub nic_count: usize,
-    /// UDP ports of each NIC; both ends must agree. 0: 16.
-    pub ports_per_nic: u16,
+    /// UDP ports, at least as many for each worker as there are NICs, which share them; both ends must agree. 0: 16.
+    pub port_count: u16,
     /// The engine looks for free ports from here on. 0, with `last_port`: 20000.
     pub first_port: u16,
     /// The engine looks for free ports to here. 0, with `first_port`: 32767.
     pub last_port: u16,
-    /// Worker threads of each NIC, a divisor of `ports_per_nic`; both ends must agree. 0: 1.
-    pub workers_per_nic: u16,
+    /// Worker threads, a divisor of `port_count`; both ends must agree. 0: 1.
+    pub workers: u16,
     /// Bytes of the largest IP packet; both ends must agree. 0: 1500.
     pub mtu: u16,
     /// Whether data is encrypted; both ends must agree. Set-up always is.
@@ -84,7 +76,7 @@ pub struct WeftConfig {
     /// The link to peers: "udp", "tcp" or "shm", or "auto": shared memory in a node, else the faster of the two others, which
     /// is measured when engines connect; "network" is the same without shared memory. NULL: "auto".
     pub link: *const c_char,
-    /// No thread of the engine moves bytes: the program does, by weft_poll. Then `workers_per_nic` is 1.
+    /// No thread of the engine moves bytes: the program does, by weft_poll. Then `workers` is 1.
     pub program_polls: bool,
     /// The CPUs of the worker threads, `cpu_count` of them, one after the other. NULL: the system chooses.
     pub cpus: *const u16,
@@ -109,17 +101,13 @@ pub struct WeftCounts {
 
 fn config(config: &WeftConfig) -> Result<TransferEngineConfig, Refusal> {
     let default = TransferEngineConfig::default();
-    let nic = |(index, nic): (usize, &WeftNic)| {
-        let name = format!("config.nics[{index}].address");
-        let address = string(nic.address, &name)?;
-        let parsed = address.parse::<IpAddr>().map_err(|_| {
+    let nic = |(index, nic): (usize, &*const c_char)| {
+        let name = format!("config.nics[{index}]");
+        let address = string(*nic, &name)?;
+        address.parse::<IpAddr>().map_err(|_| {
             Refusal::invalid(format!(
                 "{name} is \"{address}\": write an IPv4 or IPv6 address"
             ))
-        })?;
-        Ok(NicConfig {
-            address: parsed,
-            speed_bps: value_or(nic.speed_bps, 10_000_000_000),
         })
     };
     let nics = array(config.nics, config.nic_count, "config.nics")?;
@@ -144,9 +132,9 @@ fn config(config: &WeftConfig) -> Result<TransferEngineConfig, Refusal> {
             true => default.nics,
             false => nics,
         },
-        ports_per_nic: value_or(config.ports_per_nic, default.ports_per_nic),
+        port_count: value_or(config.port_count, default.port_count),
         ports,
-        workers_per_nic: value_or(config.workers_per_nic, default.workers_per_nic),
+        workers: value_or(config.workers, default.workers),
         mtu: value_or(config.mtu, default.mtu),
         cpus: array(config.cpus, config.cpu_count, "config.cpus")?.to_vec(),
         progress: match config.program_polls {

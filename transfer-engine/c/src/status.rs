@@ -64,8 +64,8 @@ impl Refusal {
 impl From<TransferError> for Refusal {
     fn from(error: TransferError) -> Self {
         let status = match error {
-            TransferError::Invalid { .. } => WeftStatus::WEFT_INVALID,
-            TransferError::Nic(_) => WeftStatus::WEFT_NIC,
+            TransferError::Invalid { .. } | TransferError::Nics(_) => WeftStatus::WEFT_INVALID,
+            TransferError::Link(_) => WeftStatus::WEFT_NIC,
             TransferError::System { .. } | TransferError::Memfd(_) => WeftStatus::WEFT_SYSTEM,
             TransferError::OutOfBounds { .. } => WeftStatus::WEFT_OUT_OF_BOUNDS,
             TransferError::NotRegistered { .. } => WeftStatus::WEFT_NOT_REGISTERED,

@@ -32,7 +32,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use weft_transfer_engine::{EngineAddress, NicConfig, TransferEngine, TransferEngineConfig};
+use weft_transfer_engine::{EngineAddress, TransferEngine, TransferEngineConfig};
 
 use decoder::Decoder;
 use request::{LAYERS, PAGES, TRANSFERS};
@@ -73,10 +73,7 @@ fn main() -> Result<()> {
 
 fn start_engine(nic: IpAddr) -> Result<TransferEngine> {
     Ok(TransferEngine::start(TransferEngineConfig {
-        nics: vec![NicConfig {
-            address: nic,
-            speed_bps: 10_000_000_000,
-        }],
+        nics: vec![nic],
         // A busy laptop may need more than the default.
         cancel_timeout: Duration::from_secs(3),
         ..TransferEngineConfig::default()

@@ -9,7 +9,6 @@ fn connection(id: u32) -> Arc<Connection> {
     Arc::new(Connection {
         engine: 0,
         id: ConnectionId(id),
-        speed_bps: 1,
         path: format!("path {id}"),
     })
 }
@@ -27,30 +26,26 @@ fn peer() -> Part {
 }
 
 /// An operation whose deadline is the fifth second.
-fn begin(operations: &mut Operations, parts: usize, signal: Option<u32>) -> PartId {
+fn begin(operations: &mut Operations, parts: usize) -> PartId {
     let parts = (0..parts).map(|_| peer()).collect();
     let state = State::new(Completion::None);
-    let begun = operations.begin(state, parts, signal, 5 * SECOND);
+    let begun = operations.begin(state, parts, 5 * SECOND);
     begun.expect("it is open").0
 }
 
-fn outcome(step: Step) -> Outcome {
-    match step {
-        Step::Ended(ended) => ended.outcome,
-        Step::Nothing => panic!("it goes on"),
-        Step::Signal(..) => panic!("a signal follows"),
-    }
+fn outcome(ended: Option<Ended>) -> Outcome {
+    ended.expect("it has ended").outcome
 }
 
-fn goes_on(step: &Step) -> bool {
-    matches!(step, Step::Nothing)
+fn goes_on(ended: &Option<Ended>) -> bool {
+    ended.is_none()
 }
 
 #[test]
 fn an_operation_ends_with_its_last_part_whatever_their_order() {
     let mut operations = Operations::default();
-    let id = begin(&mut operations, 3, None);
-    let other = begin(&mut operations, 1, None);
+    let id = begin(&mut operations, 3);
+    let other = begin(&mut operations, 1);
     for part in [id + 2, id] {
         assert!(operations.post(part, &connection(1)));
         assert!(goes_on(&operations.end(part, PartEnd::Done)));
@@ -69,7 +64,7 @@ fn an_operation_ends_with_its_last_part_whatever_their_order() {
 #[test]
 fn the_first_part_that_fails_is_named_when_all_have_ended() {
     let mut operations = Operations::default();
-    let id = begin(&mut operations, 3, None);
+    let id = begin(&mut operations, 3);
     for (part, id) in (id..).zip([1, 2, 2]) {
         operations.post(part, &connection(id));
     }
@@ -88,30 +83,9 @@ fn the_first_part_that_fails_is_named_when_all_have_ended() {
 }
 
 #[test]
-fn a_signal_follows_when_all_parts_are_done_and_not_when_one_has_failed() {
-    let mut operations = Operations::default();
-    let id = begin(&mut operations, 3, Some(9));
-    assert!(goes_on(&operations.end(id + 1, PartEnd::Done)));
-    let Step::Signal(part, 9) = operations.end(id, PartEnd::Done) else {
-        panic!("the signal follows");
-    };
-    operations.post(part, &connection(2));
-    assert_eq!(outcome(operations.end(part, PartEnd::Done)), Outcome::Done);
-    let id = begin(&mut operations, 3, Some(9));
-    assert!(goes_on(
-        &operations.end(id, PartEnd::NotPosted(Cause::PeerEnded))
-    ));
-    let Outcome::Failed(failure) = outcome(operations.end(id + 1, PartEnd::Done)) else {
-        panic!("it has failed");
-    };
-    assert_eq!(failure.stage, Stage::Post);
-    assert_eq!(operations.len(), 0);
-}
-
-#[test]
 fn a_deadline_passes_at_its_moment_and_what_is_posted_has_time_to_be_cancelled() {
     let mut operations = Operations::default();
-    let id = begin(&mut operations, 3, Some(7));
+    let id = begin(&mut operations, 3);
     operations.post(id + 1, &connection(1));
     let just_before = 5 * SECOND - Duration::from_nanos(1);
     assert!(matches!(operations.poll(just_before), Deadline::Until(at) if at == 5 * SECOND));
@@ -135,7 +109,7 @@ fn a_deadline_passes_at_its_moment_and_what_is_posted_has_time_to_be_cancelled()
 #[test]
 fn a_stop_that_nobody_confirms_is_never_called_reusable() {
     let mut operations = Operations::default();
-    let id = begin(&mut operations, 2, None);
+    let id = begin(&mut operations, 2);
     operations.post(id, &connection(1));
     operations.stop(id, &Cause::Cancelled, 2 * SECOND);
     let Deadline::Ended(ended) = operations.poll(2 * SECOND) else {
@@ -145,13 +119,13 @@ fn a_stop_that_nobody_confirms_is_never_called_reusable() {
         matches!(ended.outcome, Outcome::Unconfirmed(failure) if failure.cause == Cause::Cancelled)
     );
     // The end of the connection confirms nothing either.
-    let id = begin(&mut operations, 1, None);
+    let id = begin(&mut operations, 1);
     operations.post(id, &connection(1));
     operations.stop(id, &Cause::Cancelled, 2 * SECOND);
     let ended = operations.fail(Some((0, ConnectionId(1))), &Cause::PeerEnded);
     assert!(matches!(ended[0].outcome, Outcome::Unconfirmed(_)));
     // What was done before the stop came is done.
-    let id = begin(&mut operations, 1, None);
+    let id = begin(&mut operations, 1);
     operations.post(id, &connection(1));
     operations.stop(id, &Cause::Cancelled, 2 * SECOND);
     assert_eq!(outcome(operations.end(id, PartEnd::Done)), Outcome::Done);
@@ -160,7 +134,7 @@ fn a_stop_that_nobody_confirms_is_never_called_reusable() {
 #[test]
 fn what_waits_is_stopped_at_once_and_says_for_what() {
     let mut operations = Operations::default();
-    let id = begin(&mut operations, 2, None);
+    let id = begin(&mut operations, 2);
     let stop = operations.stop(id, &Cause::Cancelled, SECOND);
     let Some(Outcome::Reusable(failure)) = stop.ended.map(|ended| ended.outcome) else {
         panic!("nothing was posted");
@@ -171,7 +145,7 @@ fn what_waits_is_stopped_at_once_and_says_for_what() {
         peer: None,
         place: Place::Expected(4),
     };
-    let begun = operations.begin(state, vec![count], None, SECOND);
+    let begun = operations.begin(state, vec![count], SECOND);
     let (id, wakes) = begun.expect("it is open");
     assert!(!wakes, "the thread has not slept yet");
     let stop = operations.stop(id, &Cause::DeadlinePassed, 2 * SECOND);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weft_transfer_engine::{
-    Access, MemoryRegion, MrDescriptor, NicConfig, Operation, Options, Outcome, Region,
+    Access, LinkChoice, LinkKind, MemoryRegion, MrDescriptor, Operation, Options, Outcome, Region,
     SingleWrite, TransferEngine, TransferEngineConfig,
 };
 
@@ -12,7 +12,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn config() -> TransferEngineConfig {
     TransferEngineConfig {
-        ports_per_nic: 4,
+        port_count: 4,
         ..TransferEngineConfig::default()
     }
 }
@@ -23,13 +23,14 @@ pub(crate) fn engine() -> TransferEngine {
 }
 
 #[allow(dead_code)] // not every test has several NICs
-pub(crate) fn engine_with_nics(speeds: &[u64]) -> TransferEngine {
-    let nic = |(index, speed): (usize, &u64)| NicConfig {
-        address: [127, 0, 0, 1 + index as u8].into(),
-        speed_bps: speed * 1_000_000_000,
+pub(crate) fn engine_with_nics(count: u8, link: LinkKind) -> TransferEngine {
+    let nics = (1..=count).map(|nic| [127, 0, 0, nic].into()).collect();
+    let config = TransferEngineConfig {
+        nics,
+        link: LinkChoice::Only(link),
+        ..config()
     };
-    let nics = speeds.iter().enumerate().map(nic).collect();
-    TransferEngine::start(TransferEngineConfig { nics, ..config() }).expect("it starts")
+    TransferEngine::start(config).expect("it starts")
 }
 
 pub(crate) fn options() -> Options {

@@ -748,7 +748,7 @@ impl Connection {
     /// # Errors
     /// [`DropReason::Seal`] when the token is not the peer's.
     pub fn handle_reset(&mut self, token: u64) -> Result<(), DropReason> {
-        if token != self.config.reset_token {
+        if !self.config.reset_tokens.contains(&token) {
             self.drops.count(DropReason::Seal);
             return Err(DropReason::Seal);
         }

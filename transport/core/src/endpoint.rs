@@ -27,7 +27,7 @@ use crate::drops::{DropReason, Drops};
 use crate::memory::{Access, KeyHasher, Memory, Ticket};
 use crate::path::{PathSet, PathSetConfig};
 use crate::units::{ConnectionId, PathId, Rng, Time};
-pub use config::{EndpointConfig, Local, Remote};
+pub use config::{EndpointConfig, Local, PeerName, Remote};
 use core::hash::BuildHasherDefault;
 use pacer::Pacer;
 use peers::Peers;
@@ -154,7 +154,7 @@ pub struct Endpoint<P> {
     drops: Drops,
 }
 
-impl<P: Eq> Endpoint<P> {
+impl<P: PeerName> Endpoint<P> {
     /// An endpoint without connections.
     pub fn new(config: EndpointConfig, now: Time) -> Endpoint<P> {
         let mut rng = Rng::seed_from_u64(config.seed);
@@ -252,7 +252,7 @@ impl<P: Eq> Endpoint<P> {
             stall_timeout: self.config.stall_timeout,
             waits_for_receiver: false,
             survives_refusals: false,
-            reset_token: remote.reset_token,
+            reset_tokens: remote.reset_tokens,
             in_order,
             send_from: self.config.first_chunk,
             receive_from: self.config.first_chunk,
@@ -264,8 +264,9 @@ impl<P: Eq> Endpoint<P> {
 
     fn open(&mut self, slot: u32, peer: u32, connection: Connection) {
         let config = connection.config();
-        self.by_token
-            .insert((config.reset_token, config.remote, slot));
+        for &token in &config.reset_tokens {
+            self.by_token.insert((token, config.remote, slot));
+        }
         self.schedule.add(slot, config.domain);
         self.slots[slot as usize] = Slot::Open(Box::new(Open {
             connection,
@@ -497,8 +498,9 @@ impl<P: Eq> Endpoint<P> {
         self.drops.add(connection.drops());
         self.ended.add(connection.stats());
         let config = connection.config();
-        self.by_token
-            .remove(&(config.reset_token, config.remote, slot));
+        for &token in &config.reset_tokens {
+            self.by_token.remove(&(token, config.remote, slot));
+        }
         self.schedule.remove(slot);
         if let Some(pacer) = &mut self.pacer {
             pacer.remove(slot);

@@ -1,6 +1,5 @@
 //! What an engine is started with, checked before anything is opened.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use weft_core::congestion::CongestionKind;
@@ -10,8 +9,8 @@ use weft_core::recovery::WINDOW_MAX;
 use weft_core::units::Nanos;
 use weft_core::wire::{CHUNK_PACKETS_MAX, Integrity, OVERHEAD_BYTES, Secret, VERSION};
 use weft_link::{
-    AnyConfig, LinkAddress, LinkKind, LocalSwitch, PortRange, ShmConfig, ShmLink, SocketBuffers,
-    TcpConfig, UdpConfig,
+    AnyConfig, LinkAddress, LinkKind, LocalSwitch, NICS_MAX, NicAddresses, PortRange, ShmConfig,
+    ShmLink, SocketBuffers, TcpConfig, UdpConfig,
 };
 
 use crate::error::EngineError;
@@ -53,12 +52,12 @@ pub enum Encryption {
 /// Everything that an engine must be told.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
-    /// Where the NIC is reached.
+    /// Where the engine is reached: the NICs that it sends over, and their ports.
     pub address: LinkAddress,
     /// Bytes of the largest IP packet, 1280 or more; both ends must agree. Over TCP it is the kernel's affair, and only says by
     /// how many headers the egress cap counts. Over shared memory it means nothing.
     pub mtu: u16,
-    /// Paths used between this NIC and another, 1 to 256; both ends must agree.
+    /// Paths used between this engine's NICs and those of another, 1 to 256; both ends must agree.
     pub paths: u16,
     /// Who chooses among them.
     pub policy: PolicyKind,
@@ -134,10 +133,10 @@ impl Egress {
 
 impl EngineConfig {
     /// The defaults, each explained at its line, over UDP.
-    pub fn new(address: impl Into<IpAddr>, ports: PortRange, node_key: Secret) -> Self {
-        let address = address.into();
+    pub fn new(nics: impl Into<NicAddresses>, ports: PortRange, node_key: Secret) -> Self {
+        let nics = nics.into();
         Self {
-            address: LinkAddress::Udp { address, ports },
+            address: LinkAddress::Udp { nics, ports },
             // What every Ethernet carries.
             mtu: 1500,
             // STELLAR, section 7: little is gained above 128 paths.
@@ -165,34 +164,29 @@ impl EngineConfig {
     }
 
     /// The defaults over a link. Over TCP each worker is connected to at a port of its own: one worker needs one. Over shared
-    /// memory `address` and `ports` only name the engine in its network namespace, and no socket of the network is opened: an
-    /// engine over UDP or TCP may have the same.
+    /// memory the first NIC's address and `ports` only name the engine in its network namespace, and no socket of the network
+    /// is opened: an engine over UDP or TCP may have the same.
     pub fn over(
         link: LinkKind,
-        address: impl Into<IpAddr>,
+        nics: impl Into<NicAddresses>,
         ports: PortRange,
         node_key: Secret,
     ) -> Self {
-        let address = address.into();
-        let over_udp = Self::new(address, ports, node_key);
+        let nics = nics.into();
+        let over_udp = Self::new(nics, ports, node_key);
+        let token = link_token(&over_udp.node_key);
+        let address = LinkAddress::of(link, nics, ports, token);
         match link {
             LinkKind::Udp => over_udp,
             LinkKind::Tcp => Self {
-                address: LinkAddress::Tcp {
-                    address,
-                    ports,
-                    token: link_token(&over_udp.node_key),
-                },
-                // Several connections take several ways through the network, and a core's share of the kernel each.
-                paths: 4,
+                address,
+                // Several connections take several ways through the network, and a core's share of the kernel each. Over
+                // several NICs, each has one.
+                paths: if nics.len() > 1 { NICS_MAX as u16 } else { 4 },
                 ..over_udp
             },
             LinkKind::Shm => Self {
-                address: LinkAddress::Shm {
-                    address,
-                    ports,
-                    token: link_token(&over_udp.node_key),
-                },
+                address,
                 // There is one way, and each path has memory of its own.
                 paths: 1,
                 ..over_udp
@@ -205,20 +199,16 @@ impl EngineConfig {
         let part = self.address.part(index as u16, self.workers() as u16);
         let dscp = self.egress.dscp;
         match part {
-            LinkAddress::Udp { address, ports } => AnyConfig::Udp(UdpConfig {
-                address,
+            LinkAddress::Udp { nics, ports } => AnyConfig::Udp(UdpConfig {
+                nics,
                 ports,
                 datagram_bytes: self.datagram_bytes(),
                 dscp,
                 buffers: SocketBuffers::default(),
                 local_switch: self.local_switch.clone(),
             }),
-            LinkAddress::Tcp {
-                address,
-                ports,
-                token,
-            } => AnyConfig::Tcp(TcpConfig {
-                address,
+            LinkAddress::Tcp { nics, ports, token } => AnyConfig::Tcp(TcpConfig {
+                nics,
                 ports,
                 token,
                 paths: self.paths,

@@ -48,7 +48,7 @@ pub use event::Event;
 pub use post::{Piece, Post};
 pub use saved::{SavedConnection, SavedEngine, SavedPost};
 pub use shared_receives::SharedReceiveQueue;
-pub use snapshot::{ConnectionSnapshot, PeerSnapshot, Snapshot};
+pub use snapshot::{ConnectionSnapshot, NicPair, PeerSnapshot, Snapshot};
 
 // What the engine's own types are made of, so that its user needs no other transport crate.
 pub use weft_core::congestion::CongestionKind;
@@ -62,8 +62,8 @@ pub use weft_core::path::{PathReport, PathState, PolicyKind};
 pub use weft_core::units::{ConnectionId, Key, Nanos};
 pub use weft_core::wire::{Atomic, Integrity, Secret};
 pub use weft_link::{
-    Counters as LinkCounters, LinkAddress, LinkError, LinkKind, LinkToken, LocalSwitch, PortRange,
-    SocketBuffers,
+    BadNics, Counters as LinkCounters, LinkAddress, LinkError, LinkKind, LinkToken, LocalSwitch,
+    NICS_MAX, NicAddresses, PortRange, SocketBuffers,
 };
 pub use weft_memory::{
     AddressSpace, AddressSpaceError, CopiedBytes, Counts as RegionCounts, DeviceMemory, FileId,

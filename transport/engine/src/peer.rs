@@ -1,14 +1,18 @@
-//! The NIC at the other end.
+//! The NICs at the other end.
 
 use std::sync::Arc;
 
+use weft_core::endpoint::PeerName;
+use weft_core::units::PathId;
 use weft_link::{AnyPeer, LinkAddress};
 
-/// The NIC at the other end, as the endpoint compares it. What one owner says of an address counts for nobody
+/// The NICs at the other end, as the endpoint compares them. What one owner says of an address counts for nobody
 /// else's connections.
 #[derive(Debug, Clone)]
 pub(crate) struct PeerNic {
     pub(crate) owner: Arc<str>,
+    /// This end.
+    pub(crate) here: LinkAddress,
     pub(crate) address: LinkAddress,
     pub(crate) route: AnyPeer,
 }
@@ -20,3 +24,9 @@ impl PartialEq for PeerNic {
 }
 
 impl Eq for PeerNic {}
+
+impl PeerName for PeerNic {
+    fn nic_pair(&self, path: PathId) -> u8 {
+        self.here.nic_pair(&self.address, path)
+    }
+}

@@ -1,10 +1,11 @@
 //! The engine's counters at one moment, for metrics and for `kubectl weft status`.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use weft_core::connection::Stats;
 use weft_core::drops::Drops;
-use weft_core::path::PathReport;
+use weft_core::path::{PathReport, PathSet, PathState};
 use weft_core::units::ConnectionId;
 use weft_link::{Counters, LinkAddress, SocketBuffers};
 use weft_memory::Counts;
@@ -54,7 +55,34 @@ pub struct ConnectionSnapshot {
     pub writes: usize,
 }
 
-/// The paths to one NIC.
+/// The paths between two NICs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NicPair {
+    /// The one of this engine.
+    pub here: IpAddr,
+    /// The peer's.
+    pub there: IpAddr,
+    /// How many paths there are.
+    pub paths: usize,
+    /// Those that carry data: none where the two do not reach each other.
+    pub live_paths: usize,
+    /// Chunks sent, resends included.
+    pub sent_chunks: u64,
+    /// Those of them that were declared lost.
+    pub lost_chunks: u64,
+}
+
+impl NicPair {
+    /// Adds what another engine or worker says of the same two NICs.
+    pub fn add(&mut self, other: &Self) {
+        self.paths += other.paths;
+        self.live_paths += other.live_paths;
+        self.sent_chunks += other.sent_chunks;
+        self.lost_chunks += other.lost_chunks;
+    }
+}
+
+/// The paths to one NIC, or to those of one machine.
 #[derive(Debug, Clone)]
 pub struct PeerSnapshot {
     /// Its address.
@@ -63,6 +91,42 @@ pub struct PeerSnapshot {
     pub live_paths: usize,
     /// Each path.
     pub paths: Vec<PathReport>,
+    /// Each pair of NICs, in the order of their first paths.
+    pub nic_pairs: Vec<NicPair>,
+}
+
+impl PeerSnapshot {
+    pub(crate) fn new(here: &LinkAddress, address: LinkAddress, paths: &PathSet) -> Self {
+        let live_paths = paths.live();
+        let paths: Vec<_> = paths.report().collect();
+        let mut nic_pairs: Vec<NicPair> = Vec::new();
+        for path in &paths {
+            let (here, there) = here.nics_of_path(&address, path.id);
+            let is_pair = |pair: &NicPair| (pair.here, pair.there) == (here, there);
+            let place = nic_pairs.iter().position(is_pair).unwrap_or_else(|| {
+                nic_pairs.push(NicPair {
+                    here,
+                    there,
+                    paths: 0,
+                    live_paths: 0,
+                    sent_chunks: 0,
+                    lost_chunks: 0,
+                });
+                nic_pairs.len() - 1
+            });
+            let pair = &mut nic_pairs[place];
+            pair.paths += 1;
+            pair.live_paths += usize::from(path.state == PathState::Live);
+            pair.sent_chunks += path.sent_chunks;
+            pair.lost_chunks += path.lost_chunks;
+        }
+        Self {
+            address,
+            live_paths,
+            paths,
+            nic_pairs,
+        }
+    }
 }
 
 impl Snapshot {

@@ -339,6 +339,7 @@ impl Worker {
         let SavedConnection { id, posts, .. } = saved;
         let peer = PeerNic {
             owner: saved.owner,
+            here: self.link.address(),
             address: saved.address,
             route: self.link.peer(&saved.address)?,
         };
@@ -480,15 +481,17 @@ impl Worker {
             // The handle has checked the address.
             return;
         };
-        let here = self.link.address().host();
+        let here = self.link.address();
+        let tokens = here.hosts().map(|host| reset_token(remote.reset_key, host));
         let access = remote.access;
         let remote = Remote {
             generation: remote.incarnation,
             id: remote.id,
             send_secret: remote.send_secret,
-            reset_token: reset_token(remote.reset_key, here),
+            reset_tokens: tokens.collect(),
             peer: PeerNic {
                 owner: remote.owner,
+                here,
                 address: remote.address,
                 route,
             },
@@ -647,11 +650,14 @@ impl Worker {
                 condition,
             } = change;
             let is_peer = |peer: &PeerNic| peer.address == to;
-            let is_blocked = condition != PathCondition::Ready;
+            let is_blocked = matches!(condition, PathCondition::Blocked | PathCondition::Broken);
             self.endpoint
                 .set_path_blocked(self.now, is_peer, path, is_blocked);
-            if condition == PathCondition::Broken {
-                tracing::debug!(address = %to, path = path.0, "the connection of a path broke");
+            if matches!(
+                condition,
+                PathCondition::Broken | PathCondition::Unreachable
+            ) {
+                tracing::debug!(address = %to, path = path.0, ?condition, "what is under way on a path is lost");
                 self.endpoint.break_path(self.now, is_peer, path);
             }
         }
@@ -760,11 +766,8 @@ impl Worker {
             });
         }
         for (peer, paths) in endpoint.peers() {
-            snapshot.peers.push(PeerSnapshot {
-                address: peer.address,
-                live_paths: paths.live(),
-                paths: paths.report().collect(),
-            });
+            let snapshot_of_peer = PeerSnapshot::new(&peer.here, peer.address, paths);
+            snapshot.peers.push(snapshot_of_peer);
         }
         snapshot
     }

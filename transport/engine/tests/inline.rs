@@ -642,10 +642,7 @@ fn connections_share_the_sender_fairly_with_a_cap_and_without() {
 #[test]
 fn writes_arrive_over_ipv6() {
     let mut pair = Pair::new(|config| {
-        let (LinkAddress::Udp { address, .. }
-        | LinkAddress::Tcp { address, .. }
-        | LinkAddress::Shm { address, .. }) = &mut config.address;
-        *address = Ipv6Addr::LOCALHOST.into();
+        config.address = config.address.with_nic(Ipv6Addr::LOCALHOST.into());
     });
     let source = pattern(1 << 20, 3);
     let key = pair
@@ -724,7 +721,7 @@ fn wrong_calls_are_refused_at_once() {
         "UnknownConnection"
     );
     let udp = LinkAddress::Udp {
-        address: b_end.address.ip(),
+        nics: b_end.address.nics(),
         ports: b_end.address.ports(),
     };
     // Over TCP and shared memory there are as many paths as are wanted.

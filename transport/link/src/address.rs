@@ -6,11 +6,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use weft_core::path::PATHS_MAX;
-use weft_core::units::{Host, Source};
+use weft_core::units::{Host, PathId, Source};
 
 use crate::datagram;
 use crate::error::LinkError;
-use crate::ports::PortRange;
+use crate::nics::NicAddresses;
+use crate::ports::{PortPair, PortRange};
 
 /// Bytes of a TCP header with the timestamps that Linux sends (RFC 7323).
 const TCP_BYTES: u16 = 32;
@@ -18,17 +19,17 @@ const TCP_BYTES: u16 = 32;
 /// The address of one end of a link: what the other end is told when a connection is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum LinkAddress {
-    /// UDP sockets of one NIC.
+    /// UDP sockets.
     Udp {
-        /// The NIC's address, IPv4 or IPv6.
-        address: IpAddr,
-        /// The ports.
+        /// The addresses of the NICs.
+        nics: NicAddresses,
+        /// The ports: the `i`-th is one of the `i`-th NIC, modulo their number.
         ports: PortRange,
     },
-    /// TCP connections to one NIC.
+    /// TCP connections.
     Tcp {
-        /// The NIC's address, IPv4 or IPv6.
-        address: IpAddr,
+        /// The addresses of the NICs.
+        nics: NicAddresses,
         /// One port to connect to for each worker: an engine with one worker has one.
         ports: PortRange,
         /// A peer sends it first, and a connection without it is closed. An engine derives it from its node's key.
@@ -92,16 +93,18 @@ impl fmt::Debug for LinkToken {
 
 impl LinkAddress {
     /// The address of an end of a link of this kind. UDP has no token.
-    pub fn of(kind: LinkKind, address: IpAddr, ports: PortRange, token: LinkToken) -> Self {
+    pub fn of(
+        kind: LinkKind,
+        nics: impl Into<NicAddresses>,
+        ports: PortRange,
+        token: LinkToken,
+    ) -> Self {
+        let nics = nics.into();
         match kind {
-            LinkKind::Udp => Self::Udp { address, ports },
-            LinkKind::Tcp => Self::Tcp {
-                address,
-                ports,
-                token,
-            },
+            LinkKind::Udp => Self::Udp { nics, ports },
+            LinkKind::Tcp => Self::Tcp { nics, ports, token },
             LinkKind::Shm => Self::Shm {
-                address,
+                address: nics.first(),
                 ports,
                 token,
             },
@@ -117,13 +120,45 @@ impl LinkAddress {
         }
     }
 
-    /// The NIC's IP address.
-    pub fn ip(&self) -> IpAddr {
+    /// The NICs' IP addresses.
+    pub fn nics(&self) -> NicAddresses {
         match *self {
-            Self::Udp { address, .. } | Self::Tcp { address, .. } | Self::Shm { address, .. } => {
-                address
-            }
+            Self::Udp { nics, .. } | Self::Tcp { nics, .. } => nics,
+            Self::Shm { address, .. } => address.into(),
         }
+    }
+
+    /// The first NIC's IP address, which names the machine.
+    pub fn ip(&self) -> IpAddr {
+        match self {
+            Self::Udp { nics, .. } | Self::Tcp { nics, .. } => nics.first(),
+            Self::Shm { address, .. } => *address,
+        }
+    }
+
+    /// The two NICs that a path from here to `peer` is between: here, and there.
+    pub fn nics_of_path(&self, peer: &Self, path: PathId) -> (IpAddr, IpAddr) {
+        let (here, there) = (self.nics(), peer.nics());
+        let pair = self.pair_of_path(peer, path);
+        (here.of(pair.local), there.of(pair.remote))
+    }
+
+    /// A number for the NICs that a path from here to `peer` is between.
+    pub fn nic_pair(&self, peer: &Self, path: PathId) -> u8 {
+        let (here, there) = (self.nics().len(), peer.nics().len());
+        let pair = self.pair_of_path(peer, path);
+        (pair.local % here * there + pair.remote % there) as u8
+    }
+
+    /// Over UDP its ports, otherwise the places of its NICs.
+    fn pair_of_path(&self, peer: &Self, path: PathId) -> PortPair {
+        let counts = match (self, peer) {
+            (Self::Udp { ports, .. }, Self::Udp { ports: others, .. }) => {
+                (ports.count, others.count)
+            }
+            _ => (self.nics().len() as u16, peer.nics().len() as u16),
+        };
+        PortPair::of_path(path.0, counts.0, counts.1)
     }
 
     /// The ports.
@@ -145,30 +180,51 @@ impl LinkAddress {
     #[must_use]
     pub fn with_ports(self, ports: PortRange) -> Self {
         let token = self.token().unwrap_or(LinkToken(0));
-        Self::of(self.kind(), self.ip(), ports, token)
+        Self::of(self.kind(), self.nics(), ports, token)
+    }
+
+    /// The same with one NIC.
+    #[must_use]
+    pub fn with_nic(self, address: IpAddr) -> Self {
+        let token = self.token().unwrap_or(LinkToken(0));
+        Self::of(self.kind(), address, self.ports(), token)
     }
 
     /// Checks that there can be such an address.
     ///
     /// # Errors
-    /// The ports are no range.
+    /// The ports are no range, or fewer than the NICs.
     pub fn check(&self) -> Result<(), LinkError> {
-        Ok(self.ports().check()?)
+        let ports = self.ports();
+        ports.check()?;
+        match self {
+            Self::Udp { nics, .. } if nics.len() > ports.count.into() => {
+                Err(LinkError::TooFewPorts {
+                    nics: nics.len(),
+                    ports: ports.count,
+                })
+            }
+            _ => Ok(()),
+        }
     }
 
-    /// The machine, by which packets from it are known.
+    /// The machine, by its first NIC.
     pub fn host(&self) -> Host {
         Host::from(self.ip())
     }
 
+    /// The machine, by each of its NICs: by one of these packets from it are known.
+    pub fn hosts(&self) -> impl Iterator<Item = Host> {
+        Vec::from(self.nics()).into_iter().map(Host::from)
+    }
+
     /// Whether a packet from `source` says that it was sent here.
     pub fn holds(&self, source: Source) -> bool {
+        let is_here = self.hosts().any(|host| host == source.host());
         match *self {
-            Self::Udp { ports, .. } => {
-                source.host() == self.host() && ports.holds(datagram::port_of(source))
-            }
+            Self::Udp { ports, .. } => is_here && ports.holds(datagram::port_of(source)),
             // The port that a connection comes from says nothing.
-            Self::Tcp { .. } | Self::Shm { .. } => source.host() == self.host(),
+            Self::Tcp { .. } | Self::Shm { .. } => is_here,
         }
     }
 
@@ -188,8 +244,8 @@ impl LinkAddress {
     /// no such layers.
     pub fn header_bytes(&self) -> u16 {
         match *self {
-            Self::Udp { address, .. } => datagram::header_bytes(address),
-            Self::Tcp { address, .. } => datagram::ip_bytes(address) + TCP_BYTES,
+            Self::Udp { .. } => datagram::header_bytes(self.ip()),
+            Self::Tcp { .. } => datagram::ip_bytes(self.ip()) + TCP_BYTES,
             Self::Shm { .. } => 0,
         }
     }
@@ -218,8 +274,8 @@ impl LinkAddress {
 impl fmt::Display for LinkAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Udp { address, ports } => write!(f, "{address} UDP ports {ports}"),
-            Self::Tcp { address, ports, .. } => write!(f, "{address} TCP ports {ports}"),
+            Self::Udp { nics, ports } => write!(f, "{nics} UDP ports {ports}"),
+            Self::Tcp { nics, ports, .. } => write!(f, "{nics} TCP ports {ports}"),
             Self::Shm { address, ports, .. } => write!(f, "{address} shm ports {ports}"),
         }
     }
@@ -231,7 +287,7 @@ mod tests {
 
     fn udp(address: &str, first: u16, count: u16) -> LinkAddress {
         LinkAddress::Udp {
-            address: address.parse().unwrap(),
+            nics: address.parse::<IpAddr>().unwrap().into(),
             ports: PortRange { first, count },
         }
     }
@@ -266,7 +322,7 @@ mod tests {
     fn tcp() -> LinkAddress {
         let whole = udp("fd00::1", 4000, 16);
         LinkAddress::Tcp {
-            address: whole.ip(),
+            nics: whole.nics(),
             ports: whole.ports(),
             token: LinkToken(72_623_859_790_382_856),
         }
@@ -297,7 +353,8 @@ mod tests {
         let ports = PortRange { first: 9, count: 2 };
         for kind in [LinkKind::Udp, LinkKind::Tcp, LinkKind::Shm] {
             let token = LinkToken(7);
-            let address = LinkAddress::of(kind, "10.0.0.1".parse().unwrap(), ports, token);
+            let here: IpAddr = "10.0.0.1".parse().unwrap();
+            let address = LinkAddress::of(kind, here, ports, token);
             let part = address.part(1, 2);
             assert_eq!(
                 (part.kind(), part.token()),

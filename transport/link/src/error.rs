@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use crate::nics::BadNics;
 use crate::ports::{BadPorts, PortRange};
 
 /// Why a link could not be opened, or why it cannot serve a peer.
@@ -10,6 +11,19 @@ pub enum LinkError {
     /// `count` is 0, above 256, or runs past port 65535.
     #[error(transparent)]
     BadPorts(#[from] BadPorts),
+    /// There are none, too many, or two that do not fit each other.
+    #[error(transparent)]
+    BadNics(#[from] BadNics),
+    /// Some would have no port.
+    #[error(
+        "{nics} NICs have only {ports} ports to share: give each worker as many ports as there are NICs"
+    )]
+    TooFewPorts {
+        /// How many NICs.
+        nics: usize,
+        /// How many ports.
+        ports: u16,
+    },
     /// Someone else holds a port of the range.
     #[error(
         "port {port} of the range {ports} on {address} is taken by another socket: \
@@ -118,7 +132,8 @@ impl LinkError {
     /// A stable name for conditions and metric labels.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::BadPorts(_) => "BadPorts",
+            Self::BadPorts(_) | Self::TooFewPorts { .. } => "BadPorts",
+            Self::BadNics(_) => "BadNics",
             Self::PortTaken { .. } | Self::NameTaken { .. } => "PortTaken",
             Self::AddressNotHere { .. } => "AddressNotHere",
             Self::NotPermitted { .. } => "NotPermitted",

@@ -89,7 +89,7 @@ mod tests {
     /// A path of an end at 10.0.0.`host` that calls itself by `name`.
     fn way(host: u8, name: usize) -> Way {
         let address = LinkAddress::Tcp {
-            address: IpAddr::V4(Ipv4Addr::new(10, 0, 0, host)),
+            nics: IpAddr::V4(Ipv4Addr::new(10, 0, 0, host)).into(),
             ports: PortRange {
                 first: 1 + (name % 1_000) as u16,
                 count: 1,

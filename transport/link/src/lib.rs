@@ -16,6 +16,7 @@ mod error;
 mod incoming;
 mod link;
 mod local;
+mod nics;
 mod outgoing;
 mod poller;
 mod ports;
@@ -33,6 +34,7 @@ pub use link::{
     Capabilities, Counters, Destination, Handler, Link, PathChange, PathCondition, Sent,
 };
 pub use local::LocalSwitch;
+pub use nics::{BadNics, NICS_MAX, NicAddresses};
 pub use poller::{Poller, Waiter, Waker};
 pub use ports::{BadPorts, PortPair, PortRange};
 pub use probe::{Offers, ProbeSocket};

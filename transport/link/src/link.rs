@@ -115,7 +115,7 @@ pub trait Link: Sized {
     /// When to call [`Link::flush`] although the poller reports nothing.
     fn flush_at(&self) -> Option<Time>;
 
-    /// What has become of a path since the last call. Only reliable links tell.
+    /// What has become of a path since the last call. A link that is not reliable tells only where there are several NICs.
     fn poll_path(&mut self) -> Option<PathChange> {
         None
     }
@@ -132,7 +132,7 @@ pub struct PathChange {
     pub condition: PathCondition,
 }
 
-/// What a path of a reliable link takes.
+/// What a path takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathCondition {
     /// No chunk until it is ready. Those that were sent on it before leave by then.
@@ -141,6 +141,8 @@ pub enum PathCondition {
     Ready,
     /// No chunk until it is ready. What was sent on it before may be lost.
     Broken,
+    /// Chunks. What was sent on it just now was not: its NIC is down, or has no route.
+    Unreachable,
 }
 
 impl PathChange {

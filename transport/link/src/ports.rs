@@ -88,21 +88,23 @@ pub struct PortPair {
 }
 
 impl PortPair {
-    /// The pair that carries what this end sends on `path` of its own.
-    pub fn of_path(path: u8, remote: PortRange) -> Self {
-        let remote = usize::from(remote.count);
+    /// The pair that carries what this end sends on `path` of its own, where there are so many ports here and there. The first
+    /// paths have ports of equal index, and so NICs of equal index; then those of the next ones.
+    pub fn of_path(path: u8, local: u16, remote: u16) -> Self {
+        let [path, local_count, remote_count] = [path.into(), local, remote].map(usize::from);
+        let local = path % local_count;
         Self {
-            local: usize::from(path) / remote,
-            remote: usize::from(path) % remote,
+            local,
+            remote: (local + path / local_count) % remote_count,
         }
     }
 
     /// The pair on which this end answers what arrived on `path` of the other end.
-    pub fn mirror_of_path(path: u8, local: PortRange) -> Self {
-        let local = usize::from(local.count);
+    pub fn mirror_of_path(path: u8, local: u16, remote: u16) -> Self {
+        let there = Self::of_path(path, remote, local);
         Self {
-            local: usize::from(path) % local,
-            remote: usize::from(path) / local,
+            local: there.remote,
+            remote: there.local,
         }
     }
 }
@@ -122,12 +124,15 @@ mod tests {
 
     #[test]
     fn what_one_end_sends_on_a_path_the_other_answers_on_the_same_pair() {
+        let mut pairs = std::collections::BTreeSet::new();
         for path in 0..=127u8 {
-            let there = PortPair::of_path(path, B);
-            let back = PortPair::mirror_of_path(path, B);
+            let there = PortPair::of_path(path, A.count, B.count);
+            let back = PortPair::mirror_of_path(path, B.count, A.count);
             assert_eq!((there.local, there.remote), (back.remote, back.local));
             assert!(there.local < 16 && there.remote < 8);
+            pairs.insert((there.local, there.remote));
         }
+        assert_eq!(pairs.len(), 128);
     }
 
     #[test]

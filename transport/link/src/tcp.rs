@@ -29,14 +29,15 @@ use crate::incoming::IncomingPaths;
 use crate::link::{
     Capabilities, Counters, Destination, Handler, Link, PathChange, PathCondition, Sent,
 };
+use crate::nics::NicAddresses;
 use crate::outgoing::OutgoingPaths;
 use crate::ports::PortRange;
 use receive::{Reader, Sink, Turn};
 use stream::{Role, Stream};
 use ways::HALF_FRAME_MAX;
 
-/// The token of the socket that others connect to. The poller has the one above for itself.
-const LISTENER: Token = Token(usize::MAX - 1);
+/// The tokens of the sockets that others connect to, one for each NIC, end here. The poller has the one above for itself.
+const LISTENERS_END: usize = usize::MAX - 1;
 
 /// Chunks of one turn are sent together, up to so many bytes: the system's calls, and the receiver's being woken, cost less
 /// so, and the bytes stay in a core's second-level cache between their checksum and the kernel's copy. A socket for which as
@@ -53,9 +54,9 @@ const TOTAL_MAX: usize = 16_384;
 /// What a TCP link is opened with.
 #[derive(Debug, Clone)]
 pub struct TcpConfig {
-    /// The NIC's address.
-    pub address: IpAddr,
-    /// The link is connected to at the first of these.
+    /// The addresses of the NICs. The `i`-th path is of the `i`-th, modulo their number.
+    pub nics: NicAddresses,
+    /// The link is connected to at the first of these, at each NIC.
     pub ports: PortRange,
     /// What every peer sends first when it connects here.
     pub token: LinkToken,
@@ -67,14 +68,16 @@ pub struct TcpConfig {
     pub dscp: u8,
 }
 
-/// Another machine's NIC.
+/// Another machine's NICs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpPeer(LinkAddress);
 
-/// The TCP connections of one NIC queue. Owned by one worker.
+/// The TCP connections of a worker, over one NIC or several.
 pub struct TcpLink {
     config: TcpConfig,
-    listener: TcpListener,
+    listeners: Vec<TcpListener>,
+    /// The devices of the NICs, where sockets are bound to them.
+    devices: Vec<Option<String>>,
     is_listener_readable: bool,
     /// Connections were taken in this turn: others wait for the next one.
     has_accepted: bool,
@@ -107,7 +110,7 @@ impl TcpLink {
     /// [`LinkError::System`].
     pub fn set_dscp(&mut self, dscp: u8) -> Result<(), LinkError> {
         self.config.dscp = dscp;
-        let address = self.config.address;
+        let address = self.config.nics.first();
         for (_, stream) in &self.streams {
             let set = stream::set_dscp(&stream.socket, address, dscp);
             set.map_err(failed("setsockopt IP_TOS", address))?;
@@ -181,11 +184,13 @@ impl Link for TcpLink {
 
     fn open(config: TcpConfig) -> Result<Self, LinkError> {
         config.ports.check()?;
-        let listener = handshake::listen(&config)?;
+        let devices = config.nics.devices();
+        let listeners = handshake::listen(&config, &devices)?;
         let packet_bytes_max = usize::from(config.packet_bytes).max(CONTROL_BYTES_MAX);
         Ok(Self {
             config,
-            listener,
+            listeners,
+            devices,
             is_listener_readable: true,
             has_accepted: false,
             streams: Slab::new(),
@@ -206,7 +211,7 @@ impl Link for TcpLink {
 
     fn address(&self) -> LinkAddress {
         LinkAddress::Tcp {
-            address: self.config.address,
+            nics: self.config.nics,
             ports: self.config.ports,
             token: self.config.token,
         }
@@ -229,7 +234,7 @@ impl Link for TcpLink {
     }
 
     fn peer(&self, address: &LinkAddress) -> Result<TcpPeer, LinkError> {
-        let (here, there) = (self.config.address, address.ip());
+        let (here, there) = (self.config.nics.first(), address.ip());
         if !matches!(address, LinkAddress::Tcp { .. }) {
             return Err(LinkError::OtherLink {
                 address: self.address().to_string(),
@@ -247,8 +252,10 @@ impl Link for TcpLink {
     }
 
     fn register(&mut self, registry: &Registry) -> io::Result<()> {
-        let fd = self.listener.as_raw_fd();
-        registry.register(&mut SourceFd(&fd), LISTENER, Interest::READABLE)?;
+        for (nic, listener) in self.listeners.iter().enumerate() {
+            let (fd, token) = (listener.as_raw_fd(), Token(LISTENERS_END - nic));
+            registry.register(&mut SourceFd(&fd), token, Interest::READABLE)?;
+        }
         for (slot, stream) in &self.streams {
             watch(registry, &stream.socket, slot)?;
         }
@@ -257,11 +264,11 @@ impl Link for TcpLink {
     }
 
     fn handle_event(&mut self, event: &Event) {
-        if event.token() == LISTENER {
+        let Token(slot) = event.token();
+        if LISTENERS_END - slot < self.listeners.len() {
             self.is_listener_readable = true;
             return;
         }
-        let Token(slot) = event.token();
         if event.is_readable() || event.is_read_closed() || event.is_error() {
             self.set_readable(slot);
         }
@@ -384,7 +391,10 @@ impl Link for TcpLink {
     fn send_control(&mut self, destination: Destination<'_, TcpPeer>, packet: &[u8]) {
         let slot = match destination {
             Destination::Path(peer, path) => self.outgoing((peer.0, path)),
-            Destination::Reverse(peer, path) => self.incoming.get(&(peer.0, path)),
+            Destination::Reverse(peer, path) => {
+                let (nic, _) = peer.0.nics_of_path(&self.address(), path);
+                self.incoming.get(&(peer.0.with_nic(nic), path))
+            }
             Destination::Source(from) => {
                 // Another connection may have the slot by now.
                 let slot = slot_of(from);

@@ -6,7 +6,7 @@ mod socket;
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
@@ -20,8 +20,11 @@ use weft_core::units::{Nanos, PathId, Source, Time};
 use crate::address::LinkAddress;
 use crate::datagram::{IPV4_BYTES, UDP_BYTES, port_of, source};
 use crate::error::{LinkError, Refusal};
-use crate::link::{Capabilities, Counters, Destination, Handler, Link, Sent};
+use crate::link::{
+    Capabilities, Counters, Destination, Handler, Link, PathChange, PathCondition, Sent,
+};
 use crate::local::{LocalLink, LocalSwitch, Run};
+use crate::nics::NicAddresses;
 use crate::ports::{PortPair, PortRange};
 use frame::{FRAME_BYTES, Frame};
 use receive::{BATCH_RUNS, Batch, ReceiveBuffers};
@@ -39,9 +42,9 @@ const RETRY_AFTER: Nanos = Nanos::from_millis(1);
 /// What a UDP link is opened with.
 #[derive(Debug, Clone)]
 pub struct UdpConfig {
-    /// The NIC's address.
-    pub address: IpAddr,
-    /// The ports to hold.
+    /// The addresses of the NICs.
+    pub nics: NicAddresses,
+    /// The ports to hold: the `i`-th on the `i`-th NIC, modulo their number.
     pub ports: PortRange,
     /// Bytes of a full datagram (UDP payload): header, a full packet's payload, trailer.
     pub datagram_bytes: u16,
@@ -53,29 +56,29 @@ pub struct UdpConfig {
     pub local_switch: Option<Arc<LocalSwitch>>,
 }
 
-/// Another machine's NIC.
+/// Another machine's NICs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UdpPeer {
-    address: IpAddr,
+    nics: NicAddresses,
     ports: PortRange,
 }
 
 impl UdpPeer {
     fn port(&self, index: usize) -> SocketAddr {
-        SocketAddr::new(self.address, self.ports.port(index))
+        SocketAddr::new(self.nics.of(index), self.ports.port(index))
     }
 
     fn link_address(&self) -> LinkAddress {
-        let Self { address, ports } = *self;
-        LinkAddress::Udp { address, ports }
+        let Self { nics, ports } = *self;
+        LinkAddress::Udp { nics, ports }
     }
 }
 
-/// The sockets of one port range of one NIC. Owned by one worker.
+/// The sockets of one port range, of one NIC or of several. Owned by one worker.
 ///
 /// A chunk that a socket takes only in part, or not now, stays in the frame, and no other chunk is sent until it
-/// has left. All ports lead to one NIC: a full send buffer means that the NIC is behind, and a connection that
-/// sprays over all ports would meet the same port next.
+/// has left. A full send buffer means that the NIC is behind, and a connection that sprays over all ports would meet the
+/// same port, or another one of that NIC, soon.
 pub struct UdpLink {
     config: UdpConfig,
     ports: Vec<Port>,
@@ -86,6 +89,8 @@ pub struct UdpLink {
     frame: Frame,
     kept: Option<Kept>,
     local: Option<LocalLink>,
+    /// Paths that lead out of a NIC that cannot send now, where there are others.
+    changes: VecDeque<PathChange>,
     registry: Option<Registry>,
     counters: Counters,
 }
@@ -131,7 +136,7 @@ impl UdpLink {
     pub fn set_dscp(&mut self, dscp: u8) -> Result<(), LinkError> {
         self.ports
             .iter()
-            .try_for_each(|port| set_dscp(&port.socket, self.config.address, dscp))
+            .try_for_each(|port| set_dscp(&port.socket, port.address, dscp))
     }
 
     /// The buffers that the kernel granted: the smallest of all ports. Without CAP_NET_ADMIN it
@@ -158,6 +163,9 @@ impl UdpLink {
 
     /// Hands a control packet, or else the frame, to a link of this process, if the peer is one.
     fn send_to_local(&mut self, peer: &UdpPeer, pair: PortPair, control: Option<&[u8]>) -> bool {
+        if self.local.is_none() {
+            return false;
+        }
         let from = self.source(pair);
         let to = peer.link_address();
         let Some(local) = &mut self.local else {
@@ -187,11 +195,11 @@ impl UdpLink {
 
     /// Where a peer finds that what goes by this pair of ports has come from.
     fn source(&self, pair: PortPair) -> Source {
-        let from = self.config.ports.port(pair.local);
-        source(
-            SocketAddr::new(self.config.address, from),
-            pair.remote as u16,
-        )
+        let (port, address) = (
+            self.config.ports.port(pair.local),
+            self.config.nics.of(pair.local),
+        );
+        source(SocketAddr::new(address, port), pair.remote as u16)
     }
 
     /// Sends the packets of the frame from `next` on; keeps what the socket does not take.
@@ -271,20 +279,18 @@ impl Link for UdpLink {
     type Peer = UdpPeer;
 
     fn open(config: UdpConfig) -> Result<Self, LinkError> {
-        config.ports.check()?;
-        let ports = (0..usize::from(config.ports.count))
-            .map(|index| bind_port(&config, config.ports.port(index)))
+        let (nics, ports) = (config.nics, config.ports);
+        let address = LinkAddress::Udp { nics, ports };
+        address.check()?;
+        let devices = nics.devices();
+        let ports = (0..usize::from(ports.count))
+            .map(|index| bind_port(&config, index, devices[index % devices.len()].as_deref()))
             .collect::<Result<Vec<_>, _>>()?;
-        let local = config.local_switch.clone().map(|switch| {
-            let address = LinkAddress::Udp {
-                address: config.address,
-                ports: config.ports,
-            };
-            LocalLink::open(switch, address)
-        });
+        let local = config.local_switch.clone();
+        let local = local.map(|switch| LocalLink::open(switch, address));
         let local = local.transpose().map_err(|source| LinkError::System {
             call: "eventfd",
-            address: config.address,
+            address: nics.first(),
             source,
         })?;
         let gso_refused = ports.iter().filter(|port| !port.gso).count() as u64;
@@ -296,6 +302,7 @@ impl Link for UdpLink {
             frame: Frame::default(),
             kept: None,
             local,
+            changes: VecDeque::new(),
             registry: None,
             counters: Counters {
                 gso_refused,
@@ -306,7 +313,7 @@ impl Link for UdpLink {
 
     fn address(&self) -> LinkAddress {
         LinkAddress::Udp {
-            address: self.config.address,
+            nics: self.config.nics,
             ports: self.config.ports,
         }
     }
@@ -328,20 +335,21 @@ impl Link for UdpLink {
     }
 
     fn peer(&self, address: &LinkAddress) -> Result<UdpPeer, LinkError> {
-        let LinkAddress::Udp { address, ports } = *address else {
+        let LinkAddress::Udp { nics, ports } = *address else {
             return Err(LinkError::OtherLink {
                 address: self.address().to_string(),
                 peer: address.to_string(),
             });
         };
-        ports.check()?;
-        if address.is_ipv4() != self.config.address.is_ipv4() {
+        address.check()?;
+        let (here, there) = (self.config.nics.first(), nics.first());
+        if here.is_ipv4() != there.is_ipv4() {
             return Err(LinkError::OtherIpVersion {
-                address: self.config.address,
-                peer: address,
+                address: here,
+                peer: there,
             });
         }
-        Ok(UdpPeer { address, ports })
+        Ok(UdpPeer { nics, ports })
     }
 
     fn register(&mut self, registry: &Registry) -> io::Result<()> {
@@ -413,7 +421,7 @@ impl Link for UdpLink {
     ) -> Sent {
         debug_assert!(self.can_send(), "the chunk that is kept would be lost");
         self.frame.fill(packets, seal);
-        let pair = PortPair::of_path(path.0, peer.ports);
+        let pair = PortPair::of_path(path.0, self.config.ports.count, peer.ports.count);
         if self.send_to_local(peer, pair, None) {
             return Sent::Whole;
         }
@@ -421,31 +429,38 @@ impl Link for UdpLink {
             local: pair.local,
             to: peer.port(pair.remote),
         };
-        self.send_frame(now, pair, 0)
+        let sent = self.send_frame(now, pair, 0);
+        if sent == Sent::Dropped(Refusal::Unreachable)
+            && (self.config.nics.len() > 1 || peer.nics.len() > 1)
+        {
+            // The chunk goes over another NIC at once.
+            let way = (peer.link_address(), path);
+            self.changes
+                .push_back(PathChange::new(way, PathCondition::Unreachable));
+        }
+        sent
     }
 
     fn send_control(&mut self, destination: Destination<'_, UdpPeer>, packet: &[u8]) {
-        let to_peer = |peer: &UdpPeer, pair: PortPair| {
-            (
-                Pair {
-                    local: pair.local,
-                    to: peer.port(pair.remote),
-                },
-                Some((*peer, pair)),
-            )
-        };
-        let (pair, peer) = match destination {
-            Destination::Path(peer, path) => to_peer(peer, PortPair::of_path(path.0, peer.ports)),
-            Destination::Reverse(peer, path) => {
-                to_peer(peer, PortPair::mirror_of_path(path.0, self.config.ports))
+        let here = self.config.ports.count;
+        let to_peer = match destination {
+            Destination::Path(peer, path) => {
+                Ok((peer, PortPair::of_path(path.0, here, peer.ports.count)))
             }
-            Destination::Source(source) => (pair_of(source), None),
+            Destination::Reverse(peer, path) => Ok((
+                peer,
+                PortPair::mirror_of_path(path.0, here, peer.ports.count),
+            )),
+            Destination::Source(source) => Err(pair_of(source)),
         };
-        if let Some((peer, pair)) = peer
-            && self.send_to_local(&peer, pair, Some(packet))
-        {
-            return;
-        }
+        let pair = match to_peer {
+            Ok((peer, pair)) if self.send_to_local(peer, pair, Some(packet)) => return,
+            Ok((peer, pair)) => Pair {
+                local: pair.local,
+                to: peer.port(pair.remote),
+            },
+            Err(pair) => pair,
+        };
         let port = &mut self.ports[pair.local];
         port.segment_by(packet.len(), packet.len());
         match send_bytes(&port.socket, packet, pair.to) {
@@ -471,6 +486,10 @@ impl Link for UdpLink {
 
     fn flush_at(&self) -> Option<Time> {
         self.kept.and_then(|kept| kept.retry_at)
+    }
+
+    fn poll_path(&mut self) -> Option<PathChange> {
+        self.changes.pop_front()
     }
 }
 

@@ -253,7 +253,7 @@ impl<W: Wire> Pair<W> {
             generation,
             id: id(1 - host, number),
             send_secret: secret(host, number),
-            reset_token: self.ends[1 - host].reset_token,
+            reset_tokens: Box::new([self.ends[1 - host].reset_token]),
         };
         let endpoint = &mut self.ends[host].host.endpoint;
         endpoint.connect(self.now, id(host, number), remote);

@@ -696,7 +696,12 @@ impl Simulation {
                 generation: self.machines[peer_host].generation,
                 id: ids[1 - side],
                 send_secret: secrets[side].clone(),
-                reset_token: reset_token(self.scenario.seed, peer_host, ids[1 - side], host),
+                reset_tokens: Box::new([reset_token(
+                    self.scenario.seed,
+                    peer_host,
+                    ids[1 - side],
+                    host,
+                )]),
             };
             let keys = [(); REGIONS].map(|()| Key(self.setup.bits()));
             let Scenario { workload, .. } = &self.scenario;

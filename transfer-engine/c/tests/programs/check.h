@@ -43,7 +43,7 @@
 static inline weft_engine *start(void) {
     weft_config config;
     memset(&config, 0, sizeof config);
-    config.ports_per_nic = 4;
+    config.port_count = 4;
     config.cancel_timeout_us = 200000;
     weft_engine *engine = NULL;
     OK(weft_engine_start(&config, &engine));

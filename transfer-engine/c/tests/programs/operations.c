@@ -56,7 +56,7 @@ static void the_link_to_a_peer_is_named_with_the_reason(weft_engine *a, weft_eng
 static void a_program_that_polls_moves_its_bytes_itself(weft_engine *b) {
     weft_config config;
     memset(&config, 0, sizeof config);
-    config.ports_per_nic = 4;
+    config.port_count = 4;
     config.program_polls = true;
     weft_engine *a = NULL;
     OK(weft_engine_start(&config, &a));
@@ -305,16 +305,12 @@ static void a_watcher_tells_of_a_word_until_it_is_freed(weft_engine *a) {
 }
 
 static void an_engine_of_two_nics_encrypts_and_writes(void) {
-    weft_nic nics[2];
-    memset(nics, 0, sizeof nics);
-    nics[0].address = "127.0.0.1";
-    nics[1].address = "127.0.0.2";
-    nics[1].speed_bps = 5000000000u;
+    const char *nics[2] = {"127.0.0.1", "127.0.0.2"};
     weft_config config;
     memset(&config, 0, sizeof config);
     config.nics = nics;
     config.nic_count = 2;
-    config.ports_per_nic = 4;
+    config.port_count = 4;
     config.first_port = 21000;
     config.last_port = 29999;
     config.encrypt = true;

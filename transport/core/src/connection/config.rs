@@ -175,8 +175,8 @@ pub struct ConnectionConfig {
     /// Whether it goes on when the peer refuses a write or a request for good: that one alone ends then. Not on an in-order
     /// connection, where what was posted later waits for it.
     pub survives_refusals: bool,
-    /// What a reset from the peer must carry.
-    pub reset_token: u64,
+    /// What a reset from the peer must carry: one of these, by the NIC of this end that it comes to.
+    pub reset_tokens: Box<[u64]>,
     /// Whether this end places the peer's messages, carries out its requests and reports the ends of its messages in the
     /// order in which the peer posted them, and completes its own in the order of posting; otherwise each as soon as it
     /// is here.

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Changes whenever the layout does.
-const SAVED_VERSION: u16 = 20;
+const SAVED_VERSION: u16 = 21;
 
 #[derive(Serialize)]
 struct SavedRef<'a> {

@@ -4,7 +4,7 @@ use crate::congestion::CongestionKind;
 use crate::connection::Settings;
 use crate::memory::DomainId;
 use crate::path::PolicyKind;
-use crate::units::{ChunkNumber, ConnectionId, Nanos};
+use crate::units::{ChunkNumber, ConnectionId, Nanos, PathId};
 use crate::wire::{Cipher, Secret};
 
 /// What an endpoint is made with.
@@ -62,8 +62,18 @@ pub struct Local {
     pub in_order: bool,
 }
 
-/// The other end of a connection. `P` is the caller's name for the NIC there: the endpoint compares names and
-/// hands them back. Connections to one NIC share its paths.
+/// The caller's name for the NIC of a peer, or for several that packets are sprayed over. The endpoint compares names and hands
+/// them back.
+pub trait PeerName: Eq {
+    /// A number for the two NICs that a path is between. Paths between the same two have the same number.
+    fn nic_pair(&self, _path: PathId) -> u8 {
+        0
+    }
+}
+
+impl PeerName for usize {}
+
+/// The other end of a connection. `P` is the caller's name for the NIC there. Connections to one NIC share its paths.
 #[derive(Clone, Debug)]
 pub struct Remote<P> {
     /// The NIC.
@@ -74,6 +84,6 @@ pub struct Remote<P> {
     pub id: ConnectionId,
     /// Seals what is sent.
     pub send_secret: Secret,
-    /// What a Reset from the peer must carry.
-    pub reset_token: u64,
+    /// What a Reset from the peer must carry: one of these, by the NIC of this end that it comes to.
+    pub reset_tokens: Box<[u64]>,
 }

@@ -10,7 +10,7 @@
 //! asks. The pacer waits for as long as that takes, so that many senders that begin together queue once and not
 //! for as long as they send.
 
-use super::{Endpoint, EndpointConfig, Slot, touch};
+use super::{Endpoint, EndpointConfig, PeerName, Slot, touch};
 use crate::congestion::CongestionKind;
 use crate::connection::{Claim, Connection};
 use crate::units::{Nanos, Time};
@@ -173,7 +173,7 @@ impl Pacer {
     }
 }
 
-impl<P: Eq> Endpoint<P> {
+impl<P: PeerName> Endpoint<P> {
     /// Grants what is due; the credits leave with the other control packets of this turn.
     #[inline]
     pub(super) fn grant_credit(&mut self, now: Time) {

@@ -1,6 +1,8 @@
 //! The NICs that an endpoint's connections lead to. Connections to one NIC share its paths.
 
+use super::PeerName;
 use crate::path::{PathSet, PathSetConfig};
+use crate::units::PathId;
 
 /// Another NIC.
 #[derive(Debug)]
@@ -17,7 +19,7 @@ pub(super) struct Peers<P> {
     places: Vec<Option<Peer<P>>>,
 }
 
-impl<P: Eq> Peers<P> {
+impl<P: PeerName> Peers<P> {
     pub(super) fn new() -> Peers<P> {
         Peers { places: Vec::new() }
     }
@@ -34,10 +36,12 @@ impl<P: Eq> Peers<P> {
                 return (place as u32, before != generation);
             }
         }
+        let pair = |path| name.nic_pair(PathId(path as u8));
+        let paths = PathSet::between(config, (0..config.paths).map(pair).collect());
         let peer = Some(Peer {
             name,
             generation,
-            paths: PathSet::new(config),
+            paths,
             connections: 1,
         });
         match self.places.iter().position(Option::is_none) {

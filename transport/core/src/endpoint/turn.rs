@@ -1,7 +1,7 @@
 //! What has arrived is taken in; timers are served, and what there is to send is given.
 
 use super::run::leading_piece;
-use super::{Endpoint, PendingReset, Slot, touch};
+use super::{Endpoint, PeerName, PendingReset, Slot, touch};
 use crate::connection::{Arrival, Chunk, Departure, PathOwner, Run};
 use crate::drops::DropReason;
 use crate::memory::Memory;
@@ -39,7 +39,7 @@ pub enum Transmit<'a, P> {
     Reset(PendingReset),
 }
 
-impl<P: Eq> Endpoint<P> {
+impl<P: PeerName> Endpoint<P> {
     /// Takes in what has arrived together; it may be of several connections.
     pub fn handle(&mut self, now: Time, received: Received<'_>, memory: &mut impl Memory) {
         let (from, ce, bytes, segment) = match received {
@@ -372,7 +372,7 @@ impl<P: Eq> Endpoint<P> {
 
 /// What there is to send. Dropping it ends the turn.
 #[derive(Debug)]
-pub struct Sending<'a, P: Eq> {
+pub struct Sending<'a, P: PeerName> {
     endpoint: &'a mut Endpoint<P>,
     /// Of the touched connections, those whose control packets are still to be asked for.
     controls: core::ops::Range<usize>,
@@ -381,7 +381,7 @@ pub struct Sending<'a, P: Eq> {
     chunk_first: bool,
 }
 
-impl<P: Eq> Sending<'_, P> {
+impl<P: PeerName> Sending<'_, P> {
     /// The next thing to send: acknowledgements and probes first, then Resets, then chunks in the order of the
     /// schedule. When a write was posted since the last turn, one chunk goes before all: somebody waits for the
     /// answer to a small message, and nobody for the message's acknowledgement. `None` when there is nothing
@@ -433,7 +433,7 @@ impl<P: Eq> Sending<'_, P> {
     }
 }
 
-impl<P: Eq> Drop for Sending<'_, P> {
+impl<P: PeerName> Drop for Sending<'_, P> {
     fn drop(&mut self) {
         self.endpoint.end_turn(self.controls.clone());
     }

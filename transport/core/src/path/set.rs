@@ -1,6 +1,7 @@
 //! Path state and liveness.
 
 mod blocked;
+mod nic_pairs;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -139,7 +140,7 @@ pub enum Capacity {
     AllPackets,
 }
 
-/// The paths between two NICs. Owned by a worker, lent to each connection's calls.
+/// The paths between two NICs, or between the NICs of two machines. Owned by a worker, lent to each connection's calls.
 #[derive(Debug)]
 pub struct PathSet {
     rto_min: Nanos,
@@ -153,6 +154,8 @@ pub struct PathSet {
     reliable: bool,
     /// The paths on which the link takes no chunk now, in order.
     blocked: Vec<PathId>,
+    /// Which two NICs each path is between, by number; empty where there are only two.
+    nic_pairs: Vec<u8>,
     /// Something sent there has come back: the NIC is where it is said to be (RFC 9000, section 8). Until then one
     /// packet of each connection is under way, so that a spoofed address attracts little traffic.
     validated: bool,
@@ -175,6 +178,11 @@ pub struct PathSet {
 impl PathSet {
     /// Paths that were never used, all live. A count outside 1..=256 is brought within.
     pub fn new(config: &PathSetConfig) -> PathSet {
+        Self::between(config, Vec::new())
+    }
+
+    /// Paths that were never used; the i-th is between the two NICs that have the number `nic_pairs[i]` together.
+    pub(crate) fn between(config: &PathSetConfig, nic_pairs: Vec<u8>) -> PathSet {
         let count = config.paths.clamp(1, PATHS_MAX);
         let path = Path {
             answered: Time::ZERO,
@@ -187,8 +195,9 @@ impl PathSet {
             ce_share: 0,
             rtt: RttEstimator::default(),
         };
-        PathSet {
+        let mut set = PathSet {
             rto_min: config.rto_min,
+            nic_pairs: Vec::new(),
             paths: vec![path; count.into()],
             counters: vec![Counters::default(); count.into()],
             largest: 0,
@@ -202,7 +211,9 @@ impl PathSet {
             suspect: Vec::with_capacity(count.into()),
             all: RttEstimator::default(),
             lowest: LowestRtt::default(),
-        }
+        };
+        set.set_nic_pairs(nic_pairs);
+        set
     }
 
     /// Whether anything sent to the NIC has come back.
@@ -452,12 +463,16 @@ impl PathSet {
             PathState::Live => self.live.is_empty(),
             _ => self.is_down(),
         };
+        let is_pair_back = to == PathState::Live && self.is_pair_dead(index);
         let path = &mut self.paths[index];
         path.state = to;
         path.probing = false;
         path.probes_base = false;
         self.probe_spacing = PROBE_SPACING;
         self.probe_from = self.probe_from.min(now);
+        if is_pair_back {
+            self.revive_pair(now, index);
+        }
         if outage {
             // The first answer after a total outage: ask all others at once rather than when
             // their intervals, grown during the outage, have passed.
@@ -480,6 +495,7 @@ impl PathSet {
         let in_use = matches!(state.state, PathState::Live | PathState::Narrow);
         if in_use && state.answered <= sent_at {
             self.unanswered(now, path);
+            self.suspect_pair_if_silent(now, path, sent_at);
         }
     }
 

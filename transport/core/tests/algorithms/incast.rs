@@ -190,7 +190,7 @@ impl Incast {
                     generation: 1,
                     id: id(peer, sender),
                     send_secret: secret(host, sender),
-                    reset_token: 1,
+                    reset_tokens: Box::new([1]),
                 };
                 endpoint.connect(Time::ZERO, id(host, sender), remote);
             }

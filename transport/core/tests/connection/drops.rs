@@ -138,7 +138,7 @@ fn provoke(pair: &mut Pair, reason: DropReason) -> Result<(), DropReason> {
             pair.inject(Side::B, &good)
         }
         DropReason::Closed => {
-            let token = pair.connection(Side::B).config().reset_token;
+            let token = pair.connection(Side::B).config().reset_tokens[0];
             assert_eq!(pair.inject(Side::B, &reset(Side::A, token)), Ok(()));
             pair.inject(Side::B, &good)
         }
@@ -417,7 +417,7 @@ fn a_reset_counts_only_with_the_peers_token() {
     let mut pair = Pair::new();
     pair.expect_drop(DropReason::UnknownConnection);
     pair.write(1_000);
-    let token = pair.connection(Side::A).config().reset_token;
+    let token = pair.connection(Side::A).config().reset_tokens[0];
     assert_eq!(
         pair.inject(Side::A, &reset(Side::B, token ^ 1)),
         Err(DropReason::UnknownConnection)
@@ -435,7 +435,7 @@ fn after_the_first_failure_there_is_no_event() {
     let mut pair = Pair::new();
     pair.expect_drop(DropReason::Bounds);
     pair.expect_drop(DropReason::UnknownConnection);
-    let token = pair.connection(Side::A).config().reset_token;
+    let token = pair.connection(Side::A).config().reset_tokens[0];
     pair.write_to(Side::A, 1_000, REGION_BYTES as u64, None);
     pair.run();
     assert_eq!(

@@ -151,7 +151,7 @@ fn closing_is_confirmed_when_no_copy_is_under_way_any_more() {
         let end = &mut pair.ends[1];
         if fails_first {
             let token = end.host.endpoint.connection(id(Side::B));
-            let token = token.expect("the connection is open").config().reset_token;
+            let token = token.expect("the connection is open").config().reset_tokens[0];
             let reset = weft_core::wire::Reset {
                 path: PathId(0),
                 connection: id(Side::A),

@@ -23,7 +23,7 @@ use crate::saved::{Descriptors, HandOverError};
 /// Changed with [`Head`].
 const HEAD_VERSION: u32 = 3;
 /// Changed with everything else that is saved: an engine goes on with the open devices of its own version only.
-const SAVED_VERSION: u32 = 5;
+const SAVED_VERSION: u32 = 6;
 
 /// The beginning of the record, which engines of several versions can read. Behind it come [`SAVED_VERSION`], the [`VERSION`]
 /// that the programs' libraries have, and the devices that are open. The descriptors: the listening socket, those of programs

@@ -1,14 +1,16 @@
 //! Connections that others make: taken, and known by what is said first on them.
 
 use std::io::{self, Read as _};
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 
+use socket2::SockRef;
 use weft_core::units::{Host, Nanos};
 
 use super::stream::{self, Role, Stream};
 use super::{TcpConfig, TcpLink, failed};
 use crate::address::LinkKind;
 use crate::error::LinkError;
+use crate::nics::bind_device;
 use crate::preamble::{PREAMBLE_BYTES, Preamble};
 
 /// Connections whose makers have not said what for, at most: the oldest one goes for a new one. Who may connect says it with
@@ -21,9 +23,22 @@ const ACCEPTS_MAX: usize = 16;
 /// When the system has no more descriptors, others are taken after this.
 const ACCEPT_AGAIN_AFTER: Nanos = Nanos::from_millis(100);
 
-/// Opens the socket that others connect to.
-pub(super) fn listen(config: &TcpConfig) -> Result<TcpListener, LinkError> {
-    let (address, ports) = (config.address, config.ports);
+/// Opens the sockets that others connect to, one for each NIC, at the NIC's device where one is given.
+pub(super) fn listen(
+    config: &TcpConfig,
+    devices: &[Option<String>],
+) -> Result<Vec<TcpListener>, LinkError> {
+    let nics = config.nics.iter().zip(devices);
+    nics.map(|(&address, device)| listen_at(config, address, device.as_deref()))
+        .collect()
+}
+
+fn listen_at(
+    config: &TcpConfig,
+    address: IpAddr,
+    device: Option<&str>,
+) -> Result<TcpListener, LinkError> {
+    let ports = config.ports;
     let port = ports.first;
     let listener = TcpListener::bind((address, port)).map_err(|source| match source.kind() {
         io::ErrorKind::AddrInUse => LinkError::PortTaken {
@@ -37,6 +52,8 @@ pub(super) fn listen(config: &TcpConfig) -> Result<TcpListener, LinkError> {
     })?;
     let set = listener.set_nonblocking(true);
     set.map_err(failed("fcntl O_NONBLOCK", address))?;
+    let bound = bind_device(&SockRef::from(&listener), device);
+    bound.map_err(failed("setsockopt SO_BINDTODEVICE", address))?;
     Ok(listener)
 }
 
@@ -51,12 +68,17 @@ impl TcpLink {
                 }
             }
         }
+        let mut nic = 0;
         for _ in 0..ACCEPTS_MAX {
-            let (socket, host) = match self.listener.accept() {
+            let Some(listener) = self.listeners.get(nic) else {
+                self.is_listener_readable = false;
+                return;
+            };
+            let (socket, host) = match listener.accept() {
                 Ok((socket, peer)) => (socket, Host::from(peer.ip())),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.is_listener_readable = false;
-                    return;
+                    nic += 1;
+                    continue;
                 }
                 // Of a connection that is gone already.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
@@ -121,7 +143,7 @@ impl TcpLink {
             return self.refuse(slot);
         }
         let way = (preamble.from, preamble.path);
-        let (here, dscp) = (self.config.address, self.config.dscp);
+        let (here, dscp) = (self.config.nics.first(), self.config.dscp);
         if stream::set_options(&stream.socket, here, dscp).is_err() {
             // As in `accept`.
             self.close(slot);

@@ -11,6 +11,7 @@ use weft_core::units::{Host, Time};
 
 use super::frame::ENVELOPE_BYTES;
 use crate::link::Counters;
+use crate::nics::bind_device;
 use crate::outgoing::Way;
 use crate::preamble::PREAMBLE_BYTES;
 
@@ -118,13 +119,19 @@ impl Stream {
         }
     }
 
-    /// Begins to connect to `to` from the address of the NIC.
-    pub(super) fn connect(from: IpAddr, to: SocketAddr, dscp: u8) -> io::Result<TcpStream> {
+    /// Begins to connect to `to` from the address of the NIC, at its device where one is given.
+    pub(super) fn connect(
+        from: IpAddr,
+        device: Option<&str>,
+        to: SocketAddr,
+        dscp: u8,
+    ) -> io::Result<TcpStream> {
         let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
         // The port is chosen when `to` is known: the same one serves for many peers.
         setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)?;
         socket.bind(&SocketAddr::new(from, 0).into())?;
+        bind_device(&SockRef::from(&socket), device)?;
         set_options(&socket, from, dscp)?;
         match socket.connect(&to.into()) {
             Ok(()) => {}
@@ -273,7 +280,7 @@ mod tests {
             .set_recv_buffer_size(buffer)
             .unwrap();
         let there = listener.local_addr().unwrap();
-        let socket = Stream::connect(there.ip(), there, 0).unwrap();
+        let socket = Stream::connect(there.ip(), None, there, 0).unwrap();
         SockRef::from(&socket).set_send_buffer_size(buffer).unwrap();
         let (mut reader, _) = listener.accept().unwrap();
         let role = Role::Unfinished {

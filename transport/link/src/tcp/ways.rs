@@ -55,9 +55,12 @@ impl TcpLink {
         let LinkAddress::Tcp { ports, token, .. } = way.0 else {
             return None;
         };
-        let to = SocketAddr::new(way.0.ip(), ports.first);
+        let (from, to) = self.address().nics_of_path(&way.0, way.1);
+        let nic = self.config.nics.iter().position(|nic| *nic == from);
+        let device = nic.and_then(|nic| self.devices[nic].as_deref());
+        let to = SocketAddr::new(to, ports.first);
         let connect_by = self.now + HANDSHAKE_MAX;
-        let made = Stream::connect(self.config.address, to, self.config.dscp);
+        let made = Stream::connect(from, device, to, self.config.dscp);
         let made = made.and_then(|socket| {
             let role = Role::Outgoing {
                 way,
@@ -69,7 +72,7 @@ impl TcpLink {
             let preamble = Preamble {
                 token,
                 path: way.1,
-                from: self.address(),
+                from: self.address().with_nic(from),
             };
             stream.put(PREAMBLE_BYTES, &mut self.spare, |room| {
                 room.copy_from_slice(&preamble.emit());

@@ -9,6 +9,7 @@ use socket2::SockRef;
 
 use super::UdpConfig;
 use crate::error::LinkError;
+use crate::nics::bind_device;
 
 /// The ECN field's ECT(0): "this transport reacts to congestion marks" (RFC 3168, section 5). The field has
 /// the same place in the traffic class of IPv6.
@@ -38,6 +39,7 @@ impl Default for SocketBuffers {
 /// A bound socket.
 pub(super) struct Port {
     pub(super) socket: UdpSocket,
+    pub(super) address: IpAddr,
     pub(super) state: UdpSocketState,
     pub(super) buffers: SocketBuffers,
     /// Whether a send may hold many datagrams. False once the kernel or the device has refused.
@@ -71,9 +73,13 @@ impl Port {
     }
 }
 
-/// Binds and sets up one port of the range.
-pub(super) fn bind_port(config: &UdpConfig, port: u16) -> Result<Port, LinkError> {
-    let address = config.address;
+/// Binds and sets up the port of the range with this index, at the device of its NIC where one is given.
+pub(super) fn bind_port(
+    config: &UdpConfig,
+    index: usize,
+    device: Option<&str>,
+) -> Result<Port, LinkError> {
+    let (address, port) = (config.nics.of(index), config.ports.port(index));
     let failed = |call: &'static str| {
         move |source: io::Error| LinkError::System {
             call,
@@ -98,6 +104,7 @@ pub(super) fn bind_port(config: &UdpConfig, port: u16) -> Result<Port, LinkError
             },
         }
     })?;
+    bind_device(&SockRef::from(&socket), device).map_err(failed("setsockopt SO_BINDTODEVICE"))?;
     let state =
         UdpSocketState::new(UdpSockRef::from(&socket)).map_err(failed("UDP socket set-up"))?;
     // quinn-udp 0.6.3 has room for 96 bytes of control messages and switches the receive timestamp
@@ -115,6 +122,7 @@ pub(super) fn bind_port(config: &UdpConfig, port: u16) -> Result<Port, LinkError
     let buffers = grant_buffers(&socket, config.buffers).map_err(failed("setsockopt SO_RCVBUF"))?;
     Ok(Port {
         socket,
+        address,
         state,
         buffers,
         gso,

@@ -51,7 +51,7 @@ pub(crate) struct End {
 impl End {
     pub(crate) fn open(address: IpAddr, port: u16) -> Self {
         let mut link = TcpLink::open(TcpConfig {
-            address,
+            nics: address.into(),
             ports: PortRange {
                 first: port,
                 count: 1,
@@ -243,7 +243,7 @@ pub(crate) fn frame(packet: &[u8]) -> Vec<u8> {
 /// The address of the end whose preamble this is.
 pub(crate) fn address(port: u16) -> LinkAddress {
     LinkAddress::Tcp {
-        address: HERE[0],
+        nics: HERE[0].into(),
         ports: PortRange {
             first: port,
             count: 1,

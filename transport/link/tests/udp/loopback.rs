@@ -202,8 +202,8 @@ fn a_peer_of_the_other_ip_version_is_refused_by_name() {
 
 #[test]
 fn the_route_says_its_mtu_and_where_none_leads() {
-    let udp = |address| LinkAddress::Udp {
-        address,
+    let udp = |address: IpAddr| LinkAddress::Udp {
+        nics: address.into(),
         ports: PortRange { first: 1, count: 1 },
     };
     // Loopback's own MTU is 65,536; no IPv4 packet is longer than 65,535.
@@ -306,7 +306,7 @@ fn every_packet_carries_the_code_point_and_ect() {
         })
         .unwrap();
         let peer = link.peer(&LinkAddress::Udp {
-            address: here,
+            nics: here.into(),
             ports: PortRange {
                 first: socket.local_addr().unwrap().port(),
                 count: 1,

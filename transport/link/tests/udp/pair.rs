@@ -25,7 +25,7 @@ pub(crate) const PATH: PathId = PathId(0);
 
 pub(crate) fn config(address: IpAddr, first: u16, count: u16) -> UdpConfig {
     UdpConfig {
-        address,
+        nics: address.into(),
         ports: PortRange { first, count },
         datagram_bytes: 1472,
         dscp: 0,

@@ -1,5 +1,6 @@
 //! Between two network namespaces: a device that is slow, and one whose MTU shrinks. Each test runs again in a child process with a user and a network namespace of its own.
 
+use std::net::IpAddr;
 use std::process::Command;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -52,9 +53,9 @@ fn inside(name: &str) -> bool {
 /// Links at the two ends of a veth pair, over IPv4 or IPv6. The device of the first is `near0` or `near1`.
 fn ends(version: usize, mtu: u16, buffers: SocketBuffers) -> [UdpLink; 2] {
     let open = move |end: usize| {
-        let address = ADDRESSES[version][end].parse().expect("an address");
+        let address: IpAddr = ADDRESSES[version][end].parse().expect("an address");
         let link_address = LinkAddress::Udp {
-            address,
+            nics: address.into(),
             ports: PortRange {
                 first: PORT,
                 count: 1,
@@ -175,8 +176,9 @@ fn an_mtu_that_shrinks_drops_large_packets_and_not_gso() {
     for version in [0, 1] {
         let [mut near, mut far] = ends(version, 9000, SocketBuffers::default());
         let mut probe = RouteProbe::bind(&near.address()).unwrap();
+        let nowhere: IpAddr = ["192.0.2.1", "2001:db8::1"][version].parse().unwrap();
         let nowhere = LinkAddress::Udp {
-            address: ["192.0.2.1", "2001:db8::1"][version].parse().unwrap(),
+            nics: nowhere.into(),
             ports: near.config().ports,
         };
         assert_eq!(probe.mtu(&nowhere).unwrap_err().reason(), "NoRoute");

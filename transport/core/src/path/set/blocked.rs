@@ -52,6 +52,7 @@ impl PathSet {
             && let PathState::Live | PathState::Narrow = state
         {
             self.unanswered(now, path);
+            self.suspect_pair_if_silent(now, path, now);
         }
     }
 }

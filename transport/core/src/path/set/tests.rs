@@ -14,11 +14,11 @@ fn set(paths: u16) -> PathSet {
     })
 }
 
-fn ms(n: u64) -> Time {
+pub(super) fn ms(n: u64) -> Time {
     Time::from_nanos(n * 1_000_000)
 }
 
-fn answer(set: &mut PathSet, at: Time, path: u8) {
+pub(super) fn answer(set: &mut PathSet, at: Time, path: u8) {
     let sample = PathSample {
         path: PathId(path),
         rtt: None,
@@ -29,7 +29,7 @@ fn answer(set: &mut PathSet, at: Time, path: u8) {
     set.on_answer(at, &sample, 0);
 }
 
-fn state(set: &PathSet, path: usize) -> Option<PathState> {
+pub(super) fn state(set: &PathSet, path: usize) -> Option<PathState> {
     set.report().nth(path).map(|report| report.state)
 }
 
@@ -238,7 +238,7 @@ fn sample(path: u8) -> PathSample {
 }
 
 /// The probes that are sent in so many milliseconds from `start`, each as soon as the set asks to be asked.
-fn probes_in(set: &mut PathSet, start: Time, millis: u64) -> Vec<(PathId, u16)> {
+pub(super) fn probes_in(set: &mut PathSet, start: Time, millis: u64) -> Vec<(PathId, u16)> {
     let (mut now, mut probes) = (start, Vec::new());
     while now < start + Nanos::from_millis(millis) {
         probes.extend(std::iter::from_fn(|| set.poll_probe(now)));

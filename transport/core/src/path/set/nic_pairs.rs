@@ -1,0 +1,154 @@
+//! Paths between several NICs of two machines. A NIC that is down, a cable or a switch takes all paths between two NICs away at
+//! once; paths between NICs of networks that do not meet never carry anything. So what one path shows counts for the others
+//! between the same two NICs.
+
+use super::{PathId, PathSet, PathState, TIMEOUTS_UNTIL_SUSPENDED, Time};
+
+impl PathSet {
+    /// Takes note of which two NICs each path is between. Where there are more than two NICs, no path carries data before one
+    /// between its NICs has answered a probe; all are probed at once.
+    pub(super) fn set_nic_pairs(&mut self, nic_pairs: Vec<u8>) {
+        let first = nic_pairs.first();
+        if nic_pairs.iter().all(|pair| Some(pair) == first) {
+            return;
+        }
+        for path in &mut self.paths {
+            path.state = PathState::Suspect;
+        }
+        self.nic_pairs = nic_pairs;
+        self.list();
+    }
+
+    /// The other paths between the NICs of a path.
+    fn others_of_pair(&self, index: usize) -> Vec<usize> {
+        let pair = self.nic_pairs.get(index).copied();
+        let others = self.nic_pairs.iter().enumerate();
+        let others = others.filter(|(other, it)| Some(**it) == pair && *other != index);
+        others.map(|(other, _)| other).collect()
+    }
+
+    /// Whether no path between the NICs of this one is live.
+    pub(super) fn is_pair_dead(&self, index: usize) -> bool {
+        let others = self.others_of_pair(index);
+        let mut states = others.iter().map(|&other| self.paths[other].state);
+        !self.nic_pairs.is_empty()
+            && self.paths[index].state != PathState::Live
+            && states.all(|state| state != PathState::Live)
+    }
+
+    /// A path is the first between its NICs that is live again. Those that were given up with it are used again; the others are
+    /// probed at once.
+    pub(super) fn revive_pair(&mut self, now: Time, index: usize) {
+        for other in self.others_of_pair(index) {
+            let path = &mut self.paths[other];
+            match path.state {
+                PathState::Suspect => {
+                    path.state = PathState::Live;
+                    path.timeouts = 0;
+                    path.probing = false;
+                }
+                PathState::Suspended | PathState::Narrow => {
+                    path.probe_at = now;
+                    path.timeouts = TIMEOUTS_UNTIL_SUSPENDED;
+                }
+                PathState::Live => {}
+            }
+        }
+    }
+
+    /// What was sent at `sent_at` went unanswered on a path. Where nothing has come back since between its two NICs, the other
+    /// paths between them carry no data either until one has answered.
+    pub(super) fn suspect_pair_if_silent(&mut self, now: Time, path: PathId, sent_at: Time) {
+        let others = self.others_of_pair(path.0.into());
+        if others.iter().any(|&it| self.paths[it].answered > sent_at) {
+            return;
+        }
+        let mut any = false;
+        for other in others {
+            let path = &mut self.paths[other];
+            if path.state == PathState::Live {
+                any = true;
+                path.state = PathState::Suspect;
+                path.probe_at = now;
+                path.probing = false;
+            }
+        }
+        if any {
+            self.list();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::*;
+    use super::*;
+    use crate::path::PathSetConfig;
+    use crate::units::Nanos;
+
+    /// Eight paths: the even ones between the first NICs of two machines, the odd ones between the second.
+    fn set() -> PathSet {
+        let config = PathSetConfig {
+            paths: 8,
+            rto_min: Nanos::from_millis(5),
+            reliable: false,
+            validated: true,
+        };
+        PathSet::between(&config, (0..8).map(|path| path % 2).collect())
+    }
+
+    fn live(set: &PathSet) -> Vec<u8> {
+        set.live.iter().map(|path| path.0).collect()
+    }
+
+    #[test]
+    fn no_path_carries_data_before_one_between_its_nics_has_answered() {
+        let mut set = set();
+        assert_eq!(live(&set), [] as [u8; 0]);
+        let probed = probes_in(&mut set, ms(1), 10);
+        assert_eq!(probed.len(), 8, "{probed:?}");
+        answer(&mut set, ms(11), 3);
+        assert_eq!(live(&set), [1, 3, 5, 7]);
+        // The first NICs do not meet: their paths stay out.
+        for at in 11..200 {
+            probes_in(&mut set, ms(at), 1);
+            answer(&mut set, ms(at), 3);
+        }
+        assert_eq!(live(&set), [1, 3, 5, 7]);
+        assert_eq!(state(&set, 0), Some(PathState::Suspended));
+        answer(&mut set, ms(300), 4);
+        assert_eq!(live(&set), [1, 3, 4, 5, 7]);
+        let probed = probes_in(&mut set, ms(300), 2);
+        let probed: Vec<u8> = probed.iter().map(|(path, _)| path.0).collect();
+        assert_eq!(probed, [0, 2, 6]);
+    }
+
+    #[test]
+    fn one_loss_takes_all_paths_between_two_silent_nics_away_and_one_answer_brings_them_back() {
+        let mut set = set();
+        answer(&mut set, ms(1), 0);
+        answer(&mut set, ms(1), 1);
+        assert_eq!(live(&set).len(), 8);
+        // Its neighbour has answered since: it is this path alone.
+        answer(&mut set, ms(4), 2);
+        set.on_loss(ms(9), PathId(0), ms(3));
+        assert_eq!(live(&set), [1, 2, 3, 4, 5, 6, 7]);
+        set.on_loss(ms(20), PathId(6), ms(15));
+        assert_eq!(live(&set), [1, 3, 5, 7]);
+        answer(&mut set, ms(21), 2);
+        assert_eq!(live(&set), [0, 1, 2, 3, 4, 5, 6, 7]);
+    }
+
+    #[test]
+    fn paths_between_two_nics_are_used_unasked() {
+        let config = PathSetConfig {
+            paths: 4,
+            rto_min: Nanos::from_millis(5),
+            reliable: false,
+            validated: true,
+        };
+        let mut set = PathSet::between(&config, vec![3; 4]);
+        set.on_loss(ms(20), PathId(2), ms(15));
+        assert_eq!(live(&set), [0, 1, 3]);
+    }
+}

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyTuple};
 use weft_transfer_engine::{
-    Access, Encryption, SingleRead, SingleWrite, TransferEngine, TransferEngineConfig,
+    Access, Encryption, NicPair, SingleRead, SingleWrite, TransferEngine, TransferEngineConfig,
 };
 
 use crate::arguments::{
@@ -528,6 +528,26 @@ impl Engine {
         // It asks the workers.
         self.0
             .with(py, |engine| py.detach(|| engine.remove_peer(&peer)))
+    }
+
+    /// Which NICs of the engine and of its peers reach each other, a list of `weft.NicPair`: one for each two of peers that
+    /// are connected over UDP or TCP.
+    fn nic_pairs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        static NIC_PAIR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        // It asks the workers.
+        let pairs = self.0.with(py, |engine| py.detach(|| engine.nic_pairs()))?;
+        let kind = NIC_PAIR.import(py, "weft._types", "NicPair")?;
+        let pair = |pair: NicPair| {
+            kind.call1((
+                pair.here.to_string(),
+                pair.there.to_string(),
+                pair.paths,
+                pair.live_paths,
+                pair.sent_chunks,
+                pair.lost_chunks,
+            ))
+        };
+        pairs.map_err(refused)?.into_iter().map(pair).collect()
     }
 
     /// What the engine has, a `weft.Counts`.

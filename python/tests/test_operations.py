@@ -110,12 +110,17 @@ def test_a_message_is_anything_like_bytes(pair, message):
 
 
 def test_a_write_goes_over_two_nics(engine):
-    a = engine(nics=["127.0.0.1", "127.0.0.2"])
-    b = engine(nics=["127.0.0.1", "127.0.0.2"])
+    a = engine(nics=["127.0.0.1", "127.0.0.2"], link="udp")
+    b = engine(nics=["127.0.0.1", "127.0.0.2"], link="udp")
     here, there = a.reg_mr(bytearray(pattern(5_000_000))), b.alloc(5_000_000)
     a.submit_single_write(here, there.descriptor, immediate=1, deadline=PATIENCE).wait()
     b.expect_imm_count(1, 1, deadline=PATIENCE).wait()
     assert bytes(there.memory) == pattern(5_000_000)
+    pairs = a.nic_pairs()
+    assert {(pair.here, pair.there) for pair in pairs} == {
+        (f"127.0.0.{x}", f"127.0.0.{y}") for x in (1, 2) for y in (1, 2)
+    }
+    assert {pair.here for pair in pairs if pair.sent_chunks} == {"127.0.0.1", "127.0.0.2"}
 
 
 def test_an_encrypted_engine_writes_to_its_kind_only(engine):

@@ -35,7 +35,7 @@ Outcome.FAILED
 
 from __future__ import annotations
 
-from ._types import Access, Counts, Outcome, Pages, Reusable, SingleWrite, TransferFailed, Unconfirmed
+from ._types import Access, Counts, NicPair, Outcome, Pages, Reusable, SingleWrite, TransferFailed, Unconfirmed
 from ._weft import Engine, MemoryRegion, Operation, PeerGroup, Watcher
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "Counts",
     "Engine",
     "MemoryRegion",
+    "NicPair",
     "Operation",
     "Outcome",
     "Pages",

@@ -106,6 +106,23 @@ class SingleWrite(NamedTuple):
     """Counts once at the peer when all bytes are there."""
 
 
+class NicPair(NamedTuple):
+    """The paths between a NIC of an engine and one of its peers."""
+
+    here: str
+    """The address of the engine's NIC."""
+    there: str
+    """That of the peer's."""
+    paths: int
+    """How many paths there are."""
+    live_paths: int
+    """Those that carry data: 0 where the two do not reach each other."""
+    sent_chunks: int
+    """Chunks sent, resends included."""
+    lost_chunks: int
+    """Those of them that were declared lost."""
+
+
 class Counts(NamedTuple):
     """What an engine has: a program that leaks sees it here."""
 
@@ -121,6 +138,6 @@ class Counts(NamedTuple):
     """Registered regions, with those of receives."""
 
 
-for _type in (Access, Outcome, TransferFailed, Reusable, Unconfirmed, Pages, SingleWrite, Counts):
+for _type in (Access, Outcome, TransferFailed, Reusable, Unconfirmed, Pages, SingleWrite, NicPair, Counts):
     # Where users find them.
     _type.__module__ = "weft"

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, final, type_check_only
 # For type checkers only, which bring it: `collections.abc.Buffer` is there from Python 3.12 on.
 from typing_extensions import Buffer, Self
 
-from ._types import Access, Counts, Outcome, Pages, SingleWrite, TransferFailed
+from ._types import Access, Counts, NicPair, Outcome, Pages, SingleWrite, TransferFailed
 
 __all__ = ["Engine", "MemoryRegion", "Operation", "PeerGroup", "Watcher", "_close_all"]
 
@@ -42,6 +42,7 @@ class Engine:
     @property
     def main_address(self) -> str: ...
     def link(self, peer: str) -> tuple[str, str] | None: ...
+    def nic_pairs(self) -> list[NicPair]: ...
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(

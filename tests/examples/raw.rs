@@ -144,7 +144,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         };
         let setup = Setup {
             link: LinkKind::Udp,
-            address: arguments.addresses[end],
+            nics: arguments.addresses[end].into(),
             ports,
             mtu: arguments.mtu,
             paths: arguments.paths,

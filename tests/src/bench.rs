@@ -24,6 +24,7 @@ mod latency;
 mod libfabric;
 mod memory;
 mod messages;
+mod nics;
 mod packet_size;
 mod paged;
 mod peers;
@@ -133,6 +134,8 @@ pub enum Work {
     Asymmetric,
     /// A connection of the policy hopper on the slowest of four spines.
     Hopper,
+    /// Several NICs of a node.
+    Nics,
     /// Flows over four fast and two slow spines, as in Hopper's testbed.
     Testbed,
     /// One of four spines drops everything.
@@ -285,6 +288,7 @@ impl Work {
             Self::Spray4 => spray::measure(context),
             Self::Asymmetric => asymmetric::measure(context),
             Self::Hopper => hopper::measure(context),
+            Self::Nics => nics::measure(context),
             Self::Testbed => testbed::measure(context),
             Self::PacketSize => packet_size::measure(context),
             Self::Blackhole => blackhole::measure(context),

@@ -6,6 +6,7 @@
 // Not `#[test]` functions, so clippy does not see that these are tests.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::process::Stdio;
@@ -42,12 +43,24 @@ fn main() {
             where_only_set_up_passes,
         ),
         Trial::test(
-            "all_nics_carry_data_and_one_that_is_unplugged_is_done_without_over_udp",
+            "over_udp_all_nics_carry_data_but_one_that_is_unplugged",
             || nics(LinkKind::Udp),
         ),
         Trial::test(
-            "all_nics_carry_data_and_one_that_is_unplugged_is_done_without_over_tcp",
+            "over_tcp_all_nics_carry_data_but_one_that_is_unplugged",
             || nics(LinkKind::Tcp),
+        ),
+        Trial::test(
+            "a_way_that_is_open_in_one_direction_only_is_not_taken_and_ends_what_was_on_it_by_name",
+            open_in_one_direction,
+        ),
+        Trial::test(
+            "packets_that_no_switch_passes_are_sent_again_as_shorter_ones",
+            where_switches_pass_short_packets_only,
+        ),
+        Trial::test(
+            "an_interface_that_is_renamed_goes_on_and_one_without_its_address_is_waited_for",
+            renamed_and_addressed_anew,
         ),
     ];
     let mut arguments = Arguments::from_args();
@@ -181,44 +194,135 @@ fn where_only_set_up_passes() -> Result<(), Failed> {
     Ok(())
 }
 
+/// A session's set-up connection is given up after ten seconds of silence: an outage of a NIC is longer once.
+const LONGER_THAN_SET_UP: Duration = Duration::from_secs(12);
+
 fn nics(link: LinkKind) -> Result<(), Failed> {
     let fabric = fabric(2);
-    let [a, b] = [0, 1].map(|node| {
+    let start = |node| {
         let config = TransferEngineConfig {
             link: LinkChoice::Only(link),
             ..TransferEngineConfig::default()
         };
         End::start_over(&fabric, node, config)
-    });
-    let live = |unplugged: &[IpAddr]| {
-        let pairs = a.engine.nic_pairs().unwrap();
-        assert_eq!(pairs.len(), 4, "{pairs:?}");
-        pairs.iter().all(|pair| {
-            let is_out = [pair.here, pair.there]
-                .iter()
-                .any(|nic| unplugged.contains(nic));
-            assert!(pair.sent_chunks > 0 || is_out || pair.live_paths < pair.paths);
-            (pair.live_paths == 0) == is_out
-        })
     };
-    let write_until = |unplugged: &[IpAddr]| {
+    let [a, b] = [0, 1].map(start);
+    let sent = || {
+        let pairs = a.engine.nic_pairs().unwrap().into_iter();
+        let of_b = pairs.filter(|pair| fabric.node(1).nics.iter().any(|it| *it == pair.there));
+        of_b.map(|pair| ((pair.here, pair.there), pair.sent_chunks))
+            .collect::<BTreeMap<_, _>>()
+    };
+    // Writes until all pairs of NICs carry data but those with one that is unplugged, for this long at least.
+    let write = |unplugged: &[IpAddr], at_least: Duration| {
         let begun = Instant::now();
         loop {
+            let before = sent();
             for _ in 0..100 {
                 assert_eq!(a.write(&b).wait(), Outcome::Done);
             }
-            if live(unplugged) {
+            let after = sent();
+            let is_right = after.iter().all(|(pair, sent)| {
+                let is_used = *sent > before.get(pair).copied().unwrap_or(0);
+                let is_unplugged = [pair.0, pair.1].iter().any(|nic| unplugged.contains(nic));
+                is_used != is_unplugged
+            });
+            if after.len() == 4 && is_right && begun.elapsed() >= at_least {
                 return;
             }
             assert!(begun.elapsed() < PATIENCE, "{:?}", a.engine.nic_pairs());
         }
     };
-    write_until(&[]);
-    for (node, nic) in [(1, 1), (0, 0)] {
+    write(&[], Duration::ZERO);
+    let outages = [
+        (1, 1, Duration::ZERO),
+        (0, 1, Duration::ZERO),
+        (0, 0, LONGER_THAN_SET_UP),
+    ];
+    for (node, nic, outage) in outages {
         fabric.unplug_nic(node, nic).unwrap();
-        write_until(&[fabric.node(node).nics[nic].into()]);
+        write(&[fabric.node(node).nics[nic].into()], outage);
+        // Connecting does without it, too.
+        let c = start(2);
+        assert_eq!(a.write(&c).wait(), Outcome::Done);
         fabric.plug_nic(node, nic).unwrap();
-        write_until(&[]);
+        write(&[], Duration::ZERO);
     }
+    Ok(())
+}
+
+fn udp_only() -> TransferEngineConfig {
+    TransferEngineConfig {
+        link: LinkChoice::Only(LinkKind::Udp),
+        stall_timeout: Duration::from_secs(2),
+        ..TransferEngineConfig::default()
+    }
+}
+
+fn open_in_one_direction() -> Result<(), Failed> {
+    let fabric = fabric(1);
+    let [a, b] = [0, 1].map(|node| End::start(&fabric, node));
+    let [c, d] = [0, 1].map(|node| End::start_over(&fabric, node, udp_only()));
+    assert_eq!(c.write(&d).wait(), Outcome::Done);
+    // What node 0 sends arrives, and no answer comes back.
+    block(&fabric, 0, "meta l4proto udp");
+    assert_eq!(a.write(&b).wait(), Outcome::Done);
+    assert_eq!(a.link(&b).to_string(), "tcp: the others do not pass");
+    let Outcome::Failed(failure) = c.write(&d).wait() else {
+        panic!("nothing comes back");
+    };
+    let path = failure.path.unwrap_or_default();
+    let there = fabric.node(1).data_address.to_string();
+    assert!(path.contains(&there), "{path}");
+    assert_eq!(failure.cause.reason(), "Stalled", "{}", failure.cause);
+    Ok(())
+}
+
+fn where_switches_pass_short_packets_only() -> Result<(), Failed> {
+    let spec = Spec {
+        nodes: 2,
+        leaves: 2,
+        spines: 2,
+        // With a rate, switches see single packets.
+        rate: Some(10_000_000_000),
+        ..Spec::default()
+    };
+    let fabric = Fabric::build(&spec).unwrap();
+    let [a, b] = [0, 1].map(|node| End::start_over(&fabric, node, udp_only()));
+    assert_eq!(a.write(&b).wait(), Outcome::Done);
+    for spine in 0..spec.spines {
+        fabric.drop_longer_than(spine, Some(1500)).unwrap();
+        assert_eq!(a.write(&b).wait(), Outcome::Done);
+    }
+    Ok(())
+}
+
+fn renamed_and_addressed_anew() -> Result<(), Failed> {
+    let fabric = fabric(1);
+    let [a, b] = [0, 1].map(|node| End::start_over(&fabric, node, udp_only()));
+    assert_eq!(a.write(&b).wait(), Outcome::Done);
+    let address = fabric.node(0).data_address;
+    let ip = |lines: &str| {
+        for line in lines.lines() {
+            let words = line.split_whitespace();
+            let status = fabric.command(0, "ip").args(words).status().unwrap();
+            assert!(status.success(), "{line}");
+        }
+    };
+    let routes = format!(
+        "neigh replace 10.87.0.1 lladdr 02:57:46:02:00:00 dev rail7 nud permanent\n\
+         route add 10.87.0.1/32 dev rail7 scope link\n\
+         route add 10.87.0.0/16 via 10.87.0.1 dev rail7 src {address}"
+    );
+    ip(&format!(
+        "link set data0 down\nlink set data0 name rail7\nlink set rail7 up\n{routes}"
+    ));
+    assert_eq!(a.write(&b).wait(), Outcome::Done);
+    ip(&format!("addr del {address}/32 dev rail7"));
+    let waiting = a.write(&b);
+    ip(&format!("addr add {address}/32 dev rail7"));
+    // The kernel has removed the routes with the address.
+    ip(&routes.replace("route add", "route replace"));
+    assert_eq!(waiting.wait(), Outcome::Done);
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use ring::rand::{SecureRandom, SystemRandom};
+use socket2::SockRef;
 use weft_engine::{
     DomainId, Encryption, Engine, EngineConfig, EngineError, LinkKind, Nanos, NicAddresses,
     PortRange, Secret,
@@ -95,11 +96,16 @@ pub(crate) struct LinkEngine {
 }
 
 impl TransferEngineConfig {
-    /// Starts the engines of all links on free ports, and a listener for set-up at each NIC.
+    pub(crate) fn nics(&self) -> Result<NicAddresses, TransferError> {
+        NicAddresses::new(&self.nics).map_err(TransferError::Nics)
+    }
+
+    /// Starts the engines of all links on free ports, and a listener for set-up at each NIC, which may have a device.
     pub(crate) fn start_engines(
         &self,
+        devices: &[Option<String>],
     ) -> Result<(Vec<LinkEngine>, Vec<TcpListener>), TransferError> {
-        let nics = NicAddresses::new(&self.nics).map_err(TransferError::Nics)?;
+        let nics = self.nics()?;
         if self.watch_interval.is_zero() {
             return Err(TransferError::Invalid {
                 field: "watch_interval",
@@ -121,8 +127,15 @@ impl TransferEngineConfig {
                 break;
             }
             // Engines of this machine do not meet: who has these TCP ports may open the others.
-            let listen = |nic: &IpAddr| TcpListener::bind(SocketAddr::new(*nic, first));
-            let listeners = match nics.iter().map(listen).collect::<Result<_, _>>() {
+            let listen = |(nic, device): (&IpAddr, &Option<String>)| {
+                let listener = TcpListener::bind(SocketAddr::new(*nic, first))?;
+                if let Some(device) = device {
+                    SockRef::from(&listener).bind_device(Some(device.as_bytes()))?;
+                }
+                Ok(listener)
+            };
+            let listeners = nics.iter().zip(devices).map(listen);
+            let listeners = match listeners.collect::<std::io::Result<_>>() {
                 Ok(listeners) => listeners,
                 Err(error) if error.kind() == ErrorKind::AddrInUse => continue,
                 Err(error) => return Err(TransferError::system("bind")(error)),

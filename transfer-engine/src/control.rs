@@ -6,7 +6,7 @@
 //! close the others.
 
 use std::io;
-use std::net::{IpAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -269,6 +269,23 @@ async fn call(
     Ok((session, stream))
 }
 
+/// Connects from a NIC, where there are several: at its device, so that one that is down is not taken for another one's.
+async fn connect_from(shared: &Shared, nic: usize, endpoint: SocketAddr) -> io::Result<TcpStream> {
+    let nics = &shared.config.nics;
+    if nics.len() == 1 {
+        return TcpStream::connect(endpoint).await;
+    }
+    let socket = match endpoint {
+        SocketAddr::V4(_) => TcpSocket::new_v4(),
+        SocketAddr::V6(_) => TcpSocket::new_v6(),
+    }?;
+    socket.bind(SocketAddr::new(nics[nic], 0))?;
+    if let Some(device) = &shared.devices[nic] {
+        socket.bind_device(Some(device.as_bytes()))?;
+    }
+    socket.connect(endpoint).await
+}
+
 /// A TLS connection to the first endpoint that answers, and its host.
 async fn connect(
     shared: &Shared,
@@ -278,17 +295,25 @@ async fn connect(
     let config = client_of(&peer.certificate).map_err(|error| broken(error.to_string()))?;
     let connector = TlsConnector::from(Arc::new(config));
     let mut cause = broken("its address has no endpoint".to_owned());
-    for endpoint in peer.endpoints.iter() {
+    // Each endpoint from the NIC of the same number, and then from the next one.
+    let nics = shared.config.nics.len();
+    let count = peer.endpoints.len().max(nics);
+    let tries = match nics {
+        1 => peer.endpoints.len(),
+        _ => 2 * count,
+    };
+    let pairs = (0..tries).map(|at| (at % nics, (at + at / count) % peer.endpoints.len()));
+    for (nic, endpoint) in pairs {
+        let endpoint = peer.endpoints[endpoint];
         let name = ServerName::try_from(SERVER_NAME);
         let name = name.map_err(|error| broken(error.to_string()))?;
         let connecting = async {
-            let stream = TcpStream::connect(endpoint).await?;
+            let stream = connect_from(shared, nic, endpoint).await?;
             prepare(&stream)?;
             connector.connect(name, stream).await
         };
         // One that does not answer leaves time for the others.
-        let endpoints = peer.endpoints.len() as u32;
-        let limit = shared.config.connect_timeout / endpoints.max(1);
+        let limit = shared.config.connect_timeout / tries.max(1) as u32;
         let slow = |_| Err(io::Error::from(io::ErrorKind::TimedOut));
         match timeout(limit, connecting).await.unwrap_or_else(slow) {
             Ok(stream) => return Ok((stream, endpoint.ip())),
@@ -307,11 +332,24 @@ async fn hold<S: AsyncRead + AsyncWrite + Unpin>(
 ) {
     tokio::select! {
         // The peer sends nothing more: this is the end.
-        _ = stream.read_u8() => shared.end_session(session, &Cause::PeerEnded),
+        ended = stream.read_u8() => match ended {
+            // Its NIC is silent, and the connections go on over others. If they do not, they stall.
+            Err(error) if session.has_several_nics && is_silence(&error) => {
+                session.hang_up.notified().await;
+            }
+            _ => shared.end_session(session, &Cause::PeerEnded),
+        },
         () = session.hang_up.notified() => {}
     }
     // A dead peer does not read it.
     let _ = timeout(shared.config.connect_timeout, stream.shutdown()).await;
+}
+
+/// Whether a connection ended because nothing came back.
+fn is_silence(error: &io::Error) -> bool {
+    use io::ErrorKind::{HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
+    let kinds = [TimedOut, HostUnreachable, NetworkUnreachable, NetworkDown];
+    kinds.contains(&error.kind())
 }
 
 fn prepare(stream: &TcpStream) -> io::Result<()> {

@@ -83,7 +83,9 @@ impl<'a> Ends<'a> {
         let connections = connections.filter(|it| it.len() == remotes.len());
         let connections =
             connections.ok_or_else(|| format!("the peer offers {} ends for 2", remotes.len()))?;
-        let session = Arc::new(Session::new(connections));
+        let mut all = self.ends.iter().chain(&remotes);
+        let has_several_nics = all.any(|it| it.end.address.nics().len() > 1);
+        let session = Arc::new(Session::new(connections, has_several_nics));
         // No other session has this owner: a peer speaks for its own connections only.
         let owner: Arc<str> = format!("session {:?}", session.messages.id).into();
         let engine = &shared.engines[self.engine].engine;

@@ -53,7 +53,8 @@ pub struct Counts {
 impl TransferEngine {
     /// Starts an engine on free ports of its NICs.
     pub fn start(config: TransferEngineConfig) -> Result<Self, TransferError> {
-        let (engines, listeners) = config.start_engines()?;
+        let devices = config.nics()?.devices();
+        let (engines, listeners) = config.start_engines(&devices)?;
         let link_results = LinkResults::new(&engines)?;
         let endpoints: io::Result<_> = listeners.iter().map(|it| it.local_addr()).collect();
         let identity = new_identity().map_err(TransferError::system("make a certificate"));
@@ -77,6 +78,7 @@ impl TransferEngine {
             engines,
             events,
             address,
+            devices,
             place: place().map_err(TransferError::system("read of /proc"))?,
             started: Instant::now(),
             process: std::process::id(),

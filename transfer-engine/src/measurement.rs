@@ -214,7 +214,7 @@ fn write(
             immediate: None,
         };
         let pieces = vec![piece(&shared.link_results.source, 0, bytes)];
-        shared.post(session, part, post(write, pieces), &session.writes);
+        shared.post(session, part, post(write, pieces), &session.unordered);
     }
     Some(operation)
 }

@@ -42,7 +42,7 @@ impl Shared {
         };
         let connection = match &work.request {
             WorkRequest::Send(_) => &session.messages,
-            _ => &session.writes,
+            _ => &session.unordered,
         };
         self.post(session, part, work, connection);
     }

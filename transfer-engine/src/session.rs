@@ -13,8 +13,8 @@ use crate::operations::{Connection, PartId};
 
 /// The connections with a peer. Each is sprayed over the NICs of both ends.
 pub(crate) struct Session {
-    /// For writes and reads.
-    pub(crate) writes: Arc<Connection>,
+    /// For all but sends.
+    pub(crate) unordered: Arc<Connection>,
     /// For sends: in order.
     pub(crate) messages: Arc<Connection>,
     /// Which link it goes over, and to which host, at the end that called.
@@ -25,24 +25,27 @@ pub(crate) struct Session {
     pub(crate) failure: OnceLock<Failure>,
     /// Reads that wait until another read is done.
     pub(crate) reads: Mutex<VecDeque<(PartId, Post, Arc<Connection>)>>,
+    /// Whether one of the ends has several NICs.
+    pub(crate) has_several_nics: bool,
     /// Ends the control connection.
     pub(crate) hang_up: Notify,
 }
 
 impl Session {
-    pub(crate) fn new([writes, messages]: [Arc<Connection>; 2]) -> Self {
+    pub(crate) fn new([unordered, messages]: [Arc<Connection>; 2], has_several_nics: bool) -> Self {
         Self {
-            writes,
+            unordered,
             messages,
             link: OnceLock::new(),
             ended: OnceLock::new(),
             failure: OnceLock::new(),
             reads: Mutex::default(),
+            has_several_nics,
             hang_up: Notify::new(),
         }
     }
 
     pub(crate) fn connections(&self) -> [&Arc<Connection>; 2] {
-        [&self.writes, &self.messages]
+        [&self.unordered, &self.messages]
     }
 }

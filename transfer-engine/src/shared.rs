@@ -54,6 +54,8 @@ pub(crate) struct Shared {
     /// Where the connections of each engine report.
     pub(crate) events: Vec<Sender<Event>>,
     pub(crate) address: EngineAddress,
+    /// The devices of the NICs, where sockets are bound to them.
+    pub(crate) devices: Vec<Option<String>>,
     /// The network namespace that the engines are in.
     pub(crate) place: String,
     pub(crate) started: Instant,

@@ -2,6 +2,7 @@
 
 mod start;
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -228,6 +229,11 @@ fn every_operation_goes_over_all_nics_of_both_ends() {
         done(&a.submit_read(&read, options()).unwrap());
         assert!(bytes_of(&back) == bytes_of(&to));
         assert_eq!([1, 2].map(|it| b.imm_counter(it).count()), [1, 1]);
+        let pairs = a.nic_pairs().unwrap();
+        let used = pairs.iter().filter(|pair| pair.sent_chunks > 0);
+        let (ours, theirs): (BTreeSet<_>, BTreeSet<_>) =
+            used.map(|pair| (pair.here, pair.there)).unzip();
+        assert_eq!((ours.len(), theirs.len()), (here.into(), there.into()));
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use weft_engine::{Encryption, LinkKind, PolicyKind, PortRange, Progress};
+use weft_engine::{
+    Encryption, EngineError, LinkError, LinkKind, NicAddresses, PolicyKind, PortRange, Progress,
+};
 use weft_fabric::Fabric;
 
 use super::BenchError;
@@ -24,6 +26,8 @@ pub struct Shape {
     pub paths: u16,
     /// Over what.
     pub link: LinkKind,
+    /// How many NICs of each node.
+    pub nics: usize,
     /// Which ports, and the seed of the policy's draws.
     pub draw: u16,
     /// Who runs the workers.
@@ -43,6 +47,7 @@ impl Default for Shape {
             policy: None,
             paths: 128,
             link: LinkKind::Udp,
+            nics: 1,
             draw: 0,
             progress: Progress::Threads(1),
             split: 1,
@@ -70,8 +75,12 @@ impl Shape {
     }
 
     fn start(self, fabric: &Fabric, node: usize, ports: PortRange) -> Result<Host, BenchError> {
+        let nics = fabric.node(node).nics.iter().take(self.nics);
+        let nics: Vec<_> = nics.map(|it| (*it).into()).collect();
+        let nics = NicAddresses::new(&nics);
+        let nics = nics.map_err(|error| EngineError::from(LinkError::from(error)))?;
         let setup = Setup {
-            address: fabric.node(node).data_address.into(),
+            nics,
             ports,
             mtu: u16::try_from(fabric.spec().mtu).unwrap_or(u16::MAX),
             paths: self.paths,
@@ -133,7 +142,7 @@ impl Ends {
     pub(crate) fn on_loopback(shape: Shape) -> Self {
         let start = |first: u16| {
             let setup = Setup {
-                address: std::net::Ipv4Addr::LOCALHOST.into(),
+                nics: std::net::Ipv4Addr::LOCALHOST.into(),
                 ports: PortRange { first, count: 4 },
                 mtu: 9000,
                 paths: shape.paths.min(16),

@@ -1,13 +1,12 @@
 //! An engine in a node of a fabric. Every call of the benchmarks to the engine is in this file.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, unbounded};
 use weft_engine::{
     ConnectionId, DomainId, Encryption, Engine, EngineConfig, Event, Key, LinkKind, Nanos,
-    PolicyKind, PortRange, Progress, Region, RemoteEnd, SIGNAL, Secret, WriteRequest,
+    NicAddresses, PolicyKind, PortRange, Progress, Region, RemoteEnd, SIGNAL, Secret, WriteRequest,
 };
 
 use super::BenchError;
@@ -18,8 +17,8 @@ const DOMAIN: DomainId = DomainId(0);
 /// What an engine is started with.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// The node's data address.
-    pub address: IpAddr,
+    /// The node's NICs.
+    pub nics: NicAddresses,
     /// Its ports.
     pub ports: PortRange,
     /// Bytes of an IP packet.
@@ -109,7 +108,7 @@ pub enum Happened {
 
 impl Setup {
     fn config(self, node_key: Secret) -> EngineConfig {
-        let mut config = EngineConfig::over(self.link, self.address, self.ports, node_key);
+        let mut config = EngineConfig::over(self.link, self.nics, self.ports, node_key);
         config.mtu = self.mtu;
         config.paths = self.paths;
         config.progress = self.progress;

@@ -101,7 +101,7 @@ fn pages(pages: &WeftPages, count: usize, name: &str) -> Result<Pages, Refusal> 
     })
 }
 
-/// Writes bytes. A write of 1 MiB or more uses all NICs. `options` and `operation` may be NULL.
+/// Writes bytes. `options` and `operation` may be NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn weft_submit_single_write(
     engine: Option<&WeftEngine>,
@@ -118,7 +118,7 @@ pub extern "C" fn weft_submit_single_write(
     })
 }
 
-/// Writes to many peers: `count` writes, at least 1, which are one operation. Each write uses one NIC. `options` and
+/// Writes to many peers: `count` writes, at least 1, which are one operation. `options` and
 /// `operation` may be NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn weft_submit_scatter(
@@ -140,7 +140,7 @@ pub extern "C" fn weft_submit_scatter(
     })
 }
 
-/// Writes pages of one size. Pages of 1 MiB or more together use all NICs. `options` and `operation` may be NULL.
+/// Writes pages of one size. `options` and `operation` may be NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn weft_submit_paged_writes(
     engine: Option<&WeftEngine>,
@@ -172,7 +172,7 @@ pub extern "C" fn weft_submit_paged_writes(
     })
 }
 
-/// Reads bytes. A read of 1 MiB or more uses all NICs. `options` and `operation` may be NULL.
+/// Reads bytes. `options` and `operation` may be NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn weft_submit_read(
     engine: Option<&WeftEngine>,

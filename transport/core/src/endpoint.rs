@@ -324,7 +324,7 @@ impl<P: PeerName> Endpoint<P> {
         }
     }
 
-    /// A reliable link says that what was under way on a path to the NICs that `is_peer` names is lost: it is sent again, on
+    /// The link says that what was under way on a path to the NICs that `is_peer` names is lost: it is sent again, on
     /// other paths where there are any.
     pub fn break_path(&mut self, now: Time, is_peer: impl Fn(&P) -> bool, path: PathId) {
         for place in self.peers.places_of(is_peer) {

@@ -296,7 +296,7 @@ impl EngineConfig {
         if count % workers != 0 {
             return Err(EngineError::UnevenWorkers {
                 workers,
-                address: self.address,
+                address: Box::new(self.address),
             });
         }
         within("split", self.split.into(), 1..=workers as u64)?;

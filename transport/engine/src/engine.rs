@@ -338,7 +338,7 @@ impl Engine {
     ) -> Result<(), EngineError> {
         if let Some(difference) = self.settings.difference(&remote.settings) {
             return Err(EngineError::SettingsDiffer {
-                peer: remote.address,
+                peer: Box::new(remote.address),
                 difference,
             });
         }
@@ -385,8 +385,8 @@ impl Engine {
         }
         if u32::from(self.config.paths) > pairs {
             return Err(EngineError::TooFewPairs {
-                local: here,
-                peer: *peer,
+                local: Box::new(here),
+                peer: Box::new(*peer),
                 pairs,
                 paths: self.config.paths,
             });

@@ -29,7 +29,7 @@ pub enum EngineError {
         /// Threads asked for.
         workers: usize,
         /// The address to share.
-        address: LinkAddress,
+        address: Box<LinkAddress>,
     },
     /// A thread cannot run on a CPU.
     #[error(
@@ -56,7 +56,7 @@ pub enum EngineError {
     #[error("{peer} was set up differently: {difference}; give both ends the same value")]
     SettingsDiffer {
         /// The peer.
-        peer: LinkAddress,
+        peer: Box<LinkAddress>,
         /// The settings that differ, with both values.
         difference: String,
     },
@@ -67,9 +67,9 @@ pub enum EngineError {
     )]
     TooFewPairs {
         /// Our address.
-        local: LinkAddress,
+        local: Box<LinkAddress>,
         /// The peer's.
-        peer: LinkAddress,
+        peer: Box<LinkAddress>,
         /// Pairs they make.
         pairs: u32,
         /// Paths wanted.

@@ -154,7 +154,7 @@ pub enum Refusal {
     TooBig,
     /// A firewall of this machine forbids it (EPERM, EACCES).
     NotPermitted,
-    /// No route, or the device is down (ENETUNREACH, EHOSTUNREACH, ENETDOWN).
+    /// No route, or the device is down (ENETUNREACH, EHOSTUNREACH, ENETDOWN, ENODEV, EADDRNOTAVAIL).
     Unreachable,
     /// An earlier datagram met a closed port (ECONNREFUSED).
     PortClosed,

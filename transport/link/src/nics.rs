@@ -77,7 +77,7 @@ impl NicAddresses {
     /// The device of each that its sockets have to be bound to: the kernel would choose by the destination alone, and all
     /// NICs of one network would send over the first. None where one device has all addresses, as loopback has, or where the
     /// system does not tell.
-    pub(crate) fn devices(&self) -> Vec<Option<String>> {
+    pub fn devices(&self) -> Vec<Option<String>> {
         let none = vec![None; self.len()];
         if self.len() == 1 {
             return none;
@@ -92,7 +92,9 @@ impl NicAddresses {
             let v6 = address.and_then(|it| it.as_sockaddr_in6().map(|it| IpAddr::V6(it.ip())));
             let nic = self.iter().position(|nic| v4.or(v6) == Some(*nic));
             if let Some(nic) = nic {
-                devices[nic] = Some(entry.interface_name);
+                // An address may have a label: eth0:1 is on eth0.
+                let name = entry.interface_name.split(':').next();
+                devices[nic] = name.map(str::to_owned);
             }
         }
         match devices.iter().all(|device| *device == devices[0]) {

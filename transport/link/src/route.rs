@@ -54,7 +54,12 @@ impl RouteProbe {
     /// # Errors
     /// There is no route.
     pub fn mtu(&mut self, peer: &LinkAddress) -> Result<u32, LinkError> {
-        let (mut least, mut missing) = (None, None);
+        self.narrowest(peer).map(|(mtu, ..)| mtu)
+    }
+
+    /// The same with the two NICs that it is between.
+    fn narrowest(&mut self, peer: &LinkAddress) -> Result<(u32, IpAddr, IpAddr), LinkError> {
+        let (mut least, mut missing) = (None::<(u32, IpAddr, IpAddr)>, None);
         for (address, socket) in &self.sockets {
             let address = *address;
             for &peer in peer.nics().iter() {
@@ -62,7 +67,8 @@ impl RouteProbe {
                     return Err(LinkError::OtherIpVersion { address, peer });
                 }
                 match route_mtu(socket, peer) {
-                    Ok(mtu) => least = Some(least.map_or(mtu, |least: u32| least.min(mtu))),
+                    Ok(mtu) if least.is_some_and(|(least, ..)| least <= mtu) => {}
+                    Ok(mtu) => least = Some((mtu, address, peer)),
                     Err(source) => missing = Some((address, peer, source)),
                 }
             }
@@ -73,7 +79,8 @@ impl RouteProbe {
                 peer,
                 source,
             }),
-            (least, _) => Ok(least.unwrap_or(u32::MAX)),
+            // There are NICs at both ends.
+            (least, _) => Ok(least.unwrap_or((u32::MAX, peer.ip(), peer.ip()))),
         }
     }
 
@@ -82,11 +89,11 @@ impl RouteProbe {
     /// # Errors
     /// There is no route, or one carries only smaller packets.
     pub fn check_mtu(&mut self, peer: &LinkAddress, mtu: u16) -> Result<(), LinkError> {
-        let route_mtu = self.mtu(peer)?;
+        let (route_mtu, address, peer) = self.narrowest(peer)?;
         if u32::from(mtu) > route_mtu {
             return Err(LinkError::MtuTooBig {
-                address: self.sockets[0].0,
-                peer: peer.ip(),
+                address,
+                peer,
                 mtu,
                 route_mtu,
             });

@@ -79,6 +79,8 @@ pub struct TcpLink {
     /// The devices of the NICs, where sockets are bound to them.
     devices: Vec<Option<String>>,
     is_listener_readable: bool,
+    /// Whose turn it was last.
+    next_listener: usize,
     /// Connections were taken in this turn: others wait for the next one.
     has_accepted: bool,
     /// By token.
@@ -192,6 +194,7 @@ impl Link for TcpLink {
             listeners,
             devices,
             is_listener_readable: true,
+            next_listener: 0,
             has_accepted: false,
             streams: Slab::new(),
             outgoing: OutgoingPaths::default(),

@@ -39,6 +39,10 @@ const SEND_BYTES_MAX: usize = 65_535 - (IPV4_BYTES + UDP_BYTES) as usize;
 /// When the kernel had no memory for a send it does not say when it has: tried again after this.
 const RETRY_AFTER: Nanos = Nanos::from_millis(1);
 
+/// One of several NICs whose send buffer stays full for this long is left to its own: 8 ms is what a full buffer takes at
+/// 1 Gbit/s.
+const KEPT_MAX: Nanos = Nanos::from_millis(10);
+
 /// What a UDP link is opened with.
 #[derive(Debug, Clone)]
 pub struct UdpConfig {
@@ -78,7 +82,7 @@ impl UdpPeer {
 ///
 /// A chunk that a socket takes only in part, or not now, stays in the frame, and no other chunk is sent until it
 /// has left. A full send buffer means that the NIC is behind, and a connection that sprays over all ports would meet the
-/// same port, or another one of that NIC, soon.
+/// same port, or another one of that NIC, soon. Where there are several NICs, a chunk is kept for [`KEPT_MAX`] at most.
 pub struct UdpLink {
     config: UdpConfig,
     ports: Vec<Port>,
@@ -103,6 +107,15 @@ struct Kept {
     next: usize,
     /// When to try again; absent while the poller will say.
     retry_at: Option<Time>,
+    /// Where there are several NICs: when it is given up, and the path that it was to take.
+    else_by: Option<(Time, LinkAddress, PathId)>,
+}
+
+impl Kept {
+    fn due(&self) -> Option<Time> {
+        let else_by = self.else_by.map(|(by, ..)| by);
+        [self.retry_at, else_by].into_iter().flatten().min()
+    }
 }
 
 /// A local port and where it sends to.
@@ -203,11 +216,22 @@ impl UdpLink {
     }
 
     /// Sends the packets of the frame from `next` on; keeps what the socket does not take.
-    fn send_frame(&mut self, now: Time, pair: Pair, mut next: usize) -> Sent {
+    fn send_frame(
+        &mut self,
+        now: Time,
+        pair: Pair,
+        mut next: usize,
+        else_by: Option<(Time, LinkAddress, PathId)>,
+    ) -> Sent {
         match self.try_frame(pair, &mut next) {
             Ok(()) => Sent::Whole,
             // The rest of the chunk would meet the same refusal.
-            Err(Unsent::Dropped(refusal)) => Sent::Dropped(refusal),
+            Err(Unsent::Dropped(refusal)) => {
+                if let (Refusal::Unreachable, Some((_, to, path))) = (refusal, else_by) {
+                    self.leave(to, path);
+                }
+                Sent::Dropped(refusal)
+            }
             Err(unsent) => {
                 let announced =
                     unsent == Unsent::Blocked && self.watch_writable(pair.local, true).is_ok();
@@ -216,6 +240,7 @@ impl UdpLink {
                     pair,
                     next,
                     retry_at,
+                    else_by,
                 });
                 Sent::Kept
             }
@@ -257,6 +282,12 @@ impl UdpLink {
             }
         }
         Ok(())
+    }
+
+    /// What was to go on a path goes over another NIC at once.
+    fn leave(&mut self, to: LinkAddress, path: PathId) {
+        let change = PathChange::new((to, path), PathCondition::Unreachable);
+        self.changes.push_back(change);
     }
 
     /// Asks for (or no longer for) an event when port `index` can send again.
@@ -429,16 +460,9 @@ impl Link for UdpLink {
             local: pair.local,
             to: peer.port(pair.remote),
         };
-        let sent = self.send_frame(now, pair, 0);
-        if sent == Sent::Dropped(Refusal::Unreachable)
-            && (self.config.nics.len() > 1 || peer.nics.len() > 1)
-        {
-            // The chunk goes over another NIC at once.
-            let way = (peer.link_address(), path);
-            self.changes
-                .push_back(PathChange::new(way, PathCondition::Unreachable));
-        }
-        sent
+        let has_others = self.config.nics.len() > 1 || peer.nics.len() > 1;
+        let else_by = has_others.then(|| (now + KEPT_MAX, peer.link_address(), path));
+        self.send_frame(now, pair, 0, else_by)
     }
 
     fn send_control(&mut self, destination: Destination<'_, UdpPeer>, packet: &[u8]) {
@@ -474,18 +498,29 @@ impl Link for UdpLink {
     fn flush(&mut self, now: Time) -> bool {
         let Some(kept) = self
             .kept
-            .take_if(|kept| kept.retry_at.is_some_and(|at| at <= now))
+            .take_if(|kept| kept.due().is_some_and(|at| at <= now))
         else {
             return false;
         };
         // What cannot be unwatched reports itself once more, which does no harm.
         let _ = self.watch_writable(kept.pair.local, false);
-        self.send_frame(now, kept.pair, kept.next);
+        self.send_frame(now, kept.pair, kept.next, kept.else_by);
+        if let Some(Kept {
+            else_by: Some((by, to, path)),
+            pair,
+            ..
+        }) = self.kept
+            && by <= now
+        {
+            self.kept = None;
+            let _ = self.watch_writable(pair.local, false);
+            self.leave(to, path);
+        }
         true
     }
 
     fn flush_at(&self) -> Option<Time> {
-        self.kept.and_then(|kept| kept.retry_at)
+        self.kept.and_then(|kept| kept.due())
     }
 
     fn poll_path(&mut self) -> Option<PathChange> {
@@ -544,7 +579,11 @@ fn refusal(errno: Errno) -> Refusal {
     match errno {
         Errno::EMSGSIZE => Refusal::TooBig,
         Errno::EPERM | Errno::EACCES => Refusal::NotPermitted,
-        Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::ENETDOWN => Refusal::Unreachable,
+        Errno::ENETUNREACH
+        | Errno::EHOSTUNREACH
+        | Errno::ENETDOWN
+        | Errno::ENODEV
+        | Errno::EADDRNOTAVAIL => Refusal::Unreachable,
         Errno::ECONNREFUSED => Refusal::PortClosed,
         other => Refusal::Other(other as i32),
     }

@@ -533,10 +533,14 @@ impl PathSet {
         }
     }
 
-    /// Where nothing has come back on any path for a timeout, the live ones are probed, too: a connection that sends little
-    /// would find out about each by data of its own.
+    /// Where nothing has come back on any live path for a timeout, they are all probed: a connection that sends little would
+    /// find out about each by data of its own. What comes back on narrow ones says nothing of long packets.
     fn suspect_all_if_silent(&mut self, now: Time, rto: Nanos) {
-        if self.paths.iter().any(|path| now - path.answered < rto) {
+        let mut live = self
+            .live
+            .iter()
+            .map(|path| &self.paths[usize::from(path.0)]);
+        if live.any(|path| now - path.answered < rto) {
             return;
         }
         for path in &mut self.paths {

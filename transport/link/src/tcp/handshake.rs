@@ -68,20 +68,26 @@ impl TcpLink {
                 }
             }
         }
-        let mut nic = 0;
-        for _ in 0..ACCEPTS_MAX {
-            let Some(listener) = self.listeners.get(nic) else {
+        let mut accepted = 0;
+        let mut empty = 0;
+        while accepted < ACCEPTS_MAX {
+            if empty == self.listeners.len() {
                 self.is_listener_readable = false;
                 return;
-            };
-            let (socket, host) = match listener.accept() {
+            }
+            // One connection of each NIC in turn: many of one keep none of another waiting.
+            self.next_listener = (self.next_listener + 1) % self.listeners.len();
+            let (socket, host) = match self.listeners[self.next_listener].accept() {
                 Ok((socket, peer)) => (socket, Host::from(peer.ip())),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    nic += 1;
+                    empty += 1;
                     continue;
                 }
                 // Of a connection that is gone already.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {
+                    accepted += 1;
+                    continue;
+                }
                 Err(_) => {
                     self.counters.receive_errors += 1;
                     self.is_listener_readable = false;
@@ -89,6 +95,7 @@ impl TcpLink {
                     return;
                 }
             };
+            (accepted, empty) = (accepted + 1, 0);
             if self.unfinished.len() >= UNFINISHED_MAX
                 && let Some(&oldest) = self.unfinished.front()
             {

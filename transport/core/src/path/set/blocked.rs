@@ -1,6 +1,6 @@
-//! What a reliable link says of a path: that it takes no chunk for a while, or that it has broken.
+//! What a link says of a path: that it takes no chunk for a while, or that it has broken.
 
-use super::{PathId, PathSet, PathState, Time};
+use super::{PathId, PathSet, PathState, TIMEOUTS_UNTIL_SUSPENDED, Time};
 
 impl PathSet {
     /// Whether the link delivers what it takes, or says that a path has broken: silence means that it waits.
@@ -46,13 +46,20 @@ impl PathSet {
         !candidates.any(|&path| self.takes_chunks(path))
     }
 
-    /// The link says that what was under way on `path` is lost.
+    /// The link says that what was under way on `path` is lost. A path that takes chunks and breaks again before it has
+    /// answered is given no data until a probe is answered: what is resent would break it at once.
     pub fn on_broken(&mut self, now: Time, path: PathId) {
-        if let Some(state) = self.paths.get(usize::from(path.0)).map(|path| path.state)
-            && let PathState::Live | PathState::Narrow = state
-        {
-            self.unanswered(now, path);
-            self.suspect_pair_if_silent(now, path, now);
+        let takes_chunks = self.takes_chunks(path);
+        let Some(state) = self.paths.get_mut(usize::from(path.0)) else {
+            return;
+        };
+        match state.state {
+            PathState::Live | PathState::Narrow => self.unanswered(now, path),
+            PathState::Suspect if takes_chunks => {
+                state.timeouts = TIMEOUTS_UNTIL_SUSPENDED - 1;
+                self.unanswered(now, path);
+            }
+            PathState::Suspect | PathState::Suspended => {}
         }
     }
 }

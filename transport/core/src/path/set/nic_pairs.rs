@@ -5,8 +5,8 @@
 use super::{PathId, PathSet, PathState, TIMEOUTS_UNTIL_SUSPENDED, Time};
 
 impl PathSet {
-    /// Takes note of which two NICs each path is between. Where there are more than two NICs, no path carries data before one
-    /// between its NICs has answered a probe; all are probed at once.
+    /// Takes note of which two NICs each path is between. Where there are more than two NICs, all paths are probed, and once one
+    /// has answered, only those carry data of whose two NICs one has. Until then any path carries the first packet.
     pub(super) fn set_nic_pairs(&mut self, nic_pairs: Vec<u8>) {
         let first = nic_pairs.first();
         if nic_pairs.iter().all(|pair| Some(pair) == first) {
@@ -19,27 +19,29 @@ impl PathSet {
         self.list();
     }
 
-    /// The other paths between the NICs of a path.
-    fn others_of_pair(&self, index: usize) -> Vec<usize> {
-        let pair = self.nic_pairs.get(index).copied();
-        let others = self.nic_pairs.iter().enumerate();
-        let others = others.filter(|(other, it)| Some(**it) == pair && *other != index);
-        others.map(|(other, _)| other).collect()
+    /// Whether two different paths are between the same two NICs, of more.
+    fn is_other_of_pair(&self, index: usize, other: usize) -> bool {
+        let pair = |index: usize| self.nic_pairs.get(index);
+        other != index && pair(index).is_some() && pair(index) == pair(other)
     }
 
     /// Whether no path between the NICs of this one is live.
     pub(super) fn is_pair_dead(&self, index: usize) -> bool {
-        let others = self.others_of_pair(index);
-        let mut states = others.iter().map(|&other| self.paths[other].state);
+        let mut paths = self.paths.iter().enumerate();
         !self.nic_pairs.is_empty()
             && self.paths[index].state != PathState::Live
-            && states.all(|state| state != PathState::Live)
+            && paths.all(|(other, path)| {
+                path.state != PathState::Live || !self.is_other_of_pair(index, other)
+            })
     }
 
     /// A path is the first between its NICs that is live again. Those that were given up with it are used again; the others are
     /// probed at once.
     pub(super) fn revive_pair(&mut self, now: Time, index: usize) {
-        for other in self.others_of_pair(index) {
+        for other in 0..self.paths.len() {
+            if !self.is_other_of_pair(index, other) {
+                continue;
+            }
             let path = &mut self.paths[other];
             match path.state {
                 PathState::Suspect => {
@@ -59,19 +61,21 @@ impl PathSet {
     /// What was sent at `sent_at` went unanswered on a path. Where nothing has come back since between its two NICs, the other
     /// paths between them carry no data either until one has answered.
     pub(super) fn suspect_pair_if_silent(&mut self, now: Time, path: PathId, sent_at: Time) {
-        let others = self.others_of_pair(path.0.into());
-        if others.iter().any(|&it| self.paths[it].answered > sent_at) {
+        let index = usize::from(path.0);
+        let mut paths = self.paths.iter().enumerate();
+        if paths.any(|(it, path)| path.answered > sent_at && self.is_other_of_pair(index, it)) {
             return;
         }
         let mut any = false;
-        for other in others {
-            let path = &mut self.paths[other];
-            if path.state == PathState::Live {
-                any = true;
-                path.state = PathState::Suspect;
-                path.probe_at = now;
-                path.probing = false;
+        for other in 0..self.paths.len() {
+            if !self.is_other_of_pair(index, other) || self.paths[other].state != PathState::Live {
+                continue;
             }
+            any = true;
+            let path = &mut self.paths[other];
+            path.state = PathState::Suspect;
+            path.probe_at = now;
+            path.probing = false;
         }
         if any {
             self.list();
@@ -102,13 +106,18 @@ mod tests {
     }
 
     #[test]
-    fn no_path_carries_data_before_one_between_its_nics_has_answered() {
+    fn once_a_path_has_answered_those_between_other_nics_carry_nothing() {
         let mut set = set();
         assert_eq!(live(&set), [] as [u8; 0]);
+        assert!(
+            set.is_candidate(PathId(0)),
+            "the first packet goes somewhere"
+        );
         let probed = probes_in(&mut set, ms(1), 10);
         assert_eq!(probed.len(), 8, "{probed:?}");
         answer(&mut set, ms(11), 3);
         assert_eq!(live(&set), [1, 3, 5, 7]);
+        assert!(!set.is_candidate(PathId(0)) && set.is_candidate(PathId(7)));
         // The first NICs do not meet: their paths stay out.
         for at in 11..200 {
             probes_in(&mut set, ms(at), 1);

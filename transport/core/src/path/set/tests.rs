@@ -109,8 +109,8 @@ fn a_path_on_which_the_link_takes_nothing_is_probed_when_it_takes_something_agai
     let mut set = set(2);
     let path = PathId(1);
     for (broken, ready) in [(ms(1), ms(11)), (ms(12), ms(5_000))] {
-        set.on_broken(broken, path);
         set.set_blocked(broken, path, true);
+        set.on_broken(broken, path);
         assert_eq!((set.poll_probe(broken), set.poll_timeout()), (None, None));
         // A probe that was under way is not missed either.
         assert_eq!(set.poll_probe(ready), None);
@@ -121,6 +121,19 @@ fn a_path_on_which_the_link_takes_nothing_is_probed_when_it_takes_something_agai
     }
     answer(&mut set, ms(5_001), 1);
     assert_eq!(set.live(), 2);
+}
+
+#[test]
+fn a_path_that_the_link_refuses_twice_gets_no_data_until_a_probe_is_answered() {
+    let mut set = set(2);
+    for path in 0..2 {
+        set.on_broken(ms(1), PathId(path));
+        assert!(set.is_candidate(PathId(path)) || set.live() > 0);
+        set.on_broken(ms(1), PathId(path));
+    }
+    assert!(set.is_down());
+    answer(&mut set, ms(30), 1);
+    assert!(set.is_candidate(PathId(1)) && !set.is_candidate(PathId(0)));
 }
 
 #[test]
@@ -266,6 +279,31 @@ fn where_no_path_answers_the_live_ones_are_probed_before_data_finds_them_dead() 
         assert_eq!(state(&set, 0), Some(PathState::Suspended));
         assert_eq!(set.live(), live, "the last answer came at {answered:?}");
     }
+}
+
+#[test]
+fn what_comes_back_on_a_narrow_path_keeps_no_dead_one_live() {
+    let mut set = set(4);
+    for path in 0..4 {
+        set.on_sent(PathId(path), 9_000);
+        set.on_answer(ms(1), &sample(path), 9_000);
+    }
+    set.on_loss(ms(20), PathId(0), ms(2));
+    for at in [20, 41, 62] {
+        for path in 1..4 {
+            set.on_answer(ms(at), &sample(path), 9_000);
+        }
+        probes_in(&mut set, ms(at), 1);
+    }
+    set.on_answer(ms(70), &sample(0), BASE_PACKET_BYTES);
+    assert_eq!(state(&set, 0), Some(PathState::Narrow));
+    // From here on no path carries long packets.
+    set.on_loss(ms(100), PathId(1), ms(80));
+    for at in [100, 121, 142] {
+        set.on_answer(ms(at), &sample(0), BASE_PACKET_BYTES);
+        probes_in(&mut set, ms(at), 1);
+    }
+    assert_eq!(set.live(), 0);
 }
 
 #[test]

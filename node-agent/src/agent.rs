@@ -1,6 +1,6 @@
 //! The agent as a whole: made from its configuration, stopped by its handle.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,9 @@ use tokio::sync::watch;
 use weft_core::units::Nanos;
 use weft_core::wire::Secret;
 use weft_device_socket::descriptor_store::{self, DescriptorStore};
-use weft_engine::{Egress, Encryption, Engine, EngineConfig, EngineError, PortRange};
+use weft_engine::{
+    BadNics, Egress, Encryption, Engine, EngineConfig, EngineError, NicAddresses, PortRange,
+};
 use weft_identity::tls_listener::TlsRefusals;
 use weft_proto::engine::v1::RefusedAttempt;
 
@@ -29,6 +31,7 @@ use crate::devices::{Devices, programs};
 use crate::fail_fast;
 use crate::files::{self, FileError, Root};
 use crate::metrics;
+use crate::nic_state::EngineNics;
 use crate::node_key;
 use crate::object::{self, Network, StoreSettings};
 use crate::root_opener::Opener;
@@ -58,6 +61,9 @@ pub enum AgentError {
     /// The transport.
     #[error("data: {0}")]
     Engine(#[from] EngineError),
+    /// The addresses of the transport.
+    #[error("data.otherAddresses: {0}")]
+    Nics(#[from] BadNics),
     /// An address to listen on.
     #[error(
         "{field}: cannot listen on {address}: {source}: is another agent running, or is the address not this node's?"
@@ -138,6 +144,7 @@ pub struct Agent {
     /// What pods have tried with them and may not.
     refused_attempts: RefusedAttempts,
     engine_flags: EngineFlags,
+    nics: EngineNics,
 }
 
 impl Agent {
@@ -157,7 +164,8 @@ impl Agent {
         let roots = fail_fast::spawn_blocking("roots", move || opener.open(&entries)).await?;
         let reloadable = reloadable_config(config, roots);
         let control = listen("control.listen", config.control.listen).await?;
-        let engine = Arc::new(Engine::start(engine_config(config, &tls))?);
+        let engine = Arc::new(Engine::start(engine_config(config, &tls)?)?);
+        let nics = EngineNics::new(&config.data.nics());
         let (in_force, tls) = watch::channel(tls);
         let memory = config.limits.memory.0;
         let budget = MemoryBudget::new(memory);
@@ -219,12 +227,13 @@ impl Agent {
             devices: None,
             refused_attempts: RefusedAttempts::default(),
             engine_flags: EngineFlags::default(),
+            nics: nics.clone(),
         };
         agent.servers.push(fail_fast::spawn("control", async move {
             server.run().await;
         }));
         agent.sweep();
-        let mut registries = metrics::registries(registry, budget, &refusals);
+        let mut registries = metrics::registries(registry, budget, nics, &refusals);
         if let Some((of_node, devices)) = config.devices.as_ref().zip(devices) {
             agent
                 .serve_devices(config, of_node, devices, &mut registries)
@@ -242,7 +251,7 @@ impl Agent {
         agent.environment.health.set_ready(registries);
         tracing::info!(
             node = %config.node, fabric = %config.fabric, control = %agent.control,
-            metrics = %agent.metrics(), data = %config.data.address, "agent started"
+            metrics = %agent.metrics(), data = ?config.data.nics(), "agent started"
         );
         Ok(agent)
     }
@@ -336,6 +345,11 @@ impl Agent {
     /// What is to be done where the engine of devices runs with other flags than are written for it.
     pub(crate) fn engine_flags(&self) -> Option<String> {
         self.engine_flags.problem()
+    }
+
+    /// The NICs that carry its data.
+    pub(crate) fn nics(&self) -> &EngineNics {
+        &self.nics
     }
 
     /// What pods have tried with devices of the node of late, and may not.
@@ -467,7 +481,7 @@ fn egress(config: &Config) -> Egress {
     }
 }
 
-fn engine_config(config: &Config, tls: &Tls) -> EngineConfig {
+fn engine_config(config: &Config, tls: &Tls) -> Result<EngineConfig, BadNics> {
     let ports = config.data.ports;
     let ports = PortRange {
         first: ports.first,
@@ -475,7 +489,9 @@ fn engine_config(config: &Config, tls: &Tls) -> EngineConfig {
     };
     let transport = &config.transport;
     let link = transport.link.resolve();
-    EngineConfig {
+    let nics = config.data.nics().into_iter().map(IpAddr::from);
+    let nics = NicAddresses::try_from(nics.collect::<Vec<_>>())?;
+    Ok(EngineConfig {
         mtu: config.data.mtu,
         paths: config.paths(),
         policy: transport.policy,
@@ -489,8 +505,8 @@ fn engine_config(config: &Config, tls: &Tls) -> EngineConfig {
             config::Encryption::Required => Encryption::Required,
         },
         egress: egress(config),
-        ..EngineConfig::over(link, config.data.address, ports, node_key(config, tls))
-    }
+        ..EngineConfig::over(link, nics, ports, node_key(config, tls))
+    })
 }
 
 impl Config {

@@ -196,13 +196,24 @@ pub struct Listen {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Data {
-    /// The address packets are sent from and to.
+    /// The address packets are sent from and to: that of the first NIC.
     pub address: Ipv4Addr,
-    /// UDP ports.
+    /// Those of further NICs, over which files move, too. Virtual devices have the first one only.
+    #[serde(default)]
+    pub other_addresses: Vec<Ipv4Addr>,
+    /// UDP ports; each NIC has some of them.
     pub ports: Ports,
     /// Bytes of an IP packet on this network.
     #[serde(default = "default_mtu")]
     pub mtu: u16,
+}
+
+impl Data {
+    /// The addresses of all NICs, the first one first.
+    pub(crate) fn nics(&self) -> Vec<Ipv4Addr> {
+        let others = self.other_addresses.iter().copied();
+        std::iter::once(self.address).chain(others).collect()
+    }
 }
 
 /// A range of UDP ports: one socket each, count² paths.
@@ -499,13 +510,8 @@ fn field_at(text: &str, line: u64) -> String {
 
 /// Whether the values fit together and keep their limits.
 pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
-    let address = config.data.address;
-    let is_of_an_interface =
-        !(address.is_unspecified() || address.is_multicast() || address.is_broadcast());
-    let message = format!(
-        "`{address}` is of no interface: give the address that this node's data interface has (`ip addr` shows it)"
-    );
-    require(is_of_an_interface, "data.address", &message)?;
+    let nics = config.data.nics();
+    check_nics(&nics)?;
     let (control, metrics) = (config.control.listen, config.metrics.listen);
     let overlap = control.ip() == metrics.ip()
         || control.ip().is_unspecified()
@@ -518,6 +524,13 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
     let few = (1..=16).contains(&ports.count);
     let message = format!("{} is not 1 to 16", ports.count);
     require(few, "data.ports.count", &message)?;
+    let message = format!(
+        "{} is fewer than the {} NICs, and each has a port of its own: raise it, or give fewer NICs",
+        ports.count,
+        nics.len()
+    );
+    let is_enough = nics.len() <= ports.count.into();
+    require(is_enough, "data.ports.count", &message)?;
     let last = ports.first.checked_add(ports.count - 1);
     let message = format!(
         "{} ports from {} on end beyond port 65535: lower `first` or `count`",
@@ -560,6 +573,26 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
     }
     check_devices(config.devices.as_ref())?;
     check_roots(&config.roots)
+}
+
+/// Each is an address of an interface, and none is there twice.
+fn check_nics(nics: &[Ipv4Addr]) -> Result<(), ConfigError> {
+    for (index, address) in nics.iter().enumerate() {
+        let field = match index.checked_sub(1) {
+            None => "data.address".to_owned(),
+            Some(other) => format!("data.otherAddresses[{other}]"),
+        };
+        let is_of_an_interface =
+            !(address.is_unspecified() || address.is_multicast() || address.is_broadcast());
+        let message = format!(
+            "`{address}` is of no interface: give the address that this node's data interface has (`ip addr` shows it)"
+        );
+        require(is_of_an_interface, &field, &message)?;
+        let is_new = !nics[..index].contains(address);
+        let message = format!("`{address}` is there twice: give each NIC once");
+        require(is_new, &field, &message)?;
+    }
+    Ok(())
 }
 
 fn check_devices(devices: Option<&Devices>) -> Result<(), ConfigError> {
@@ -612,14 +645,15 @@ fn require(holds: bool, field: &str, message: &str) -> Result<(), ConfigError> {
 }
 
 impl Config {
-    /// Paths per pair of nodes: as configured, or 128, or all that the ports give. Over TCP 8 at most.
+    /// Paths per pair of nodes: as configured, or 128, or all that the ports give. Over TCP 8 at most, or one for each NIC.
     #[must_use]
     pub fn paths(&self) -> u16 {
         let ports = self.data.ports.count;
         let paths = self.transport.paths.unwrap_or((ports * ports).min(128));
         match self.transport.link {
             LinkKind::Auto | LinkKind::Udp => paths,
-            LinkKind::Tcp => paths.min(TCP_PATHS_MAX),
+            // As many NICs as ports at most: at most 16.
+            LinkKind::Tcp => paths.min(TCP_PATHS_MAX.max(self.data.nics().len() as u16)),
         }
     }
 }

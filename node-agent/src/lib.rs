@@ -22,6 +22,7 @@ pub mod fault;
 pub mod files;
 pub mod identity;
 mod metrics;
+mod nic_state;
 mod node_key;
 pub mod object;
 mod private_file;

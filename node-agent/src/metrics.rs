@@ -2,11 +2,12 @@
 //!
 //! They are computed for each request, from the engine's snapshot and the attempts that are known. `/metrics` has at
 //! most 2,000 series, however many nodes and jobs there are: [`JOBS_MAX`] jobs, [`PEERS_MAX`] peers, and no paths.
-//! `/metrics/paths` has each path.
+//! `/metrics/paths` has each path, and each pair of NICs.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -27,6 +28,7 @@ use weft_proto::agent::v1::JobName;
 use crate::control::attempt_handle::AttemptHandle;
 use crate::control::attempt_registry::AttemptRegistry;
 use crate::devices::health::NodeDevices;
+use crate::nic_state::{EngineNics, NicState};
 use crate::transfer::buffers::MemoryBudget;
 use crate::transfer::state::State;
 use crate::web::Registries;
@@ -43,6 +45,7 @@ const PATH_PEERS_MAX: usize = 64;
 pub(crate) fn registries(
     registry: Arc<AttemptRegistry>,
     budget: Arc<MemoryBudget>,
+    nics: EngineNics,
     tls_refusals: &TlsRefusals,
 ) -> Registries {
     let mut agent = Registry::with_prefix("weft");
@@ -55,7 +58,11 @@ pub(crate) fn registries(
     tls_refusals.register(&mut agent, "tls_refused");
     let mut paths = Registry::with_prefix("weft");
     paths.register_collector(Box::new(PathCollector(registry.clone())));
-    agent.register_collector(Box::new(AgentCollector { registry, budget }));
+    agent.register_collector(Box::new(AgentCollector {
+        registry,
+        budget,
+        nics,
+    }));
     Registries { agent, paths }
 }
 
@@ -63,6 +70,7 @@ pub(crate) fn registries(
 struct AgentCollector {
     registry: Arc<AttemptRegistry>,
     budget: Arc<MemoryBudget>,
+    nics: EngineNics,
 }
 
 impl Collector for AgentCollector {
@@ -79,6 +87,7 @@ impl Collector for AgentCollector {
             refused: self.registry.refused(),
             engine: self.registry.config.engine.snapshot(),
             buffer_bytes: self.budget.used(),
+            nics: self.nics.states(),
         };
         metrics.encode(encoder)
     }
@@ -132,6 +141,7 @@ struct Metrics {
     refused: BTreeMap<&'static str, u64>,
     engine: Snapshot,
     buffer_bytes: u64,
+    nics: Vec<NicState>,
 }
 
 impl Metrics {
@@ -146,6 +156,16 @@ impl Metrics {
         )?;
         encode_engine(&mut out, &self.engine)?;
         encode_peers(&mut out, &self.engine)?;
+        let nics = self.nics.into_iter();
+        out.gauge(
+            "nic_up",
+            "1 for a NIC of the data path that is up and has a carrier; 0 for one over which no data goes",
+            nics.map(|nic| {
+                let address = nic.address.to_string();
+                let labels = [("interface", nic.interface), ("address", address)];
+                (labels, nic.is_up.into())
+            }),
+        )?;
         out.gauge(
             "buffer_bytes",
             "Transfer buffers in use by all jobs",
@@ -426,7 +446,10 @@ struct PathCollector(Arc<AttemptRegistry>);
 
 impl Collector for PathCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        encode_paths(&mut Out(encoder), &self.0.config.engine.snapshot())
+        let snapshot = self.0.config.engine.snapshot();
+        let mut out = Out(encoder);
+        encode_paths(&mut out, &snapshot)?;
+        encode_nic_pairs(&mut out, &snapshot)
     }
 }
 
@@ -479,6 +502,24 @@ fn encode_paths(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
         "path_rtt_seconds",
         "Smoothed round-trip time of a path, once it is measured",
         round_trips,
+    )
+}
+
+/// Nothing where every node has one NIC.
+fn encode_nic_pairs(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
+    let peers = snapshot.peers.iter().take(PATH_PEERS_MAX);
+    let peers = peers.filter(|peer| peer.nic_pairs.len() > 1);
+    let mut live: BTreeMap<(IpAddr, IpAddr), u64> = BTreeMap::new();
+    for pair in peers.flat_map(|peer| &peer.nic_pairs) {
+        *live.entry((pair.here, pair.there)).or_default() += pair.live_paths as u64;
+    }
+    out.gauge(
+        "nic_pair_live_paths",
+        "Paths that are given data between a NIC of this node and one of a peer; 0 where the two do not reach each other",
+        live.into_iter().map(|((here, there), paths)| {
+            let labels = [("here", here.to_string()), ("there", there.to_string())];
+            (labels, paths)
+        }),
     )
 }
 
@@ -541,7 +582,7 @@ impl Out<'_> {
 mod tests {
     use weft_core::connection::Stats;
     use weft_core::units::{ConnectionId, Nanos, PathId};
-    use weft_engine::{ConnectionSnapshot, LinkAddress, PeerSnapshot, PortRange};
+    use weft_engine::{ConnectionSnapshot, LinkAddress, NicPair, PeerSnapshot, PortRange};
 
     use super::*;
     use crate::devices::DroppedOffers;
@@ -600,6 +641,15 @@ mod tests {
         }
     }
 
+    #[derive(Debug)]
+    struct Pairs(Snapshot);
+
+    impl Collector for Pairs {
+        fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+            encode_nic_pairs(&mut Out(encoder), &self.0)
+        }
+    }
+
     fn page(metrics: fn() -> Metrics) -> String {
         let mut registry = Registry::with_prefix("weft");
         registry.register_collector(Box::new(Fixed(metrics)));
@@ -634,6 +684,7 @@ mod tests {
                     ..Snapshot::default()
                 },
                 buffer_bytes: 0,
+                nics: Vec::new(),
             }
         });
         let series = text.lines().filter(|line| !line.starts_with('#')).count();
@@ -694,6 +745,7 @@ mod tests {
                     ..Snapshot::default()
                 },
                 buffer_bytes: 0,
+                nics: Vec::new(),
             }
         });
         for line in [
@@ -709,6 +761,59 @@ mod tests {
     }
 
     #[test]
+    fn each_nic_is_up_or_not_and_each_pair_of_nics_has_its_live_paths() {
+        let text = page(|| {
+            let nic = |number: u8| NicState {
+                interface: format!("rail{number}"),
+                address: [192, 168, number, 5].into(),
+                is_up: number == 0,
+            };
+            Metrics {
+                jobs: Vec::new(),
+                refused: BTreeMap::new(),
+                engine: Snapshot::default(),
+                buffer_bytes: 0,
+                nics: vec![nic(0), nic(1)],
+            }
+        });
+        for line in [
+            r#"weft_nic_up{interface="rail0",address="192.168.0.5"} 1"#,
+            r#"weft_nic_up{interface="rail1",address="192.168.1.5"} 0"#,
+        ] {
+            assert!(text.contains(line), "{line} is not in:\n{text}");
+        }
+        let pair = |here: u8, live_paths| NicPair {
+            here: IpAddr::from([192, 168, here, 5]),
+            there: IpAddr::from([192, 168, 0, 6]),
+            paths: 8,
+            live_paths,
+            sent_chunks: 0,
+            lost_chunks: 0,
+        };
+        let mut of_several = peer([192, 168, 0, 6], Vec::new());
+        of_several.nic_pairs = vec![pair(0, 8), pair(1, 0)];
+        let mut of_one = peer([10, 0, 0, 6], Vec::new());
+        of_one.nic_pairs = vec![NicPair {
+            there: IpAddr::from([10, 0, 0, 6]),
+            ..pair(0, 8)
+        }];
+        let mut registry = Registry::with_prefix("weft");
+        registry.register_collector(Box::new(Pairs(Snapshot {
+            peers: vec![of_several, of_one],
+            ..Snapshot::default()
+        })));
+        let text = weft_identity::metrics::page(&registry).2;
+        let series = text.lines().filter(|line| !line.starts_with('#'));
+        assert_eq!(
+            series.collect::<Vec<_>>(),
+            [
+                r#"weft_nic_pair_live_paths{here="192.168.0.5",there="192.168.0.6"} 8"#,
+                r#"weft_nic_pair_live_paths{here="192.168.1.5",there="192.168.0.6"} 0"#,
+            ]
+        );
+    }
+
+    #[test]
     fn every_metric_that_the_documentation_names_is_exported() {
         let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operations.md");
         let guide = std::fs::read_to_string(guide).unwrap();
@@ -717,6 +822,7 @@ mod tests {
             refused: BTreeMap::new(),
             engine: Snapshot::default(),
             buffer_bytes: 0,
+            nics: Vec::new(),
         });
         let is_of_name = |c: char| c.is_ascii_lowercase() || c == '_';
         let words = guide.split(|c: char| !is_of_name(c));

@@ -63,6 +63,15 @@ fn a_good_file_is_read_and_the_rest_is_default() {
 }
 
 #[test]
+fn files_move_over_all_nics_that_are_named() {
+    let several = "  otherAddresses: [127.0.0.2, 127.0.0.3]\n  ports:";
+    let config = parse(&GOOD.replace("  ports:", several)).unwrap();
+    let nics = [1, 2, 3].map(|last| Ipv4Addr::new(127, 0, 0, last));
+    assert_eq!(config.data.nics(), nics);
+    assert_eq!(parse(GOOD).unwrap().data.nics(), nics[..1]);
+}
+
+#[test]
 fn an_error_names_the_line_or_the_whole_field_and_what_would_be_right() {
     let table = [
         (
@@ -96,6 +105,27 @@ fn an_error_names_the_line_or_the_whole_field_and_what_would_be_right() {
             "beyond port 65535",
         ),
         ("first: 7410", "first: 70000", 7, "ports", "70000"),
+        (
+            "  ports:",
+            "  otherAddresses: [127.0.0.2, 0.0.0.0]\n  ports:",
+            0,
+            "data.otherAddresses[1]",
+            "is of no interface",
+        ),
+        (
+            "  ports:",
+            "  otherAddresses: [127.0.0.2, 127.0.0.1]\n  ports:",
+            0,
+            "data.otherAddresses[1]",
+            "`127.0.0.1` is there twice",
+        ),
+        (
+            "  ports: {first: 7410, count: 16}",
+            "  otherAddresses: [127.0.0.2, 127.0.0.3]\n  ports: {first: 7410, count: 2}",
+            0,
+            "data.ports.count",
+            "2 is fewer than the 3 NICs",
+        ),
         (
             "address: 127.0.0.1\n",
             "address: localhost\n",

@@ -11,12 +11,13 @@ use crate::config::{
     TlsFiles, Transport,
 };
 use crate::devices::programs;
-use crate::enroll::interface::Nic;
+use crate::enroll::interface::{Chosen, Nic};
 use crate::enroll::settings::Settings;
 use crate::files::{Access, MinFree, RootVolumes};
 
 /// Fields of the file that have other names in an RdmaFabric.
-const FIELDS: [(&str, &str); 2] = [
+const FIELDS: [(&str, &str); 3] = [
+    ("data.otherAddresses", "nics.include"),
     ("data.ports", "ports"),
     ("transport.chunk", "transport.chunkBytes"),
 ];
@@ -26,7 +27,7 @@ pub(crate) fn config(
     settings: &Settings,
     tls: &TlsFiles,
     assigned: &proto::NodeConfig,
-    nic: &Nic,
+    nics: &Chosen,
 ) -> Result<Config, ConfigError> {
     let missing = |field| move || wrong(field, "is missing".to_owned());
     let engine = assigned.engine.as_ref().ok_or_else(missing("engine"))?;
@@ -50,9 +51,10 @@ pub(crate) fn config(
             listen: settings.control_listen(),
         },
         data: Data {
-            address: nic.address,
+            address: nics.first.address,
+            other_addresses: nics.others.iter().map(|nic| nic.address).collect(),
             ports,
-            mtu: nic.mtu,
+            mtu: nics.mtu(),
         },
         metrics: Listen {
             listen: settings.metrics_listen(),
@@ -68,7 +70,7 @@ pub(crate) fn config(
             allow_insecure: agent.objects.unwrap_or_default().allow_insecure,
             ..settings.objects.clone()
         },
-        devices: devices(settings, engine.devices.as_ref(), nic)?,
+        devices: devices(settings, engine.devices.as_ref(), &nics.first)?,
         volumes: settings.volumes.clone(),
         config_source: config::ConfigSource::Operator,
     };
@@ -296,17 +298,22 @@ mod tests {
             certificate: "node.pem".into(),
             key: "node.key".into(),
         };
-        let nic = Nic {
-            interface: "rail0".to_owned(),
-            address: "192.168.0.5".parse().unwrap(),
-            mtu: 9000,
+        let nic = |number: u8, mtu: u16| Nic {
+            interface: format!("rail{number}"),
+            address: [192, 168, number, 5].into(),
+            mtu,
             mbps: 0,
             affinity: Affinity {
-                numa_node: Some(1),
+                numa_node: Some(number.into()),
                 pcie_root: None,
             },
         };
-        config(&settings(), &tls, assigned, &nic)
+        let nics = Chosen {
+            first: nic(1, 9000),
+            others: vec![nic(2, 4200)],
+            findings: Vec::new(),
+        };
+        config(&settings(), &tls, assigned, &nics)
     }
 
     #[test]
@@ -314,8 +321,10 @@ mod tests {
         let config = of(&assigned()).unwrap();
         assert_eq!(config.control.listen.to_string(), "10.0.0.5:7400");
         assert_eq!(config.metrics.listen.to_string(), "10.0.0.5:7401");
-        assert_eq!(config.data.address.to_string(), "192.168.0.5");
-        assert_eq!(config.data.mtu, 9000);
+        assert_eq!(config.data.address.to_string(), "192.168.1.5");
+        let other = std::net::Ipv4Addr::new(192, 168, 2, 5);
+        assert_eq!(config.data.other_addresses, [other]);
+        assert_eq!(config.data.mtu, 4200);
         assert_eq!(config.paths(), 64);
         assert_eq!(config.transport.policy, PolicyKind::Oblivious);
         assert_eq!(config.transport.rto_min.nanos(), 250_000);
@@ -403,7 +412,10 @@ mod tests {
         fn namespaces(c: &mut proto::NodeConfig) -> &mut Vec<String> {
             &mut engine(c).devices.as_mut().unwrap().namespaces
         }
-        let table: [(&str, &str, Change); 25] = [
+        let table: [(&str, &str, Change); 26] = [
+            ("ports.count", "fewer than the 2 NICs", |c| {
+                ports(c).count = 1;
+            }),
             // The device plugin would read two lines, or two names.
             ("devices.namespaces[1]", "is not a namespace", |c| {
                 namespaces(c).push("a\n--share=10000".to_owned());

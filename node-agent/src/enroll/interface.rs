@@ -1,4 +1,4 @@
-//! The network interface that carries a node's data: chosen by name, or by the node's address.
+//! The network interfaces that carry a node's data: chosen by name, or by the node's address.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,6 +8,7 @@ use std::path::Path;
 
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
+use weft_engine::NICS_MAX;
 use weft_proto::operator::v1::{Finding, Nics};
 
 use super::affinity::Affinity;
@@ -15,6 +16,10 @@ use crate::config::{MTU_BYTES_MAX, MTU_BYTES_MIN};
 
 /// Names of interfaces that a message lists.
 const LISTED_MAX: usize = 16;
+/// An interface matches, and does not carry the data as others do.
+pub(crate) const NIC_LEFT_OUT: &str = "NicLeftOut";
+/// Interfaces that carry the data have different MTUs.
+pub(crate) const MTU_DIFFERS: &str = "MtuDiffers";
 
 /// An interface of the node that is up, as the kernel describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,9 +46,75 @@ pub(crate) struct Nic {
 
 impl Nic {
     /// Whether an engine that was started on one can go on with the other: the speed may be another.
-    pub(crate) fn is_same_link(&self, other: &Self) -> bool {
+    fn is_same_link(&self, other: &Self) -> bool {
         let link = |nic: &Self| (nic.interface.clone(), nic.address, nic.mtu);
         link(self) == link(other)
+    }
+}
+
+/// The NICs that carry the data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    /// The one that virtual devices have.
+    pub(crate) first: Nic,
+    pub(crate) others: Vec<Nic>,
+    /// What is not as it should be with interfaces that match. The agent works all the same.
+    pub(crate) findings: Vec<Finding>,
+}
+
+impl Chosen {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Nic> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+
+    /// Bytes of an IP packet that each of them carries.
+    pub(crate) fn mtu(&self) -> u16 {
+        let others = self.others.iter().map(|nic| nic.mtu);
+        others.fold(self.first.mtu, u16::min)
+    }
+
+    /// Whether an engine that was started on these can go on where there are those now: it does without NICs that are down.
+    pub(crate) fn has_all_of(&self, now: &Self) -> bool {
+        now.all()
+            .all(|nic| self.all().any(|one| one.is_same_link(nic)))
+    }
+
+    /// Takes over what may change of a NIC while an engine has it.
+    pub(crate) fn update(&mut self, now: &Self) {
+        for one in std::iter::once(&mut self.first).chain(&mut self.others) {
+            if let Some(nic) = now.all().find(|nic| nic.is_same_link(one)) {
+                one.clone_from(nic);
+            }
+        }
+    }
+
+    fn new(first: Nic, others: Vec<Nic>, findings: Vec<Finding>) -> Self {
+        let mut chosen = Self {
+            first,
+            others,
+            findings,
+        };
+        let mtu = chosen.mtu();
+        let smallest = chosen.all().find(|nic| nic.mtu == mtu);
+        let larger = chosen.all().find(|nic| nic.mtu != mtu);
+        if let Some((smallest, larger)) = smallest.zip(larger) {
+            let problem = format!(
+                "{} has MTU {mtu} and {} has {}: packets of {mtu} bytes go over all of them; give both the same MTU",
+                smallest.interface, larger.interface, larger.mtu
+            );
+            chosen.findings.push(finding(MTU_DIFFERS, problem));
+        }
+        chosen
+    }
+}
+
+impl fmt::Display for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.first.fmt(f)?;
+        for nic in &self.others {
+            write!(f, ", {nic}")?;
+        }
+        Ok(())
     }
 }
 
@@ -100,11 +171,11 @@ fn attribute(sysfs: &Path, name: &str, index: u32, file: &str) -> Option<u32> {
     (number("ifindex")? == index).then(|| number(file))?
 }
 
-/// The interface for the data: the first that `nics.include` names, in the order of its patterns, or
-/// the one with the node's address.
-pub(crate) fn choose(all: &[Interface], nics: &Nics, node: IpAddr) -> Result<Nic, Finding> {
+/// The interfaces for the data: all that `nics.include` names, in the order of its patterns, or the one with the node's
+/// address.
+pub(crate) fn choose(all: &[Interface], nics: &Nics, node: IpAddr) -> Result<Chosen, Finding> {
     let excluded = |one: &Interface| nics.exclude.iter().any(|p| matches(p, &one.name));
-    let chosen = if nics.include.is_empty() {
+    if nics.include.is_empty() {
         let holder = all.iter().find(|one| one.holds(node));
         let holder = holder.ok_or_else(|| {
             finding(
@@ -124,13 +195,34 @@ pub(crate) fn choose(all: &[Interface], nics: &Nics, node: IpAddr) -> Result<Nic
                 ),
             ));
         }
-        holder
-    } else {
-        let usable = |pattern: &String| {
-            all.iter()
-                .find(|one| matches(pattern, &one.name) && !excluded(one))
-        };
-        nics.include.iter().find_map(usable).ok_or_else(|| {
+        return Ok(Chosen::new(holder.nic(node)?, Vec::new(), Vec::new()));
+    }
+    let mut matching: Vec<&Interface> = Vec::new();
+    for pattern in &nics.include {
+        for one in all {
+            let is_new = matching.iter().all(|other| other.name != one.name);
+            if is_new && matches(pattern, &one.name) && !excluded(one) {
+                matching.push(one);
+            }
+        }
+    }
+    let (mut usable, mut problems) = (Vec::new(), Vec::new());
+    for one in matching {
+        match one.nic(node) {
+            Ok(_) if usable.len() == NICS_MAX => {
+                let problem = format!(
+                    "{} matches spec.nics.include of the RdmaFabric, and {NICS_MAX} others before it carry the data already: name it in spec.nics.exclude",
+                    one.name
+                );
+                problems.push(finding("TooManyInterfaces", problem));
+            }
+            Ok(nic) => usable.push(nic),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    let mut usable = usable.into_iter();
+    let Some(first) = usable.next() else {
+        return Err(problems.into_iter().next().unwrap_or_else(|| {
             finding(
                 "InterfaceMissing",
                 format!(
@@ -140,9 +232,13 @@ pub(crate) fn choose(all: &[Interface], nics: &Nics, node: IpAddr) -> Result<Nic
                     names(all)
                 ),
             )
-        })?
+        }));
     };
-    chosen.nic(node)
+    let left_out = problems.into_iter().map(|problem| Finding {
+        reason: NIC_LEFT_OUT.to_owned(),
+        ..problem
+    });
+    Ok(Chosen::new(first, usable.collect(), left_out.collect()))
 }
 
 impl Interface {
@@ -264,9 +360,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_interface_is_the_first_that_is_named_or_the_one_with_the_nodes_address() {
-        let all = [
+    fn all() -> Vec<Interface> {
+        vec![
             interface("lo", &["127.0.0.1", "::1"], 65_536),
             interface("eth0", &["fe80::1", "10.0.0.5"], 1500),
             interface("rail0", &["192.168.0.5"], 9000),
@@ -274,40 +369,47 @@ mod tests {
             interface("six", &["2001:db8::5"], 9000),
             interface("old", &["172.16.0.5"], 576),
             interface("far", &["172.17.0.5"], 0),
-        ];
-        type Chosen<'a> = Result<(&'a str, &'a str, u16), &'a str>;
-        let table: [(&[&str], &[&str], &str, Chosen<'_>); 15] = [
-            (&[], &[], "10.0.0.5", Ok(("eth0", "10.0.0.5", 1500))),
-            (&[], &[], "fe80::1", Ok(("eth0", "10.0.0.5", 1500))),
-            (&[], &[], "127.9.0.1", Ok(("lo", "127.9.0.1", 65_535))),
-            (&[], &["rail*"], "10.0.0.5", Ok(("eth0", "10.0.0.5", 1500))),
+        ]
+    }
+
+    fn chosen(
+        all: &[Interface],
+        include: &[&str],
+        exclude: &[&str],
+        node: &str,
+    ) -> Result<Chosen, Finding> {
+        let owned = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect();
+        let nics = Nics {
+            include: owned(include),
+            exclude: owned(exclude),
+        };
+        choose(all, &nics, node.parse().unwrap())
+    }
+
+    #[test]
+    fn the_interfaces_are_all_that_are_named_or_the_one_with_the_nodes_address() {
+        type Found<'a> = Result<&'a [(&'a str, &'a str, u16)], &'a str>;
+        let eth0 = ("eth0", "10.0.0.5", 1500);
+        let rail0 = ("rail0", "192.168.0.5", 9000);
+        let rail1 = ("rail1", "192.168.1.5", 9000);
+        let table: [(&[&str], &[&str], &str, Found<'_>); 15] = [
+            (&[], &[], "10.0.0.5", Ok(&[eth0])),
+            (&[], &[], "fe80::1", Ok(&[eth0])),
+            (&[], &[], "127.9.0.1", Ok(&[("lo", "127.9.0.1", 65_535)])),
+            (&[], &["rail*"], "10.0.0.5", Ok(&[eth0])),
             (&[], &["eth0"], "10.0.0.5", Err("InterfaceExcluded")),
             (&[], &[], "10.0.0.6", Err("NodeAddressMissing")),
-            (
-                &["rail*"],
-                &[],
-                "10.0.0.5",
-                Ok(("rail0", "192.168.0.5", 9000)),
-            ),
-            (
-                &["rail1", "rail*"],
-                &[],
-                "10.0.0.5",
-                Ok(("rail1", "192.168.1.5", 9000)),
-            ),
+            (&["rail*"], &[], "10.0.0.5", Ok(&[rail0, rail1])),
+            // In the order of the patterns, each once.
+            (&["rail1", "rail*"], &[], "10.0.0.5", Ok(&[rail1, rail0])),
             // The node's own address, where the interface has several.
             (
                 &["rail1"],
                 &[],
                 "192.168.1.6",
-                Ok(("rail1", "192.168.1.6", 9000)),
+                Ok(&[("rail1", "192.168.1.6", 9000)]),
             ),
-            (
-                &["rail*"],
-                &["rail0"],
-                "10.0.0.5",
-                Ok(("rail1", "192.168.1.5", 9000)),
-            ),
+            (&["rail*"], &["rail0"], "10.0.0.5", Ok(&[rail1])),
             (&["ib*"], &[], "10.0.0.5", Err("InterfaceMissing")),
             (&["rail*"], &["*"], "10.0.0.5", Err("InterfaceMissing")),
             (&["six"], &[], "10.0.0.5", Err("NoAddress")),
@@ -315,19 +417,79 @@ mod tests {
             (&["far"], &[], "10.0.0.5", Err("MtuUnknown")),
         ];
         for (include, exclude, node, expected) in table {
-            let owned = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect();
-            let nics = Nics {
-                include: owned(include),
-                exclude: owned(exclude),
-            };
-            let chosen = choose(&all, &nics, node.parse().unwrap());
-            let found = match &chosen {
-                Ok(nic) => Ok((nic.interface.as_str(), nic.address.to_string(), nic.mtu)),
-                Err(finding) => Err(finding.reason.as_str()),
-            };
-            let expected = expected.map(|(name, address, mtu)| (name, address.to_owned(), mtu));
+            let found = chosen(&all(), include, exclude, node);
+            let found = found.as_ref().map_err(|finding| finding.reason.as_str());
+            let found = found.map(|chosen| {
+                assert_eq!(chosen.findings, [], "{include:?}");
+                let nics = chosen.all();
+                nics.map(|nic| (nic.interface.clone(), nic.address.to_string(), nic.mtu))
+                    .collect::<Vec<_>>()
+            });
+            let expected = expected.map(|nics| {
+                let nics = nics.iter();
+                nics.map(|(name, address, mtu)| ((*name).to_owned(), (*address).to_owned(), *mtu))
+                    .collect()
+            });
             assert_eq!(found, expected, "{include:?} {exclude:?} {node}");
         }
+    }
+
+    #[test]
+    fn an_interface_that_cannot_carry_data_is_left_out_and_named() {
+        let found = chosen(&all(), &["six", "rail0", "old"], &[], "10.0.0.5").unwrap();
+        assert_eq!(found.all().count(), 1);
+        let told = found.findings.iter().map(|it| (&*it.reason, &*it.message));
+        let told: Vec<_> = told.collect();
+        assert!(told.iter().all(|(reason, _)| *reason == NIC_LEFT_OUT));
+        assert!(told[0].1.starts_with("six has no IPv4 address"), "{told:?}");
+        assert!(told[1].1.starts_with("old has MTU 576"), "{told:?}");
+        // As many as an engine has.
+        let many: Vec<_> = (0..18)
+            .map(|i| interface(&format!("rail{i}"), &[&format!("10.1.{i}.1")], 9000))
+            .collect();
+        let found = chosen(&many, &["rail*"], &[], "10.0.0.5").unwrap();
+        assert_eq!(found.all().count(), NICS_MAX);
+        let told = found.findings.iter().map(|it| it.message.as_str());
+        assert!(told.clone().all(|it| it.contains("spec.nics.exclude")));
+        assert_eq!(told.count(), 2);
+    }
+
+    #[test]
+    fn the_smallest_mtu_is_used_and_the_interfaces_that_differ_are_named() {
+        let found = chosen(&all(), &["eth0", "rail*"], &[], "10.0.0.5").unwrap();
+        assert_eq!(found.mtu(), 1500);
+        let [finding] = &found.findings[..] else {
+            panic!("{:?}", found.findings);
+        };
+        assert_eq!(finding.reason, MTU_DIFFERS);
+        assert!(
+            finding
+                .message
+                .starts_with("eth0 has MTU 1500 and rail0 has 9000"),
+            "{finding:?}"
+        );
+    }
+
+    #[test]
+    fn an_engine_goes_on_while_nics_are_down_and_not_with_a_new_or_changed_one() {
+        let of = |all: &[Interface]| chosen(all, &["rail*"], &[], "10.0.0.5").unwrap();
+        let both = of(&all());
+        let mut one = all();
+        one.retain(|it| it.name != "rail0");
+        assert!(both.has_all_of(&both) && both.has_all_of(&of(&one)));
+        assert!(!of(&one).has_all_of(&both), "rail0 is new");
+        let mut other = all();
+        other[3].mtu = Some(1500);
+        assert!(!both.has_all_of(&of(&other)), "another MTU");
+        // A speed is no reason.
+        let mut faster = all();
+        faster[3].mbps = 400_000;
+        let (mut now, faster) = (both.clone(), of(&faster));
+        assert!(both.has_all_of(&faster));
+        now.update(&of(&one));
+        assert_eq!(now, both);
+        now.update(&faster);
+        assert_eq!(now.others[0].mbps, 400_000);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! A configuration that cannot be used changes nothing, and the report says why. Another configuration of the
 //! engine needs another process: Kubernetes replaces the pod. A changed interface ends the process, which Kubernetes
-//! then starts again.
+//! then starts again. One of several that is down is no change.
 
 use std::convert::Infallible;
 use std::io;
@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval};
 use weft_identity::cause::chain;
-use weft_proto::operator::v1::{AgentConfig, Finding, NodeConfig, NodeReport};
+use weft_proto::operator::v1::{AgentConfig, Finding, NodeConfig, NodeNic, NodeReport};
 use weft_proto::operator::{COPIES_FULL, DEVICES_NOT_SERVED, STOPPING};
 use x509_parser::time::ASN1Time;
 
@@ -25,7 +25,7 @@ use crate::copy_watcher::{CopyReport, CopyWatcher};
 use crate::devices::health::NodeDevices;
 use crate::enroll::affinity::Affinity;
 use crate::enroll::error::{EnrollError, OperatorError};
-use crate::enroll::interface::{self, Nic, finding};
+use crate::enroll::interface::{self, Chosen, MTU_DIFFERS, NIC_LEFT_OUT, Nic, finding};
 use crate::enroll::keys::{Keys, Validity};
 use crate::enroll::queries::OperatorQueries;
 use crate::enroll::report::{Reporter, replace_if_different};
@@ -34,6 +34,7 @@ use crate::enroll::settings::Settings;
 use crate::enroll::{assigned, operator};
 use crate::fail_fast;
 use crate::files::FileError;
+use crate::nic_state::NicState;
 use crate::volumes;
 
 /// A configuration that cannot be used.
@@ -45,7 +46,7 @@ const ROOT_HUNG: &str = "RootHung";
 /// Namespaces whose copies are left out of a report, which it names: so many names are within its size.
 const UNLISTED_NAMESPACES_MAX: usize = 256;
 /// Findings with which the agent is ready all the same.
-const HARMLESS: [&str; 8] = [
+const HARMLESS: [&str; 11] = [
     CONFIG_REFUSED,
     DEVICES_NOT_SERVED,
     ROOT_MISSING,
@@ -54,14 +55,19 @@ const HARMLESS: [&str; 8] = [
     MISUSED,
     COPIES_FULL,
     ENGINE_OUTDATED,
+    NIC_DOWN,
+    NIC_LEFT_OUT,
+    MTU_DIFFERS,
 ];
+/// One of several NICs is down.
+const NIC_DOWN: &str = "NicDown";
 /// The engine of devices runs with flags of an earlier configuration.
 const ENGINE_OUTDATED: &str = "EngineOutdated";
 /// A node's certificate was used for calls that it does not allow; the agent has refused them.
 const MISUSED: &str = "CertificateMisused";
 
-/// The agent ends when the data interface has been another one for this many reports. A link that is down for a
-/// moment does not end it.
+/// The agent ends when there has been another data interface for this many reports. A link that is down for a moment does
+/// not end it.
 const INTERFACE_REPORTS: u32 = 3;
 
 /// Joins the fabric and works in it until `stop`.
@@ -229,12 +235,22 @@ struct Member {
 struct StartConfig {
     /// The fabric's, at that time.
     node_config: NodeConfig,
-    nic: Nic,
+    nics: Chosen,
     config: Config,
 }
 
+/// A running agent, for a report.
+#[derive(Debug, Clone, Copy)]
+struct Running<'a> {
+    agent: &'a Agent,
+    start: &'a StartConfig,
+    /// Those that it was started with, as they are now.
+    nics: &'a Chosen,
+    nic_states: &'a [NicState],
+}
+
 impl Member {
-    /// Until `stop`, or until the data interface changes; then the agent has ended, too.
+    /// Until `stop`, or until the data interfaces change; then the agent has ended, too.
     async fn work(mut self, stop: impl Future<Output = ()>) -> Result<(), EnrollError> {
         let mut stop = pin!(stop);
         let started = tokio::select! {
@@ -281,18 +297,20 @@ impl Member {
         let mut copies_changed = registry.copies_changed.subscribe();
         let mut devices = agent.devices();
         let mut applied = start.node_config.agent.clone();
-        let mut nic = start.nic.clone();
+        let mut nics = start.nics.clone();
         let mut changed_since = None;
         loop {
             let mut findings = self.certificate_findings();
-            match self.nic(&start.node_config).await {
-                Ok(found) if found.is_same_link(&start.nic) => {
-                    nic = found;
+            match self.nics(&start.node_config).await {
+                // One that is down is missing among them, and no reason to end: the engine uses the others, and it again later.
+                Ok(found) if start.nics.has_all_of(&found) => {
+                    nics.update(&found);
+                    findings.extend(found.findings);
                     changed_since = None;
                 }
                 Ok(now) => {
                     let changed = EnrollError::InterfaceChanged {
-                        before: start.nic.to_string(),
+                        before: start.nics.to_string(),
                         now: now.to_string(),
                     };
                     let since = *changed_since.get_or_insert_with(Instant::now);
@@ -303,6 +321,9 @@ impl Member {
                 }
                 Err(finding) => findings.push(finding),
             }
+            let engine_nics = agent.nics().clone();
+            let nic_states = fail_fast::spawn_blocking("nics", move || engine_nics.states()).await;
+            findings.extend(nics_down(&nic_states));
             let assigned_config = self.assigned_config.borrow_and_update().clone();
             if assigned_config.pod_configuration == self.settings.pod_configuration
                 && assigned_config.engine != start.node_config.engine
@@ -343,7 +364,13 @@ impl Member {
                     "the node has more copies than a report can list (48 KiB): the others get no labels; delete jobs with deletionPolicy Delete, or copies",
                 ));
             }
-            self.send_report(Some((agent, start, &nic)), findings, copy_report);
+            let running = Running {
+                agent,
+                start,
+                nics: &nics,
+                nic_states: &nic_states,
+            };
+            self.send_report(Some(running), findings, copy_report);
             tokio::select! {
                 () = self.changed() => {}
                 // The sender lives as long as the agent.
@@ -364,7 +391,7 @@ impl Member {
             agent: wanted,
             ..start.node_config.clone()
         };
-        let config = self.config(&node_config, &start.nic)?;
+        let config = self.config(&node_config, &start.nics)?;
         agent.apply(&config).await.map_err(|error| unusable(&error))
     }
 
@@ -379,27 +406,27 @@ impl Member {
         }
     }
 
-    /// The configuration in force, with the node's data interface.
+    /// The configuration in force, with the node's data interfaces.
     async fn start_config(&mut self) -> Result<StartConfig, Finding> {
         let node_config = self.assigned_config.borrow_and_update().clone();
-        let nic = self.nic(&node_config).await?;
-        let config = self.config(&node_config, &nic)?;
+        let nics = self.nics(&node_config).await?;
+        let config = self.config(&node_config, &nics)?;
         Ok(StartConfig {
             node_config,
-            nic,
+            nics,
             config,
         })
     }
 
-    /// The data interface.
-    async fn nic(&self, config: &NodeConfig) -> Result<Nic, Finding> {
+    /// The data interfaces that are up.
+    async fn nics(&self, config: &NodeConfig) -> Result<Chosen, Finding> {
         let engine = config.engine.as_ref();
         let nics = engine.and_then(|engine| engine.nics.clone());
         let (nics, node) = (nics.unwrap_or_default(), self.settings.address);
         let find = move || {
             let mut chosen = interface::choose(&interface::list()?, &nics, node);
-            if let Ok(nic) = &mut chosen {
-                nic.affinity = Affinity::of(Path::new("/sys"), &nic.interface);
+            if let Ok(Chosen { first, .. }) = &mut chosen {
+                first.affinity = Affinity::of(Path::new("/sys"), &first.interface);
             }
             io::Result::Ok(chosen)
         };
@@ -410,8 +437,8 @@ impl Member {
         })?
     }
 
-    fn config(&self, config: &NodeConfig, nic: &Nic) -> Result<Config, Finding> {
-        assigned::config(&self.settings, self.keys.files(), config, nic).map_err(|error| {
+    fn config(&self, config: &NodeConfig, nics: &Chosen) -> Result<Config, Finding> {
+        assigned::config(&self.settings, self.keys.files(), config, nics).map_err(|error| {
             let problem =
                 format!("{error}: correct it in the RdmaFabric; until then nothing changes here");
             finding(CONFIG_REFUSED, problem)
@@ -448,7 +475,7 @@ impl Member {
     /// Replaces the report, and logs new findings.
     fn send_report(
         &self,
-        running: Option<(&Agent, &StartConfig, &Nic)>,
+        running: Option<Running<'_>>,
         findings: Vec<Finding>,
         copy_report: CopyReport,
     ) {
@@ -478,14 +505,23 @@ impl Member {
                 .map_or(0, volumes::count_in_use),
             ..NodeReport::default()
         };
-        if let Some((agent, start, nic)) = running {
+        if let Some(Running {
+            agent,
+            start,
+            nics,
+            nic_states,
+        }) = running
+        {
+            let first = &nics.first;
             report.control_address = agent.control().to_string();
-            report.data_address = nic.address.to_string();
-            report.interface.clone_from(&nic.interface);
-            report.mtu = nic.mtu.into();
-            report.link_mbps = nic.mbps;
-            report.numa_node = nic.affinity.numa_node;
-            report.pcie_root = nic.affinity.pcie_root.clone().unwrap_or_default();
+            report.data_address = first.address.to_string();
+            report.interface.clone_from(&first.interface);
+            report.mtu = nics.mtu().into();
+            report.nics = report_nics(nics, nic_states);
+            report.link_mbps =
+                (report.nics.iter()).fold(0, |sum, nic| nic.mbps.saturating_add(sum));
+            report.numa_node = first.affinity.numa_node;
+            report.pcie_root = first.affinity.pcie_root.clone().unwrap_or_default();
             let engine = start.node_config.engine.as_ref();
             report.ports = engine.and_then(|engine| engine.ports);
             let devices = agent.devices();
@@ -509,6 +545,29 @@ impl Member {
             is_different
         });
     }
+}
+
+/// The NICs of the data path, with what the kernel says of each.
+fn report_nics(nics: &Chosen, states: &[NicState]) -> Vec<NodeNic> {
+    let nic = |(nic, state): (&Nic, &NicState)| NodeNic {
+        interface: nic.interface.clone(),
+        address: nic.address.to_string(),
+        mbps: nic.mbps,
+        up: state.is_up,
+    };
+    nics.all().zip(states).map(nic).collect()
+}
+
+/// Names those of several NICs that are down. Where there is one only, its engine of devices says so.
+fn nics_down(states: &[NicState]) -> impl Iterator<Item = Finding> {
+    let down = states.iter().filter(|nic| !nic.is_up && states.len() > 1);
+    down.map(|NicState { interface, address, .. }| {
+        let problem = format!(
+            "{interface} ({address}) is not up, has no carrier, or has lost its address: the other NICs carry the data until it is \
+             back; look at its cable, at its switch port and at `ip addr` on the node"
+        );
+        finding(NIC_DOWN, problem)
+    })
 }
 
 fn has_devices(config: &NodeConfig) -> bool {
@@ -553,4 +612,47 @@ fn unix_s() -> u64 {
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default()
         .as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_has_each_nic_and_a_finding_names_those_of_several_that_are_down() {
+        let nic = |number: u8| Nic {
+            interface: format!("rail{number}"),
+            address: [192, 168, number, 5].into(),
+            mtu: 9000,
+            mbps: 100_000,
+            affinity: Affinity::default(),
+        };
+        let nics = Chosen {
+            first: nic(0),
+            others: vec![nic(1)],
+            findings: Vec::new(),
+        };
+        let state = |number: u8, is_up| NicState {
+            interface: format!("rail{number}"),
+            address: [192, 168, number, 5].into(),
+            is_up,
+        };
+        let states = [state(0, true), state(1, false)];
+        let reported = |number: u8, up| NodeNic {
+            interface: format!("rail{number}"),
+            address: format!("192.168.{number}.5"),
+            mbps: 100_000,
+            up,
+        };
+        assert_eq!(
+            report_nics(&nics, &states),
+            [reported(0, true), reported(1, false)]
+        );
+        let found: Vec<Finding> = nics_down(&states).collect();
+        assert_eq!(found.len(), 1);
+        assert!(found[0].message.starts_with("rail1 (192.168.1.5) is not"));
+        assert!(HARMLESS.contains(&found[0].reason.as_str()));
+        // Alone it is as before.
+        assert_eq!(nics_down(&states[1..]).count(), 0);
+    }
 }

@@ -171,6 +171,7 @@ pub(crate) fn report(name: &str, fabric: &str) -> NodeReport {
         control_address: format!("{}:7400", address(name)),
         data_address: "10.0.0.1".into(),
         interface: "eth0".into(),
+        nics: Vec::new(),
         mtu: 1500,
         link_mbps: 1000,
         numa_node: Some(1),

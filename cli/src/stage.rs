@@ -289,11 +289,15 @@ impl Stage {
     /// What node `i`'s agent is told.
     pub fn config(&self, i: usize) -> AgentConfig {
         let setup = &self.setup;
+        let other_nics = setup.ground.other_nics(i).to_vec();
+        // At most 8: each NIC has a port of its own.
+        let nics = 1 + other_nics.len() as u16;
         AgentConfig {
             node: node_name(i),
             fabric: setup.name,
             addresses: setup.ground.addresses(i),
-            ports: ground::port_count(setup.paths),
+            other_nics,
+            ports: ground::port_count(setup.paths).max(nics),
             paths: setup.paths,
             mtu: setup.ground.mtu(),
             policy: setup.policy,

@@ -39,7 +39,7 @@ fn bad_arguments_end_with_status_2_and_nothing_on_standard_output() {
 #[test]
 fn help_names_every_flag() {
     let help = String::from_utf8(weft("play --help").stdout).expect("text");
-    for flag in "nodes leaves spines paths source size to strategy path-policy encryption rate node-rate loss \
+    for flag in "nodes nics leaves spines paths source size to strategy path-policy encryption rate node-rate loss \
                  corrupt fail-spine kill-node restart-node out keep json mtu seed verification symlinks"
         .split_whitespace()
     {

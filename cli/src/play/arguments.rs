@@ -34,6 +34,9 @@ pub struct Args {
     /// Nodes; node 0 has the data.
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub nodes: usize,
+    /// NICs of each node, all used by every connection, 1 to 8.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub nics: usize,
     /// Leaf switches; the nodes are spread over them in turn [default: 2].
     #[arg(long, value_name = "L")]
     pub leaves: Option<usize>,
@@ -113,7 +116,7 @@ pub struct Args {
     /// Rate of the spines' links, as 1gbit [default: what this machine gives].
     #[arg(long, value_name = "RATE", value_parser = quantity::parse_rate)]
     pub rate: Option<u64>,
-    /// Rate of the nodes' links, as 300mbit [default: what this machine gives].
+    /// Rate of each NIC's link, as 300mbit [default: what this machine gives].
     #[arg(long, value_name = "RATE", value_parser = quantity::parse_rate)]
     pub node_rate: Option<u64>,
     /// Share of packets that every spine loses, as 0.1%.
@@ -367,7 +370,7 @@ impl Args {
         }
         let fabric = Spec {
             nodes: self.nodes,
-            nics: 1,
+            nics: self.nics,
             leaves: self.leaves(),
             spines: self.spines(),
             rate: self.rate,
@@ -428,6 +431,7 @@ impl Args {
 
     fn of_fabric(&self) -> Vec<&'static str> {
         [
+            ("--nics", self.nics > 1),
             ("--leaves", self.leaves.is_some()),
             ("--spines", self.spines.is_some()),
             ("--rate", self.rate.is_some()),

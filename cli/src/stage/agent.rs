@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    net::{Ipv6Addr, SocketAddr},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     str::FromStr,
 };
@@ -151,6 +151,8 @@ pub struct AgentConfig {
     pub fabric: &'static str,
     /// Where it listens.
     pub addresses: Addresses,
+    /// NICs on the data network besides the first one.
+    pub other_nics: Vec<Ipv4Addr>,
     /// Data ports from the first one on.
     pub ports: u16,
     /// Paths to every other node.
@@ -206,7 +208,7 @@ impl AgentConfig {
              fabric: {fabric}\n\
              control: {{listen: \"{control}\"}}\n\
              metrics: {{listen: \"{metrics}\"}}\n\
-             data:\n  address: {data}\n  ports: {{first: {first}, count: {ports}}}\n  mtu: {mtu}\n\
+             data:\n  address: {data}\n  otherAddresses: {others:?}\n  ports: {{first: {first}, count: {ports}}}\n  mtu: {mtu}\n\
              operator: {{ticketKey: \"{ticket_key}\"}}\n\
              tls:\n  ca: {ca}\n  certificate: {certificate}\n  key: {key}\n\
              roots:\n  - {{name: {root}, path: {directory}, access: {access:?}}}\n\
@@ -217,6 +219,7 @@ impl AgentConfig {
             control = self.addresses.control,
             metrics = self.addresses.metrics,
             data = self.addresses.data,
+            others = self.other_nics,
             first = self.addresses.first_port,
             ports = self.ports,
             mtu = self.mtu,

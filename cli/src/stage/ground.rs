@@ -39,7 +39,7 @@ pub struct Addresses {
     pub control: SocketAddr,
     /// Metrics, health and readiness.
     pub metrics: SocketAddr,
-    /// Its address on the data network.
+    /// The address of its first NIC on the data network.
     pub data: Ipv4Addr,
     /// The first of its data ports.
     pub first_port: u16,
@@ -117,6 +117,14 @@ impl Ground {
         }
     }
 
+    /// Node `i`'s NICs on the data network but the first.
+    pub fn other_nics(&self, i: usize) -> &[Ipv4Addr] {
+        match self {
+            Self::Fabric(fabric) => fabric.node(i).nics.get(1..).unwrap_or_default(),
+            Self::Loopback { .. } => &[],
+        }
+    }
+
     /// Largest IP packet of the data network, bytes.
     pub fn mtu(&self) -> u32 {
         match self {
@@ -150,7 +158,7 @@ impl Ground {
         match self {
             Self::Fabric(fabric) => {
                 let spec = fabric.spec();
-                let rate_bps = spec.node_rate.unwrap_or(UNLIMITED_BPS);
+                let rate_bps = spec.node_rate.unwrap_or(UNLIMITED_BPS) * spec.nics as u64;
                 let uplink = |(leaf, spine)| Uplink {
                     leaf: format!("leaf{leaf}"),
                     spine: format!("spine{spine}"),

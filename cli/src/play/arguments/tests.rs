@@ -43,6 +43,11 @@ fn every_bad_argument_names_its_flag_and_the_remedy() {
             "--nodes 2 --leaves 3",
             "--leaves 3: there are only 2 nodes; give --leaves 2 or more --nodes",
         ),
+        ("--nics 0", "--nics 0: give a number from 1 to 8"),
+        (
+            "--nics 2 --nodes 121",
+            "--nodes 121: give a number from 1 to 120",
+        ),
         ("--spines 0", "--spines 0: give a number from 1 to 64"),
         ("--paths 0", "--paths 0: give a number from 1 to 256"),
         ("--paths 257", "--paths 257: give a number from 1 to 256"),

@@ -118,28 +118,21 @@ typedef struct weft_peer_group weft_peer_group;
 // A word of 64 bits that is watched.
 typedef struct weft_watcher weft_watcher;
 
-// A NIC to use.
-typedef struct {
-    // Its IPv4 or IPv6 address, such as "192.0.2.1".
-    const char *address;
-    // Its speed in bits per second: NICs get work in this proportion. 0: 10 Gbit/s.
-    uint64_t speed_bps;
-} weft_nic;
-
 // The settings of an engine. 0 stands for the default of each.
 typedef struct {
-    // `nic_count` NICs, at most 128.
-    const weft_nic *nics;
+    // The addresses of `nic_count` NICs, at most 16, such as "192.0.2.1", all IPv4 or all IPv6. Every operation is spread over
+    // all of them, and over those of the peer.
+    const char *const *nics;
     // 0: one NIC, 127.0.0.1.
     size_t nic_count;
-    // UDP ports of each NIC; both ends must agree. 0: 16.
-    uint16_t ports_per_nic;
+    // UDP ports, at least as many for each worker as there are NICs, which share them; both ends must agree. 0: 16.
+    uint16_t port_count;
     // The engine looks for free ports from here on. 0, with `last_port`: 20000.
     uint16_t first_port;
     // The engine looks for free ports to here. 0, with `first_port`: 32767.
     uint16_t last_port;
-    // Worker threads of each NIC, a divisor of `ports_per_nic`; both ends must agree. 0: 1.
-    uint16_t workers_per_nic;
+    // Worker threads, a divisor of `port_count`; both ends must agree. 0: 1.
+    uint16_t workers;
     // Bytes of the largest IP packet; both ends must agree. 0: 1500.
     uint16_t mtu;
     // Whether data is encrypted; both ends must agree. Set-up always is.
@@ -155,7 +148,7 @@ typedef struct {
     // The link to peers: "udp", "tcp" or "shm", or "auto": shared memory in a node, else the faster of the two others, which
     // is measured when engines connect; "network" is the same without shared memory. NULL: "auto".
     const char *link;
-    // No thread of the engine moves bytes: the program does, by weft_poll. Then `workers_per_nic` is 1.
+    // No thread of the engine moves bytes: the program does, by weft_poll. Then `workers` is 1.
     bool program_polls;
     // The CPUs of the worker threads, `cpu_count` of them, one after the other. NULL: the system chooses.
     const uint16_t *cpus;

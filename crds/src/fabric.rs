@@ -140,7 +140,8 @@ pub enum RootScope {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Nics {
-    /// The first interface that one of these matches carries the data. Without any: the interface that has the node's InternalIP.
+    /// All interfaces that one of these matches carry the data of files and jobs, in the order of the patterns, 16 at most;
+    /// virtual devices have the first one. Without any: the interface that has the node's InternalIP.
     #[schemars(length(max = 16), inner(length(min = 1, max = 64)))]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub include: Vec<String>,

@@ -93,13 +93,17 @@ pub struct FabricNodeStatus {
     pub conditions: Vec<Condition>,
     /// HOST:PORT of the agent's control API.
     pub control_address: String,
-    /// The IPv4 address of the data path.
+    /// The IPv4 address of the data path, of the first NIC.
     pub data_address: String,
     /// The interface that has it.
     pub interface: String,
-    /// Bytes of an IP packet on it.
+    /// The NICs that carry the data, the first one first.
+    #[schemars(length(max = 16))]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<NodeNic>,
+    /// Bytes of an IP packet on every NIC.
     pub mtu: u32,
-    /// Mbit/s of the interface as the kernel says; 0 when it does not.
+    /// Mbit/s of all NICs together, as the kernel says; 0 when it does not.
     pub link_mbps: u32,
     /// The NUMA node of the interface; absent where the kernel knows none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -130,6 +134,20 @@ pub struct FabricNodeStatus {
     /// until it knows that it still leads.
     #[serde(skip_serializing_if = "crate::unsaid")]
     pub leader_epoch: i64,
+}
+
+/// A NIC that carries the data.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, Default)]
+#[serde(default)]
+pub struct NodeNic {
+    /// Its interface.
+    pub interface: String,
+    /// Its IPv4 address.
+    pub address: String,
+    /// Mbit/s as the kernel says; 0 when it does not.
+    pub mbps: u32,
+    /// It is up and has a carrier. While it is not, the other NICs carry the data.
+    pub up: bool,
 }
 
 /// A range of UDP ports.

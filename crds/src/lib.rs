@@ -18,7 +18,7 @@ pub use fabric::{
     Transport,
 };
 pub use fabric_node::{
-    FabricNode, FabricNodeSpec, FabricNodeStatus, Finding, NodeDevices, NodePorts,
+    FabricNode, FabricNodeSpec, FabricNodeStatus, Finding, NodeDevices, NodeNic, NodePorts,
 };
 pub use live::{
     AvailableRoot, AvailableRootList, CopyJob, CopyRemoval, CopyRemovalRequest, Diagnosis,

@@ -32,7 +32,7 @@ use weft_identity::{
 use weft_proto::claims::v1::{FindClaimRequest, FindClaimResponse};
 use weft_proto::operator::v1::{
     EnrollRequest, EnrollResponse, FindJobRequest, FindJobResponse, FindNodeRequest,
-    FindNodeResponse, NodeConfig, NodeConfigUpdate, NodeReport,
+    FindNodeResponse, NodeConfig, NodeConfigUpdate, NodeNic, NodeReport,
     operator_server::{Operator, OperatorServer},
 };
 
@@ -60,6 +60,8 @@ const NAME_BYTES_MAX: usize = 253;
 const MTU_MAX: u32 = 65_535;
 /// Of one report, as agents send them.
 const REFUSED_ATTEMPTS_MAX: usize = 16;
+/// NICs of a report: as many as an engine has.
+const NICS_MAX: usize = 16;
 /// With [`PING_TIMEOUT`]: a node that vanished without a word gives its stream up after 20 s.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -517,6 +519,15 @@ fn validate_report(report: &mut NodeReport) -> Result<(), Fault> {
     }
     if given(&report.data_address) && report.data_address.parse::<Ipv4Addr>().is_err() {
         return Err(bad("data_address", "give an IPv4 address"));
+    }
+    let is_nic = |nic: &NodeNic| {
+        nic.address.parse::<Ipv4Addr>().is_ok() && nic.interface.len() <= NAME_BYTES_MAX
+    };
+    if report.nics.len() > NICS_MAX || !report.nics.iter().all(is_nic) {
+        let problem = format!(
+            "give at most {NICS_MAX}, each with an IPv4 address and at most 253 bytes of interface"
+        );
+        return Err(bad("nics", &problem));
     }
     if report.refused_attempts.len() > REFUSED_ATTEMPTS_MAX {
         let problem = format!("give at most {REFUSED_ATTEMPTS_MAX}");

@@ -571,10 +571,17 @@ fn the_longest_report_of_an_agent_is_taken() {
         reason: "CertificateExpired".to_owned(),
         message: "x".repeat(FINDING_BYTES_MAX),
     };
+    let nic = NodeNic {
+        interface: "x".repeat(NAME_BYTES_MAX),
+        address: "255.255.255.255".to_owned(),
+        mbps: u32::MAX,
+        up: true,
+    };
     let report = NodeReport {
         control_address: "255.255.255.255:65535".to_owned(),
         data_address: "255.255.255.255".to_owned(),
         copies: vec![copy; 48],
+        nics: vec![nic; NICS_MAX],
         findings: vec![finding; FINDINGS_MAX],
         ..NodeReport::default()
     };
@@ -616,6 +623,16 @@ async fn a_report_that_nobody_could_dial_is_refused() {
             "mtu",
             NodeReport {
                 mtu: u32::MAX,
+                ..good.clone()
+            },
+        ),
+        (
+            "nics",
+            NodeReport {
+                nics: vec![NodeNic {
+                    address: "fe80::1".into(),
+                    ..NodeNic::default()
+                }],
                 ..good.clone()
             },
         ),

@@ -205,11 +205,14 @@ impl Pool<'_> {
     fn attributes(&self) -> Map<String, Value> {
         let FabricNodeStatus {
             interface,
+            nics,
             link_mbps,
             numa_node,
             pcie_root,
             ..
         } = self.status;
+        // A device has the first NIC only.
+        let link_mbps = nics.first().map_or(link_mbps, |nic| &nic.mbps);
         // The API refuses other lengths.
         let is_value = |text: &&String| (1..=STRING_BYTES_MAX).contains(&text.len());
         let texts = [

@@ -95,6 +95,13 @@ fn a_device_says_where_its_nodes_interface_is_as_far_as_the_node_knows() {
     let mut node = cache.fabric_nodes.named("n1").unwrap().clone();
     let status = node.status.as_mut().unwrap();
     status.interface = "rail0".to_owned();
+    // Devices have the first NIC only.
+    let nic = weft_crds::NodeNic {
+        mbps: 1000,
+        ..weft_crds::NodeNic::default()
+    };
+    status.nics = vec![nic.clone(), nic];
+    status.link_mbps = 2000;
     status.numa_node = Some(1);
     status.pcie_root = "pci0000:17".to_owned();
     node.metadata.resource_version = Some("10".to_owned());

@@ -17,7 +17,7 @@ use k8s_openapi::{
 use kube::ResourceExt as _;
 use serde_json::json;
 use weft_crds::{
-    FabricNode, FabricNodeStatus, FabricStatus, Finding, NodeCount, NodePorts, RdmaFabric,
+    FabricNode, FabricNodeStatus, FabricStatus, Finding, NodeCount, NodeNic, NodePorts, RdmaFabric,
 };
 use weft_proto::operator::v1::NodeReport;
 
@@ -145,6 +145,7 @@ fn fabric_nodes(view: &View<'_>) -> Vec<Request> {
 /// What has become of a node, each once.
 fn node_events(old: Option<&FabricNodeStatus>, new: &FabricNodeStatus) -> Vec<Event> {
     let mut events = new_findings(old, new);
+    events.extend(nics_up_again(old, new));
     events.extend(devices::event(old, new));
     events
 }
@@ -159,6 +160,25 @@ fn new_findings(old: Option<&FabricNodeStatus>, new: &FabricNodeStatus) -> Vec<E
     };
     let is_new = |finding: &&Finding| !known.contains(finding);
     new.findings.iter().filter(is_new).map(event).collect()
+}
+
+/// Those of several NICs that were down. That one goes down is a finding.
+fn nics_up_again(old: Option<&FabricNodeStatus>, new: &FabricNodeStatus) -> Vec<Event> {
+    let known: &[NodeNic] = old.map_or(&[], |old| &old.nics);
+    let was_down = |nic: &NodeNic| {
+        known
+            .iter()
+            .any(|it| it.address == nic.address && it.interface == nic.interface && !it.up)
+    };
+    let again = |nic: &&NodeNic| new.nics.len() > 1 && nic.up && was_down(nic);
+    let event = |NodeNic {
+                     interface, address, ..
+                 }: &NodeNic| Event {
+        warning: false,
+        reason: "NicUp".to_owned(),
+        note: format!("{interface} ({address}) is up again and carries data"),
+    };
+    new.nics.iter().filter(again).map(event).collect()
 }
 
 /// The status of a node whose pod is to be made for that configuration, if it differs from the
@@ -322,6 +342,14 @@ fn copy_report(status: &mut FabricNodeStatus, report: &NodeReport) {
         control_address: report.control_address.clone(),
         data_address: report.data_address.clone(),
         interface: report.interface.clone(),
+        nics: (report.nics.iter())
+            .map(|nic| NodeNic {
+                interface: nic.interface.clone(),
+                address: nic.address.clone(),
+                mbps: nic.mbps,
+                up: nic.up,
+            })
+            .collect(),
         devices: devices::counted(report, status.devices),
         volumes_in_use: report.volumes_in_use,
         mtu: report.mtu,

@@ -319,6 +319,43 @@ fn the_status_of_a_new_node_waits_a_minute_for_its_agent_to_start() {
 }
 
 #[test]
+fn a_nic_that_goes_down_and_comes_up_is_in_the_status_and_an_event_each_time() {
+    let mut stage = Stage::new();
+    let nic = |number: u8, up| weft_proto::operator::v1::NodeNic {
+        interface: format!("rail{number}"),
+        address: format!("192.168.{number}.5"),
+        mbps: 100_000,
+        up,
+    };
+    let down = weft_proto::operator::v1::Finding {
+        reason: "NicDown".into(),
+        message: "rail1 (192.168.1.5) has no carrier".into(),
+    };
+    stage.add_report("n1", 0);
+    stage.settle();
+    let mut report = |is_up: bool| {
+        let before = stage.cache.fabric_nodes.named("n1").unwrap().status.clone();
+        let report = &mut stage.reports.get_mut("n1").unwrap().report;
+        report.nics = vec![nic(0, true), nic(1, is_up)];
+        report.findings = (!is_up).then(|| down.clone()).into_iter().collect();
+        stage.settle();
+        assert_eq!(stage.ready("n1").1, "AgentReady");
+        let node = stage.cache.fabric_nodes.named("n1").unwrap();
+        let now = node.status.clone().unwrap();
+        assert_eq!(now.nics[1].up, is_up);
+        let events = node_events(before.as_ref(), &now).into_iter();
+        events
+            .map(|event| (event.reason, event.note))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(report(true), []);
+    let told = |reason: &str, note: &str| vec![(reason.to_owned(), note.to_owned())];
+    assert_eq!(report(false), told("NicDown", &down.message));
+    let up = "rail1 (192.168.1.5) is up again and carries data";
+    assert_eq!(report(true), told("NicUp", up));
+}
+
+#[test]
 fn a_node_is_not_ready_after_thirty_seconds_of_silence() {
     let mut stage = Stage::new();
     for (silent, expected) in [(29, "AgentReady"), (30, "AgentSilent"), (0, "AgentReady")] {

@@ -90,16 +90,15 @@ fn every_node_gets_the_bytes_and_the_json_object_is_all_there_is() {
     );
 }
 
-/// Each NIC carries half of what one could carry alone, so that both are needed.
 #[test]
 fn every_node_gets_the_bytes_over_both_of_its_nics() {
-    let (output, report) = output("--nodes 2 --nics 2 --size 32MiB --node-rate 200mbit");
+    let (output, report) = output("--nodes 2 --nics 2 --size 32MiB --node-rate 100mbit");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{report:#}\n{said}");
     all_verified(&report);
-    // One NIC would take 1.34 s, both 0.67 s.
+    // One NIC would take 2.7 s at least (32 MiB at 100 Mbit/s), both take half of it.
     let seconds = report["seconds"].as_f64().expect("a number");
-    assert!(seconds < 1.2, "{report:#}");
+    assert!(seconds < 2.5, "{report:#}");
 }
 
 /// A spine that fails breaks connections: what they carried is sent again on others.

@@ -24,6 +24,10 @@ async fn two_nodes_join_tell_how_they_are_and_move_a_file() {
         assert_eq!(report.interface, "lo");
         assert_eq!(report.data_address, member.settings.address.to_string());
         assert_eq!(report.mtu, 65_535);
+        let [nic] = &report.nics[..] else {
+            panic!("{:?}", report.nics);
+        };
+        assert!(nic.up && nic.interface == "lo" && nic.address == report.data_address);
         assert_eq!(report.version, env!("CARGO_PKG_VERSION"));
         assert_eq!(report.ports.map(|p| (p.first, p.count)), Some((7410, 2)));
         assert!(report.certificate_expires_unix_s > 0 && report.findings.is_empty());

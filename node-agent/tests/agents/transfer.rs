@@ -4,6 +4,7 @@ use std::process::Command;
 
 use crate::kept::Kept;
 use crate::support::{Lab, eventually, job, noise, reason, stat, write};
+use weft_agent::agent::Agent;
 use weft_proto::agent::v1::*;
 
 fn state(progress: &ProgressResponse) -> (State, String) {
@@ -343,6 +344,46 @@ async fn an_attempt_that_nobody_asks_about_ends_by_itself() {
         status.fault.map(|fault| fault.reason()),
         Some("LeaseExpired")
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_goes_over_all_nics_of_two_nodes() {
+    let lab = Lab::new();
+    let (mut agents, mut nics) = (Vec::new(), Vec::new());
+    for node in 0..2 {
+        // Of another node that there is not.
+        let (first, other) = (lab.address(node), lab.address(node + 10));
+        let text = std::fs::read_to_string(lab.configure(node, "")).unwrap();
+        let both = format!("address: {first}, otherAddresses: [{other}]");
+        let text = text.replace(&format!("address: {first}"), &both);
+        let config = weft_agent::config::parse(&text).unwrap();
+        agents.push(Agent::start(&config).await.unwrap());
+        nics.push([first, other]);
+    }
+    let metrics = lab.get(0, "/metrics").await;
+    for nic in nics[0] {
+        let line = format!("weft_nic_up{{interface=\"lo\",address=\"{nic}\"}} 1");
+        assert!(metrics.contains(&line), "{line} is not in:\n{metrics}");
+    }
+    write(&lab.root(0).join("model"), &noise(32 << 20, 1));
+    let pairs = nics[0].map(|here| nics[1].map(|there| (here, there)));
+    let live = pairs.as_flattened().iter().map(|(here, there)| {
+        format!("weft_nic_pair_live_paths{{here=\"{here}\",there=\"{there}\"}} 1\n")
+    });
+    let live: Vec<String> = live.collect();
+    let all_live = || async {
+        let paths = lab.get(0, "/metrics/paths").await;
+        live.iter().all(|line| paths.contains(line)).then_some(())
+    };
+    let (job, edges) = (job("nics", 1), [(0, 1)]);
+    let (ends, ()) = tokio::join!(
+        lab.run(&job, &edges),
+        eventually("each pair of NICs has a live path", all_live)
+    );
+    assert_verified(&ends);
+    for agent in agents {
+        agent.stop().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

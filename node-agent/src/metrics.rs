@@ -641,6 +641,14 @@ mod tests {
         }
     }
 
+    fn nic(number: u8) -> NicState {
+        NicState {
+            interface: format!("rail{number}"),
+            address: [192, 168, number, 5].into(),
+            is_up: number == 0,
+        }
+    }
+
     #[derive(Debug)]
     struct Pairs(Snapshot);
 
@@ -658,6 +666,7 @@ mod tests {
         DroppedOffers::default().register(&mut registry);
         let devices = watch::channel(NodeDevices::default()).1;
         registry.register_collector(Box::new(DeviceCollector(devices)));
+        registry.register_collector(Box::new(Pairs(Snapshot::default())));
         // All reasons that an agent has.
         for reason in ["Handshake", "Timeout", "TooMany"] {
             refusals.count(reason);
@@ -684,7 +693,7 @@ mod tests {
                     ..Snapshot::default()
                 },
                 buffer_bytes: 0,
-                nics: Vec::new(),
+                nics: (0..16).map(nic).collect(),
             }
         });
         let series = text.lines().filter(|line| !line.starts_with('#')).count();
@@ -762,19 +771,12 @@ mod tests {
 
     #[test]
     fn each_nic_is_up_or_not_and_each_pair_of_nics_has_its_live_paths() {
-        let text = page(|| {
-            let nic = |number: u8| NicState {
-                interface: format!("rail{number}"),
-                address: [192, 168, number, 5].into(),
-                is_up: number == 0,
-            };
-            Metrics {
-                jobs: Vec::new(),
-                refused: BTreeMap::new(),
-                engine: Snapshot::default(),
-                buffer_bytes: 0,
-                nics: vec![nic(0), nic(1)],
-            }
+        let text = page(|| Metrics {
+            jobs: Vec::new(),
+            refused: BTreeMap::new(),
+            engine: Snapshot::default(),
+            buffer_bytes: 0,
+            nics: vec![nic(0), nic(1)],
         });
         for line in [
             r#"weft_nic_up{interface="rail0",address="192.168.0.5"} 1"#,

@@ -101,6 +101,18 @@ fn every_node_gets_the_bytes_over_both_of_its_nics() {
     assert!(seconds < 2.5, "{report:#}");
 }
 
+#[test]
+fn the_other_nic_carries_on_in_the_same_attempt_when_one_fails() {
+    let output =
+        play("--nodes 2 --nics 2 --size 32MiB --node-rate 100mbit --fail-nic 1@500ms").output();
+    let output = output.expect("weft starts");
+    let table = String::from_utf8_lossy(&output.stdout);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{table}{said}");
+    assert!(!table.contains("attempts "), "{table}{said}");
+    assert!(!said.contains("did not happen"), "{table}{said}");
+}
+
 /// A spine that fails breaks connections: what they carried is sent again on others.
 #[test]
 fn over_tcp_every_node_gets_the_bytes_though_a_spine_fails() {

@@ -131,6 +131,9 @@ pub struct Args {
     /// Spine K drops everything from that time after the start on, as 2@500ms; its links stay up.
     #[arg(long, value_name = "K@TIME")]
     pub fail_spine: Vec<Moment>,
+    /// The last NIC of node K loses its carrier at that time after the start, as 1@500ms; its others go on.
+    #[arg(long, value_name = "K@TIME")]
+    pub fail_nic: Vec<Moment>,
     /// The agent of node K is killed (SIGKILL) at that time after the start, as 1@2s.
     #[arg(long, value_name = "K@TIME")]
     pub kill_node: Vec<Moment>,
@@ -267,6 +270,8 @@ impl FromStr for Moment {
 pub enum FaultKind {
     /// A spine drops everything.
     FailSpine,
+    /// A node's last NIC loses its carrier.
+    FailNic,
     /// A node's agent is killed.
     KillNode,
     /// It is started again.
@@ -278,6 +283,7 @@ impl FaultKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::FailSpine => "fail-spine",
+            Self::FailNic => "fail-nic",
             Self::KillNode => "kill-node",
             Self::RestartNode => "restart-node",
         }
@@ -287,7 +293,7 @@ impl FaultKind {
     pub fn target(self, index: usize) -> String {
         match self {
             Self::FailSpine => format!("spine{index}"),
-            Self::KillNode | Self::RestartNode => format!("node{index}"),
+            Self::FailNic | Self::KillNode | Self::RestartNode => format!("node{index}"),
         }
     }
 }
@@ -505,8 +511,12 @@ impl Args {
             }
             debug_assert!(moment.index <= last);
         }
+        if !self.fail_nic.is_empty() && self.nics == 1 {
+            return Err(UsageError::OnlyNic);
+        }
         let last = self.nodes - 1;
         for (flag, moments) in [
+            ("--fail-nic", &self.fail_nic),
             ("--kill-node", &self.kill_node),
             ("--restart-node", &self.restart_node),
         ] {
@@ -524,6 +534,7 @@ impl Args {
         };
         let mut faults = [
             of(FaultKind::FailSpine, &self.fail_spine),
+            of(FaultKind::FailNic, &self.fail_nic),
             of(FaultKind::KillNode, &self.kill_node),
             of(FaultKind::RestartNode, &self.restart_node),
         ]
@@ -533,7 +544,7 @@ impl Args {
         for fault in &faults {
             let is_dead = dead.contains(&fault.index);
             match fault.kind {
-                FaultKind::FailSpine => {}
+                FaultKind::FailSpine | FaultKind::FailNic => {}
                 FaultKind::KillNode if is_dead => {
                     return Err(UsageError::KilledTwice(fault.index));
                 }

@@ -75,7 +75,7 @@ pub struct Chunks {
 /// A fault that was asked for.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FaultReport {
-    /// `fail-spine`, `kill-node` or `restart-node`.
+    /// `fail-spine`, `fail-nic`, `kill-node` or `restart-node`.
     pub fault: &'static str,
     /// `spine2`, `node1`, …
     pub target: String,

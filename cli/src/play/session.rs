@@ -296,6 +296,14 @@ impl<'a> Play<'a> {
                 }
                 Ok(())
             }
+            FaultKind::FailNic => {
+                if let Some(fabric) = self.stage.ground().fabric().cloned() {
+                    let last = fabric.spec().nics - 1;
+                    let fail = move || fabric.unplug_nic(fault.index, last);
+                    on_a_thread(fail).await?;
+                }
+                Ok(())
+            }
             FaultKind::KillNode => {
                 let killed = self.stage.kill(fault.index);
                 Ok(killed.map_err(|source| StageError::AgentNotKilled {

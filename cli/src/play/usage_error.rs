@@ -43,6 +43,9 @@ pub enum UsageError {
         /// The last spine.
         last: usize,
     },
+    /// A NIC would fail that is the only one of its node.
+    #[error("--fail-nic: a node has one NIC, and no other to go on with; add --nics 2")]
+    OnlyNic,
     /// A restart without a kill before it.
     #[error(
         "--restart-node {0}: the agent of node {0} is not killed before that time; add --kill-node {0}@TIME with an earlier time"
@@ -124,6 +127,7 @@ impl UsageError {
             Self::SourceIsDestination => "SourceIsDestination",
             Self::DuplicateDestination(_) => "DuplicateDestination",
             Self::NoSuchSpine { .. } => "NoSuchSpine",
+            Self::OnlyNic => "OnlyNic",
             Self::RestartWithoutKill(_) => "RestartWithoutKill",
             Self::KilledTwice(_) => "KilledTwice",
             Self::SourceUnreadable { .. } => "SourceUnreadable",

@@ -44,6 +44,11 @@ fn every_bad_argument_names_its_flag_and_the_remedy() {
             "--leaves 3: there are only 2 nodes; give --leaves 2 or more --nodes",
         ),
         ("--nics 0", "--nics 0: give a number from 1 to 8"),
+        ("--fail-nic 1@1s", "no other to go on with; add --nics 2"),
+        (
+            "--nics 2 --fail-nic 4@1s",
+            "--fail-nic 4: there is no node 4; the nodes are 0 to 3",
+        ),
         (
             "--nics 2 --nodes 121",
             "--nodes 121: give a number from 1 to 120",

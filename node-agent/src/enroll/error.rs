@@ -113,12 +113,12 @@ pub enum EnrollError {
         "the fabric's configuration for this pod has changed since the agent started: the agent ends, so that Kubernetes starts it with the new one"
     )]
     ConfigurationChanged,
-    /// The data interface has changed since the engine started.
+    /// There is another data interface than the engine was started with.
     #[error(
-        "the data interface was {before} when the agent started, and is {now} now: the agent ends, so that Kubernetes starts it with that one"
+        "the data interface was {before} when the agent started, and is {now} now: the agent ends, so that Kubernetes starts it with that"
     )]
     InterfaceChanged {
-        /// Its name, address and MTU.
+        /// Name, address and MTU of each.
         before: String,
         /// The same.
         now: String,

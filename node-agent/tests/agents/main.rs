@@ -29,6 +29,8 @@ mod local;
 #[cfg(test)]
 mod manifests;
 #[cfg(test)]
+mod nics;
+#[cfg(test)]
 mod objects;
 #[cfg(test)]
 mod operator;

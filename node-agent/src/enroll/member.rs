@@ -559,15 +559,22 @@ fn report_nics(nics: &Chosen, states: &[NicState]) -> Vec<NodeNic> {
 }
 
 /// Names those of several NICs that are down. Where there is one only, its engine of devices says so.
-fn nics_down(states: &[NicState]) -> impl Iterator<Item = Finding> {
+fn nics_down(states: &[NicState]) -> Vec<Finding> {
+    let (reason, effect) = match states.iter().any(|nic| nic.is_up) {
+        true => (NIC_DOWN, "the other NICs carry the data until it is back"),
+        false => ("AllNicsDown", "no data moves until one of the NICs is back"),
+    };
     let down = states.iter().filter(|nic| !nic.is_up && states.len() > 1);
-    down.map(|NicState { interface, address, .. }| {
+    let finding_of = |NicState {
+                          interface, address, ..
+                      }: &NicState| {
         let problem = format!(
-            "{interface} ({address}) is not up, has no carrier, or has lost its address: the other NICs carry the data until it is \
-             back; look at its cable, at its switch port and at `ip addr` on the node"
+            "{interface} ({address}) is not up, has no carrier, or has lost its address: {effect}; look at its cable, at its \
+             switch port and at `ip addr` on the node"
         );
-        finding(NIC_DOWN, problem)
-    })
+        finding(reason, problem)
+    };
+    down.map(finding_of).collect()
 }
 
 fn has_devices(config: &NodeConfig) -> bool {
@@ -648,11 +655,20 @@ mod tests {
             report_nics(&nics, &states),
             [reported(0, true), reported(1, false)]
         );
-        let found: Vec<Finding> = nics_down(&states).collect();
+        let found = nics_down(&states);
         assert_eq!(found.len(), 1);
         assert!(found[0].message.starts_with("rail1 (192.168.1.5) is not"));
         assert!(HARMLESS.contains(&found[0].reason.as_str()));
+        // Without any no job can work here.
+        let found = nics_down(&[state(0, false), state(1, false)]);
+        assert_eq!(found.len(), 2);
+        assert!(
+            found
+                .iter()
+                .all(|it| !HARMLESS.contains(&it.reason.as_str()))
+        );
+        assert!(found[1].message.contains("no data moves"), "{found:?}");
         // Alone it is as before.
-        assert_eq!(nics_down(&states[1..]).count(), 0);
+        assert_eq!(nics_down(&states[1..]), []);
     }
 }

@@ -403,13 +403,13 @@ weft_status weft_operation_cancel(const weft_operation *operation);
 // Frees the handle. The operation goes on.
 void weft_operation_free(weft_operation *operation);
 
-// Writes bytes. A write of 1 MiB or more uses all NICs. `options` and `operation` may be NULL.
+// Writes bytes. `options` and `operation` may be NULL.
 weft_status weft_submit_single_write(const weft_engine *engine,
                                      const weft_single_write *write,
                                      const weft_options *options,
                                      weft_operation **operation);
 
-// Writes to many peers: `count` writes, at least 1, which are one operation. Each write uses one NIC. `options` and
+// Writes to many peers: `count` writes, at least 1, which are one operation. `options` and
 // `operation` may be NULL.
 weft_status weft_submit_scatter(const weft_engine *engine,
                                 const weft_single_write *writes,
@@ -417,13 +417,13 @@ weft_status weft_submit_scatter(const weft_engine *engine,
                                 const weft_options *options,
                                 weft_operation **operation);
 
-// Writes pages of one size. Pages of 1 MiB or more together use all NICs. `options` and `operation` may be NULL.
+// Writes pages of one size. `options` and `operation` may be NULL.
 weft_status weft_submit_paged_writes(const weft_engine *engine,
                                      const weft_paged_writes *write,
                                      const weft_options *options,
                                      weft_operation **operation);
 
-// Reads bytes. A read of 1 MiB or more uses all NICs. `options` and `operation` may be NULL.
+// Reads bytes. `options` and `operation` may be NULL.
 weft_status weft_submit_read(const weft_engine *engine,
                              const weft_single_read *read,
                              const weft_options *options,

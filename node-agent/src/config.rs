@@ -550,6 +550,10 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
         ports.count
     );
     require(paths, "transport.paths", &message)?;
+    let is_enough = |paths: u16| nics.len() <= paths.into();
+    let message = format!("must be {} or more: each NIC needs a path", nics.len());
+    let enough = transport.paths.is_none_or(is_enough);
+    require(enough, "transport.paths", &message)?;
     let chunk = (512..=64 << 10).contains(&transport.chunk.0);
     require(chunk, "transport.chunk", "must be 512 to 64KiB")?;
     let cap = transport.cap_mbps != Some(0);
@@ -645,15 +649,14 @@ fn require(holds: bool, field: &str, message: &str) -> Result<(), ConfigError> {
 }
 
 impl Config {
-    /// Paths per pair of nodes: as configured, or 128, or all that the ports give. Over TCP 8 at most, or one for each NIC.
+    /// Paths per pair of nodes: as configured, or 128, or all that the ports give. Over TCP 8 at most.
     #[must_use]
     pub fn paths(&self) -> u16 {
         let ports = self.data.ports.count;
         let paths = self.transport.paths.unwrap_or((ports * ports).min(128));
         match self.transport.link {
             LinkKind::Auto | LinkKind::Udp => paths,
-            // As many NICs as ports at most: at most 16.
-            LinkKind::Tcp => paths.min(TCP_PATHS_MAX.max(self.data.nics().len() as u16)),
+            LinkKind::Tcp => paths.min(TCP_PATHS_MAX),
         }
     }
 }

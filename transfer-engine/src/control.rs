@@ -296,13 +296,13 @@ async fn connect(
     let connector = TlsConnector::from(Arc::new(config));
     let mut cause = broken("its address has no endpoint".to_owned());
     // Each endpoint from the NIC of the same number, and then from the next one.
-    let nics = shared.config.nics.len();
-    let count = peer.endpoints.len().max(nics);
-    let tries = match nics {
-        1 => peer.endpoints.len(),
+    let (nics, endpoints) = (shared.config.nics.len(), peer.endpoints.len());
+    let count = endpoints.max(nics);
+    let tries = match (nics, endpoints) {
+        (1, _) | (_, 0) => endpoints,
         _ => 2 * count,
     };
-    let pairs = (0..tries).map(|at| (at % nics, (at + at / count) % peer.endpoints.len()));
+    let pairs = (0..tries).map(|at| (at % nics, (at + at / count) % endpoints));
     for (nic, endpoint) in pairs {
         let endpoint = peer.endpoints[endpoint];
         let name = ServerName::try_from(SERVER_NAME);

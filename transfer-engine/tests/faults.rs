@@ -486,7 +486,8 @@ fn a_peer_that_is_killed_in_mid_write_is_named_at_once_and_others_go_on() {
     });
     let (a, b) = (a.unwrap(), engine());
     let (_memory, other) = b.alloc(1 << 20).unwrap();
-    let writes: Vec<Operation> = (0..500)
+    // More than memory carries while this thread waits for a core.
+    let writes: Vec<Operation> = (0..5_000)
         .map(|_| write(&a, &peer.descriptor, 1 << 20))
         .collect();
     let to_other = write(&a, &other, 1 << 20);

@@ -78,18 +78,18 @@ impl Probes {
         let mut probes = Self::default();
         let mut id = first;
         for peer in peers {
-            let address: Ipv4Addr = peer.address.parse().map_err(|_| {
-                Fault::bad(
-                    "peers.address",
-                    format!("{}: is no IPv4 address", peer.address),
-                )
-            })?;
+            let address = |text: &String| {
+                let problem = || Fault::bad("peers.address", format!("{text}: is no IPv4 address"));
+                text.parse::<Ipv4Addr>().map_err(|_| problem())
+            };
+            let nics = std::iter::once(&peer.address).chain(&peer.other_addresses);
+            let nics = nics.map(address).collect::<Result<Vec<_>, _>>()?;
             let ports = ports(required(peer.ports, "peers.ports")?)?;
             for &packet_bytes in sizes {
-                for port in ports.clone() {
+                for (port, nic) in ports.clone().zip(nics.iter().cycle()) {
                     let probe = SentProbe {
                         reach: probes.reaches.len(),
-                        to: SocketAddrV4::new(address, port),
+                        to: SocketAddrV4::new(*nic, port),
                         packet_bytes,
                     };
                     probes.open.insert(id, probe);

@@ -171,8 +171,8 @@ fn attribute(sysfs: &Path, name: &str, index: u32, file: &str) -> Option<u32> {
     (number("ifindex")? == index).then(|| number(file))?
 }
 
-/// The interfaces for the data: all that `nics.include` names, in the order of its patterns, or the one with the node's
-/// address.
+/// The interfaces for the data: all that `nics.include` names, in the order of its patterns and of the names that match each,
+/// or the one with the node's address. The order is that of rails: it has to be the same at all nodes.
 pub(crate) fn choose(all: &[Interface], nics: &Nics, node: IpAddr) -> Result<Chosen, Finding> {
     let excluded = |one: &Interface| nics.exclude.iter().any(|p| matches(p, &one.name));
     if nics.include.is_empty() {
@@ -199,16 +199,27 @@ pub(crate) fn choose(all: &[Interface], nics: &Nics, node: IpAddr) -> Result<Cho
     }
     let mut matching: Vec<&Interface> = Vec::new();
     for pattern in &nics.include {
-        for one in all {
-            let is_new = matching.iter().all(|other| other.name != one.name);
-            if is_new && matches(pattern, &one.name) && !excluded(one) {
-                matching.push(one);
-            }
+        let is_new = |one: &&Interface| matching.iter().all(|other| other.name != one.name);
+        // Interfaces of pods have names like those of NICs, and no address.
+        let is_meant = |one: &&Interface| !pattern.contains('*') || one.has_ipv4();
+        let fits = |one: &&Interface| matches(pattern, &one.name) && !excluded(one);
+        let mut found: Vec<_> = all.iter().filter(is_new).filter(fits).collect();
+        if found.iter().any(|one| one.has_ipv4()) {
+            found.retain(is_meant);
         }
+        found.sort_by_key(|one| natural(&one.name));
+        matching.extend(found);
     }
-    let (mut usable, mut problems) = (Vec::new(), Vec::new());
+    let (mut usable, mut problems) = (Vec::<Nic>::new(), Vec::new());
     for one in matching {
         match one.nic(node) {
+            Ok(nic) if usable.iter().any(|other| other.address == nic.address) => {
+                let problem = format!(
+                    "{} has the address {}, as another interface that carries the data: name it in spec.nics.exclude of the RdmaFabric",
+                    one.name, nic.address
+                );
+                problems.push(finding("AddressTwice", problem));
+            }
             Ok(_) if usable.len() == NICS_MAX => {
                 let problem = format!(
                     "{} matches spec.nics.include of the RdmaFabric, and {NICS_MAX} others before it carry the data already: name it in spec.nics.exclude",
@@ -248,6 +259,10 @@ impl Interface {
         self.addresses.contains(&address) || (self.loopback && address.is_loopback())
     }
 
+    fn has_ipv4(&self) -> bool {
+        self.addresses.iter().any(IpAddr::is_ipv4)
+    }
+
     fn nic(&self, node: IpAddr) -> Result<Nic, Finding> {
         let name = &self.name;
         let address = match node {
@@ -285,6 +300,16 @@ impl Interface {
             affinity: Affinity::default(),
         })
     }
+}
+
+/// What names are ordered by: rail2 comes before rail10.
+fn natural(name: &str) -> (String, u64, String) {
+    let digits = name.trim_start_matches(|it: char| !it.is_ascii_digit());
+    let number: String = digits.chars().take_while(char::is_ascii_digit).collect();
+    let before = &name[..name.len() - digits.len()];
+    let behind = &digits[number.len()..];
+    let number = number.parse().unwrap_or(u64::MAX);
+    (before.to_owned(), number, behind.to_owned())
 }
 
 /// Something that the operator is told about this node.
@@ -384,6 +409,25 @@ mod tests {
             exclude: owned(exclude),
         };
         choose(all, &nics, node.parse().unwrap())
+    }
+
+    #[test]
+    fn interfaces_come_in_the_order_of_their_names_and_those_of_pods_are_not_meant() {
+        let all = [
+            interface("rail10", &["192.168.10.5"], 9000),
+            interface("rail9", &["192.168.9.5"], 9000),
+            interface("railway", &["fe80::9"], 1500),
+            interface("rail1", &["192.168.1.5"], 9000),
+            interface("rail2", &["192.168.1.5"], 9000),
+        ];
+        let found = chosen(&all, &["rail*"], &[], "10.0.0.5").unwrap();
+        let names: Vec<_> = found.all().map(|nic| nic.interface.as_str()).collect();
+        assert_eq!(names, ["rail1", "rail9", "rail10"]);
+        let problems: Vec<_> = found.findings.iter().map(|it| &it.message).collect();
+        assert!(
+            problems.len() == 1 && problems[0].contains("rail2 has the address 192.168.1.5"),
+            "{problems:?}"
+        );
     }
 
     #[test]

@@ -518,8 +518,8 @@ impl Member {
             report.interface.clone_from(&first.interface);
             report.mtu = nics.mtu().into();
             report.nics = report_nics(nics, nic_states);
-            report.link_mbps =
-                (report.nics.iter()).fold(0, |sum, nic| nic.mbps.saturating_add(sum));
+            report.link_mbps = (report.nics.iter().filter(|nic| nic.up))
+                .fold(0, |sum, nic| nic.mbps.saturating_add(sum));
             report.numa_node = first.affinity.numa_node;
             report.pcie_root = first.affinity.pcie_root.clone().unwrap_or_default();
             let engine = start.node_config.engine.as_ref();

@@ -125,6 +125,7 @@ mod tests {
         let peer = DiagnosePeer {
             node: format!("n{i}"),
             address: "10.0.0.1".to_owned(),
+            other_addresses: Vec::new(),
             ports: None,
         };
         (peer, mtu)

@@ -6,6 +6,7 @@ fn request(ports: &[u16], sizes: &[u32]) -> proto::DiagnoseRequest {
     let peer = |port: &u16| proto::DiagnosePeer {
         node: "n2".to_owned(),
         address: "127.0.0.1".to_owned(),
+        other_addresses: Vec::new(),
         ports: Some(proto::Ports {
             first: (*port).into(),
             count: 1,
@@ -154,4 +155,25 @@ fn what_cannot_be_tried_is_named() {
         count: 16,
     });
     assert!(field(&wrong).contains("peers.ports"), "{}", field(&wrong));
+}
+
+#[test]
+fn each_port_is_probed_at_its_nic() {
+    let mut request = request(&[7500], &[1500]);
+    request.peers[0].other_addresses = vec!["127.0.0.2".to_owned()];
+    request.peers[0].ports = Some(proto::Ports {
+        first: 7500,
+        count: 3,
+    });
+    let probes = Probes::of(&request, 9).unwrap();
+    let mut probed: Vec<_> = probes
+        .open
+        .values()
+        .map(|probe| probe.to.to_string())
+        .collect();
+    probed.sort();
+    assert_eq!(
+        probed,
+        ["127.0.0.1:7500", "127.0.0.1:7502", "127.0.0.2:7501"]
+    );
 }

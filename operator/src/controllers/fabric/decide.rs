@@ -176,7 +176,7 @@ fn nics_up_again(old: Option<&FabricNodeStatus>, new: &FabricNodeStatus) -> Vec<
                  }: &NodeNic| Event {
         warning: false,
         reason: "NicUp".to_owned(),
-        note: format!("{interface} ({address}) is up again and carries data"),
+        note: format!("{interface} ({address}) is up again"),
     };
     new.nics.iter().filter(again).map(event).collect()
 }

@@ -183,6 +183,12 @@ pub(crate) fn neighbours(cache: &Cache, node: &str) -> Option<Neighbours> {
             let peer = DiagnosePeer {
                 node: name,
                 address: status.data_address.clone(),
+                other_addresses: status
+                    .nics
+                    .iter()
+                    .skip(1)
+                    .map(|nic| nic.address.clone())
+                    .collect(),
                 ports: Some(Ports {
                     first: status.ports.first.into(),
                     count: status.ports.count.into(),

@@ -112,9 +112,12 @@ static void bytes_and_messages_go_to_another_process(void) {
     OK(weft_operation_wait(operation, WEFT_NO_TIMEOUT, &outcome));
     EXPECT(outcome.code == WEFT_FAILED && outcome.stage == WEFT_STAGE_CONNECT);
     EXPECT(strcmp(outcome.peer, weft_address_name(address)) == 0 && outcome.path == NULL);
-    EXPECT(strcmp(outcome.reason, "Unreachable") == 0);
     EXPECT(strstr(outcome.text, outcome.peer) == outcome.text);
-    EXPECT(strstr(outcome.text, "check that it runs") != NULL);
+    /* Unless the engine of another program has the port by now. */
+    if (strcmp(outcome.reason, "AnotherGeneration") != 0) {
+        EXPECT(strcmp(outcome.reason, "Unreachable") == 0);
+        EXPECT(strstr(outcome.text, "check that it runs") != NULL);
+    }
     weft_operation_free(operation);
 
     weft_address_free(address);

@@ -463,16 +463,12 @@ impl PathSet {
             PathState::Live => self.live.is_empty(),
             _ => self.is_down(),
         };
-        let is_pair_back = to == PathState::Live && self.is_pair_dead(index);
         let path = &mut self.paths[index];
         path.state = to;
         path.probing = false;
         path.probes_base = false;
         self.probe_spacing = PROBE_SPACING;
         self.probe_from = self.probe_from.min(now);
-        if is_pair_back {
-            self.revive_pair(now, index);
-        }
         if outage {
             // The first answer after a total outage: ask all others at once rather than when
             // their intervals, grown during the outage, have passed.

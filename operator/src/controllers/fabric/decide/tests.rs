@@ -351,7 +351,7 @@ fn a_nic_that_goes_down_and_comes_up_is_in_the_status_and_an_event_each_time() {
     assert_eq!(report(true), []);
     let told = |reason: &str, note: &str| vec![(reason.to_owned(), note.to_owned())];
     assert_eq!(report(false), told("NicDown", &down.message));
-    let up = "rail1 (192.168.1.5) is up again and carries data";
+    let up = "rail1 (192.168.1.5) is up again";
     assert_eq!(report(true), told("NicUp", up));
 }
 

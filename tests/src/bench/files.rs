@@ -1,5 +1,5 @@
 //! `file-xxh3`, `file-blake3`: a file from the memory of one node to that of another, against `nc`
-//! and `scp` between the same two nodes.
+//! and `scp` between the same two nodes, and `cp` within that memory.
 
 use std::fs;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use weft_planner::Strategy;
 use weft_proto::agent::v1::Algorithm;
 
 use super::memory::{Memory, write_random};
-use super::peers::{Scp, nc};
+use super::peers::{Scp, cp, nc};
 use super::rounds::{Must, Rounds};
 use super::stage::{Stage, Transfer};
 use super::{BenchError, Context};
@@ -18,7 +18,7 @@ use crate::report::Row;
 const SOURCE: &str = "source";
 const COPY: &str = "copy";
 
-/// Four rows: either digest against either peer.
+/// Six rows: either digest against each peer.
 pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     let bytes: u64 = if context.quick { 128 << 20 } else { 1 << 30 };
     let fabric = Arc::new(context.two_nodes()?);
@@ -56,16 +56,23 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
     // The first of each pays for programs and pages that the others find in place.
     ours(Algorithm::Xxh3)?;
     theirs(nc(&fabric, &source, &copy)?)?;
-    let mut rows = [(); 4].map(|()| Rounds::default());
+    theirs(cp(&source, &copy)?)?;
+    let mut rows = [(); 6].map(|()| Rounds::default());
     for _ in 0..context.rounds {
         let xxh3 = ours(Algorithm::Xxh3)?;
         let nc = theirs(nc(&fabric, &source, &copy)?)?;
         let blake3 = ours(Algorithm::Blake3)?;
         let scp = theirs(scp.copy(&fabric, &source, &copy)?)?;
-        for (rounds, (ours, theirs)) in
-            rows.iter_mut()
-                .zip([(xxh3, nc), (xxh3, scp), (blake3, nc), (blake3, scp)])
-        {
+        let cp = theirs(cp(&source, &copy)?)?;
+        let pairs = [
+            (xxh3, nc),
+            (xxh3, scp),
+            (xxh3, cp),
+            (blake3, nc),
+            (blake3, scp),
+            (blake3, cp),
+        ];
+        for (rounds, (ours, theirs)) in rows.iter_mut().zip(pairs) {
             rounds.add_pair(ours, theirs);
         }
     }
@@ -77,11 +84,13 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
         );
         rounds.row(id, work, "GB/s", peer, Must::RatioAtLeast(least))
     };
-    let [xxh3_nc, xxh3_scp, blake3_nc, blake3_scp] = &rows;
+    let [xxh3_nc, xxh3_scp, xxh3_cp, blake3_nc, blake3_scp, blake3_cp] = &rows;
     Ok(vec![
-        row("file-xxh3", "XXH3", xxh3_nc, "nc", 1.0),
+        row("file-xxh3", "XXH3", xxh3_nc, "nc", 3.0),
         row("file-xxh3-scp", "XXH3", xxh3_scp, "scp", 2.0),
-        row("file-blake3", "BLAKE3", blake3_nc, "nc", 0.7),
+        row("file-xxh3-cp", "XXH3", xxh3_cp, "cp", 0.85),
+        row("file-blake3", "BLAKE3", blake3_nc, "nc", 3.0),
         row("file-blake3-scp", "BLAKE3", blake3_scp, "scp", 2.0),
+        row("file-blake3-cp", "BLAKE3", blake3_cp, "cp", 0.75),
     ])
 }

@@ -61,6 +61,20 @@ pub(super) fn nc(
     }
 }
 
+/// Copies a file within its file system with `cp`, which checks nothing and shares no blocks.
+pub(super) fn cp(source: &Path, destination: &Path) -> Result<Duration, BenchError> {
+    let begun = Instant::now();
+    let copied = Command::new("cp")
+        .args(["--reflink=never", "--sparse=never"])
+        .args([source, destination])
+        .status()
+        .map_err(BenchError::system("cp"))?;
+    let took = begun.elapsed();
+    succeeded("cp", copied, "")?;
+    same_size(source, destination)?;
+    Ok(took)
+}
+
 /// An sshd of our own in node 1, with throw-away keys. Killed when dropped.
 pub(super) struct Scp {
     directory: PathBuf,

@@ -156,6 +156,22 @@ typedef struct {
     size_t cpu_count;
 } weft_config;
 
+// The paths between a NIC of an engine and one of its peers.
+typedef struct {
+    // The address of the engine's NIC.
+    char here[46];
+    // That of the peer's.
+    char there[46];
+    // How many paths there are.
+    uint64_t paths;
+    // Those that carry data: 0 where the two do not reach each other.
+    uint64_t live_paths;
+    // Chunks sent, resends included.
+    uint64_t sent_chunks;
+    // Those of them that were declared lost.
+    uint64_t lost_chunks;
+} weft_nic_pair;
+
 // What an engine has: a program that leaks sees it here.
 typedef struct {
     // Peers that this engine has connected to, or is connecting to.
@@ -326,6 +342,12 @@ weft_status weft_peer_link(const weft_engine *engine,
                            const weft_address *peer,
                            char *text,
                            size_t bytes);
+
+// Tells of the `index`-th pair of NICs of the engine and of peers that are connected over udp or tcp. WEFT_OUT_OF_BOUNDS: there are
+// no more.
+weft_status weft_engine_nic_pair(const weft_engine *engine,
+                                 size_t index,
+                                 weft_nic_pair *pair);
 
 // Tells what the engine has.
 weft_status weft_engine_counts(const weft_engine *engine, weft_counts *counts);

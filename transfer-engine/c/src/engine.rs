@@ -247,6 +247,60 @@ pub extern "C" fn weft_peer_link(
     })
 }
 
+/// The paths between a NIC of an engine and one of its peers.
+#[repr(C)]
+pub struct WeftNicPair {
+    /// The address of the engine's NIC.
+    pub here: [c_char; 46],
+    /// That of the peer's.
+    pub there: [c_char; 46],
+    /// How many paths there are.
+    pub paths: u64,
+    /// Those that carry data: 0 where the two do not reach each other.
+    pub live_paths: u64,
+    /// Chunks sent, resends included.
+    pub sent_chunks: u64,
+    /// Those of them that were declared lost.
+    pub lost_chunks: u64,
+}
+
+/// Tells of the `index`-th pair of NICs of the engine and of peers that are connected over udp or tcp. WEFT_OUT_OF_BOUNDS: there are
+/// no more.
+#[unsafe(no_mangle)]
+pub extern "C" fn weft_engine_nic_pair(
+    engine: Option<&WeftEngine>,
+    index: usize,
+    pair: Option<&mut MaybeUninit<WeftNicPair>>,
+) -> WeftStatus {
+    call(|| {
+        let engine = running(engine)?;
+        let to = given(pair, "pair")?;
+        let pairs = engine.nic_pairs()?;
+        let Some(pair) = pairs.get(index) else {
+            let problem = format!("index is {index}: there are {} pairs of NICs", pairs.len());
+            return Err(Refusal::out_of_bounds(problem));
+        };
+        to.write(WeftNicPair {
+            here: address_text(pair.here),
+            there: address_text(pair.there),
+            paths: pair.paths as u64,
+            live_paths: pair.live_paths as u64,
+            sent_chunks: pair.sent_chunks,
+            lost_chunks: pair.lost_chunks,
+        });
+        Ok(())
+    })
+}
+
+/// An address as C has it: the longest has 45 characters.
+fn address_text(address: IpAddr) -> [c_char; 46] {
+    let mut text = [0; 46];
+    for (to, byte) in text.iter_mut().zip(address.to_string().bytes().take(45)) {
+        *to = byte as c_char;
+    }
+    text
+}
+
 /// Tells what the engine has.
 #[unsafe(no_mangle)]
 pub extern "C" fn weft_engine_counts(

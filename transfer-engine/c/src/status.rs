@@ -53,6 +53,13 @@ impl Refusal {
         }
     }
 
+    pub(crate) fn out_of_bounds(text: String) -> Self {
+        Self {
+            status: WeftStatus::WEFT_OUT_OF_BOUNDS,
+            text,
+        }
+    }
+
     pub(crate) fn timed_out(text: &str) -> Self {
         Self {
             status: WeftStatus::WEFT_TIMED_OUT,

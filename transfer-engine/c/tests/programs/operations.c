@@ -314,6 +314,7 @@ static void an_engine_of_two_nics_encrypts_and_writes(void) {
     config.first_port = 21000;
     config.last_port = 29999;
     config.encrypt = true;
+    config.link = "udp";
     weft_engine *a = NULL, *b = NULL;
     OK(weft_engine_start(&config, &a));
     OK(weft_engine_start(&config, &b));
@@ -337,6 +338,15 @@ static void an_engine_of_two_nics_encrypts_and_writes(void) {
     OK(weft_engine_counts(a, &counts));
     EXPECT(counts.peers == 1 && counts.operations == 0 && counts.regions == 1);
     EXPECT(counts.connections >= 2 && counts.counters == 0);
+    weft_nic_pair pair;
+    size_t pairs = 0;
+    while (weft_engine_nic_pair(a, pairs, &pair) == WEFT_OK) {
+        EXPECT(strncmp(pair.here, "127.0.0.", 8) == 0 && strncmp(pair.there, "127.0.0.", 8) == 0);
+        EXPECT(pair.paths > 0 && pair.live_paths <= pair.paths && pair.lost_chunks <= pair.sent_chunks);
+        pairs++;
+    }
+    EXPECT(pairs == 4);
+    REFUSED(weft_engine_nic_pair(a, pairs, &pair), WEFT_OUT_OF_BOUNDS, "pairs of NICs");
     OK(weft_dereg_mr(here, PATIENCE_US));
     free(from);
     /* Handles may be freed after their engine. */

@@ -8,7 +8,6 @@ use std::path::Path;
 
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
-use weft_engine::NICS_MAX;
 use weft_proto::operator::v1::{Finding, Nics};
 
 use super::affinity::Affinity;
@@ -172,8 +171,14 @@ fn attribute(sysfs: &Path, name: &str, index: u32, file: &str) -> Option<u32> {
 }
 
 /// The interfaces for the data: all that `nics.include` names, in the order of its patterns and of the names that match each,
-/// or the one with the node's address. The order is that of rails: it has to be the same at all nodes.
-pub(crate) fn choose(all: &[Interface], nics: &Nics, node: IpAddr) -> Result<Chosen, Finding> {
+/// or the one with the node's address. The order is that of rails: it has to be the same at all nodes. There are
+/// `most` at most.
+pub(crate) fn choose(
+    all: &[Interface],
+    nics: &Nics,
+    node: IpAddr,
+    most: usize,
+) -> Result<Chosen, Finding> {
     let excluded = |one: &Interface| nics.exclude.iter().any(|p| matches(p, &one.name));
     if nics.include.is_empty() {
         let holder = all.iter().find(|one| one.holds(node));
@@ -220,9 +225,9 @@ pub(crate) fn choose(all: &[Interface], nics: &Nics, node: IpAddr) -> Result<Cho
                 );
                 problems.push(finding("AddressTwice", problem));
             }
-            Ok(_) if usable.len() == NICS_MAX => {
+            Ok(_) if usable.len() == most => {
                 let problem = format!(
-                    "{} matches spec.nics.include of the RdmaFabric, and {NICS_MAX} others before it carry the data already: name it in spec.nics.exclude",
+                    "{} matches spec.nics.include of the RdmaFabric, and {most} others before it carry the data already, 16 at most and one for each of spec.ports: name it in spec.nics.exclude",
                     one.name
                 );
                 problems.push(finding("TooManyInterfaces", problem));
@@ -351,6 +356,8 @@ fn matches(pattern: &str, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use weft_engine::NICS_MAX;
+
     use super::*;
 
     fn interface(name: &str, addresses: &[&str], mtu: u32) -> Interface {
@@ -408,7 +415,7 @@ mod tests {
             include: owned(include),
             exclude: owned(exclude),
         };
-        choose(all, &nics, node.parse().unwrap())
+        choose(all, &nics, node.parse().unwrap(), NICS_MAX)
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval};
+use weft_engine::NICS_MAX;
 use weft_identity::cause::chain;
 use weft_proto::operator::v1::{AgentConfig, Finding, NodeConfig, NodeNic, NodeReport};
 use weft_proto::operator::{COPIES_FULL, DEVICES_NOT_SERVED, STOPPING};
@@ -422,9 +423,13 @@ impl Member {
     async fn nics(&self, config: &NodeConfig) -> Result<Chosen, Finding> {
         let engine = config.engine.as_ref();
         let nics = engine.and_then(|engine| engine.nics.clone());
+        let ports = engine.and_then(|engine| engine.ports);
+        // Each NIC has a port of its own.
+        let most = ports.map_or(NICS_MAX, |ports| ports.count as usize);
+        let most = most.clamp(1, NICS_MAX);
         let (nics, node) = (nics.unwrap_or_default(), self.settings.address);
         let find = move || {
-            let mut chosen = interface::choose(&interface::list()?, &nics, node);
+            let mut chosen = interface::choose(&interface::list()?, &nics, node, most);
             if let Ok(Chosen { first, .. }) = &mut chosen {
                 first.affinity = Affinity::of(Path::new("/sys"), &first.interface);
             }

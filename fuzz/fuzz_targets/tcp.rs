@@ -8,7 +8,7 @@
 #![no_main]
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU8;
 use std::sync::{LazyLock, Mutex};
@@ -44,7 +44,7 @@ static FIXTURE: LazyLock<Mutex<Fixture>> = LazyLock::new(|| {
     let first = 18_000 + (std::process::id() % 500) as u16 * 4;
     let open = |port| {
         let config = TcpConfig {
-            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            nics: Ipv4Addr::LOCALHOST.into(),
             ports: PortRange {
                 first: port,
                 count: 1,

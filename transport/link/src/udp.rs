@@ -82,7 +82,7 @@ impl UdpPeer {
 ///
 /// A chunk that a socket takes only in part, or not now, stays in the frame, and no other chunk is sent until it
 /// has left. A full send buffer means that the NIC is behind, and a connection that sprays over all ports would meet the
-/// same port, or another one of that NIC, soon. Where there are several NICs, a chunk is kept for [`KEPT_MAX`] at most.
+/// same port, or another one of that NIC, soon. Where there are several NICs, a chunk is kept for 10 ms at most.
 pub struct UdpLink {
     config: UdpConfig,
     ports: Vec<Port>,

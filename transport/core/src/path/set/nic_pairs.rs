@@ -5,18 +5,12 @@
 use super::{PathId, PathSet, PathState, Time};
 
 impl PathSet {
-    /// Takes note of which two NICs each path is between. Where there are more than two NICs, all paths are probed, and once one
-    /// has answered, only those that have carry data. Until then any path carries the first packet.
+    /// Takes note of which two NICs each path is between.
     pub(super) fn set_nic_pairs(&mut self, nic_pairs: Vec<u8>) {
         let first = nic_pairs.first();
-        if nic_pairs.iter().all(|pair| Some(pair) == first) {
-            return;
+        if nic_pairs.iter().any(|pair| Some(pair) != first) {
+            self.nic_pairs = nic_pairs;
         }
-        for path in &mut self.paths {
-            path.state = PathState::Suspect;
-        }
-        self.nic_pairs = nic_pairs;
-        self.list();
     }
 
     /// Whether two different paths are between the same two NICs, of more.
@@ -77,24 +71,17 @@ mod tests {
     }
 
     #[test]
-    fn once_a_path_has_answered_only_those_that_have_carry_data() {
+    fn paths_between_nics_that_do_not_meet_are_left_with_the_first_loss() {
         let mut set = set();
-        assert_eq!(live(&set), [] as [u8; 0]);
-        assert!(
-            set.is_candidate(PathId(0)),
-            "the first packet goes somewhere"
-        );
-        let probed = probes_in(&mut set, ms(1), 10);
-        assert_eq!(probed.len(), 8, "{probed:?}");
-        // The first NICs do not meet: their paths stay out.
-        for at in 11..200 {
+        assert_eq!(live(&set).len(), 8);
+        answer(&mut set, ms(2), 1);
+        set.on_loss(ms(20), PathId(4), ms(1));
+        assert_eq!(live(&set), [1, 3, 5, 7]);
+        for at in 20..200 {
             probes_in(&mut set, ms(at), 1);
-            for path in [1, 3, 5, 7] {
-                answer(&mut set, ms(at), path);
-            }
+            answer(&mut set, ms(at), 3);
         }
         assert_eq!(live(&set), [1, 3, 5, 7]);
-        assert!(!set.is_candidate(PathId(0)) && set.is_candidate(PathId(7)));
         assert_eq!(state(&set, 0), Some(PathState::Suspended));
     }
 

@@ -486,15 +486,14 @@ fn a_peer_that_is_killed_in_mid_write_is_named_at_once_and_others_go_on() {
     });
     let (a, b) = (a.unwrap(), engine());
     let (_memory, other) = b.alloc(1 << 20).unwrap();
-    // More than memory carries while this thread waits for a core.
-    let writes: Vec<Operation> = (0..5_000)
+    let mut writes: Vec<Operation> = (0..500)
         .map(|_| write(&a, &peer.descriptor, 1 << 20))
         .collect();
     let to_other = write(&a, &other, 1 << 20);
-    // Any of them: there is no order.
-    while writes.iter().all(|it| it.outcome().is_none()) {
-        std::thread::yield_now();
-    }
+    done(&writes[0]);
+    // All may be done by now: one is under way for sure to a peer that has been stopped.
+    peer.signal(Signal::SIGSTOP);
+    writes.push(write(&a, &peer.descriptor, 1 << 20));
     peer.process.kill().unwrap();
     let last = failure(writes.last().unwrap());
     assert_eq!(

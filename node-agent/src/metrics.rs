@@ -159,7 +159,7 @@ impl Metrics {
         let nics = self.nics.into_iter();
         out.gauge(
             "nic_up",
-            "1 for a NIC of the data path that is up and has a carrier; 0 for one over which no data goes",
+            "1 for a NIC of the data path that is up and has a carrier; 0 for another one",
             nics.map(|nic| {
                 let address = nic.address.to_string();
                 let labels = [("interface", nic.interface), ("address", address)];

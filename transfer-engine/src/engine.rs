@@ -198,16 +198,12 @@ impl TransferEngine {
     /// a NIC that is down, or that does not reach the other one, carry none. Only pairs of connected peers are there.
     pub fn nic_pairs(&self) -> Result<Vec<NicPair>, TransferError> {
         self.shared.check_process()?;
-        let mut pairs: Vec<NicPair> = Vec::new();
+        let mut pairs = Vec::new();
         let engines = self.shared.engines.iter();
         let engines = engines.filter(|it| it.link != LinkKind::Shm);
         let peers = engines.flat_map(|it| it.engine.snapshot().peers);
         for pair in peers.flat_map(|peer| peer.nic_pairs) {
-            let is_same = |it: &&mut NicPair| (it.here, it.there) == (pair.here, pair.there);
-            match pairs.iter_mut().find(is_same) {
-                Some(same) => same.add(&pair),
-                None => pairs.push(pair),
-            }
+            pair.add_to(&mut pairs);
         }
         Ok(pairs)
     }

@@ -36,9 +36,9 @@
 //! Each operation has a deadline and ends once, with an [`Outcome`]. There is no order among operations. An engine
 //! connects to a peer when the first operation needs it.
 //!
-//! Data moves over `weft-engine`, one engine for each link (`measurement`). Set-up runs over TLS (`control`). `operations` and `counters`
-//! know no socket, thread or clock. An engine has these threads: the workers of its NICs, unless the program polls; `weft-control`, which
-//! connects peers; `weft-events`, which ends operations; `weft-callbacks`, which calls the program and reads watchers.
+//! Data moves over `weft-engine`, one engine for each link (`measurement`). Set-up runs over TLS (`control`). `operations`
+//! and `counters` know no socket, thread or clock. An engine has these threads: the workers of its links, unless the
+//! program polls; `weft-control`, which connects peers; `weft-events`, which ends operations; `weft-callbacks`, which calls the program and reads watchers.
 //!
 //! The crate knows nothing of files, jobs, agents or Kubernetes.
 

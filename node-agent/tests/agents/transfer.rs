@@ -371,14 +371,24 @@ async fn a_file_goes_over_all_nics_of_two_nodes() {
         format!("weft_nic_pair_live_paths{{here=\"{here}\",there=\"{there}\"}} 1\n")
     });
     let live: Vec<String> = live.collect();
-    let all_live = || async {
+    let peer = nics[1][0];
+    // Two ports at either end: each path is between two NICs of its own.
+    let sent: Vec<String> = (0..live.len())
+        .map(|path| format!("weft_path_chunks_sent_total{{peer=\"{peer}\",path=\"{path}\"}} "))
+        .collect();
+    let all_carry = || async {
         let paths = lab.get(0, "/metrics/paths").await;
-        live.iter().all(|line| paths.contains(line)).then_some(())
+        let carries = |sent: &String| {
+            let mut lines = paths.lines();
+            lines.any(|line| line.starts_with(sent) && !line.ends_with(" 0"))
+        };
+        let all = live.iter().all(|line| paths.contains(line)) && sent.iter().all(carries);
+        all.then_some(())
     };
     let (job, edges) = (job("nics", 1), [(0, 1)]);
     let (ends, ()) = tokio::join!(
         lab.run(&job, &edges),
-        eventually("each pair of NICs has a live path", all_live)
+        eventually("each pair of NICs carries data", all_carry)
     );
     assert_verified(&ends);
     for agent in agents {

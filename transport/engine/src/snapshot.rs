@@ -73,12 +73,18 @@ pub struct NicPair {
 }
 
 impl NicPair {
-    /// Adds what another engine or worker says of the same two NICs.
-    pub fn add(&mut self, other: &Self) {
-        self.paths += other.paths;
-        self.live_paths += other.live_paths;
-        self.sent_chunks += other.sent_chunks;
-        self.lost_chunks += other.lost_chunks;
+    /// Adds it to what others say of the same two NICs.
+    pub fn add_to(self, pairs: &mut Vec<Self>) {
+        let is_same = |it: &&mut Self| (it.here, it.there) == (self.here, self.there);
+        match pairs.iter_mut().find(is_same) {
+            Some(same) => {
+                same.paths += self.paths;
+                same.live_paths += self.live_paths;
+                same.sent_chunks += self.sent_chunks;
+                same.lost_chunks += self.lost_chunks;
+            }
+            None => pairs.push(self),
+        }
     }
 }
 
@@ -102,23 +108,15 @@ impl PeerSnapshot {
         let mut nic_pairs: Vec<NicPair> = Vec::new();
         for path in &paths {
             let (here, there) = here.nics_of_path(&address, path.id);
-            let is_pair = |pair: &NicPair| (pair.here, pair.there) == (here, there);
-            let place = nic_pairs.iter().position(is_pair).unwrap_or_else(|| {
-                nic_pairs.push(NicPair {
-                    here,
-                    there,
-                    paths: 0,
-                    live_paths: 0,
-                    sent_chunks: 0,
-                    lost_chunks: 0,
-                });
-                nic_pairs.len() - 1
-            });
-            let pair = &mut nic_pairs[place];
-            pair.paths += 1;
-            pair.live_paths += usize::from(path.state == PathState::Live);
-            pair.sent_chunks += path.sent_chunks;
-            pair.lost_chunks += path.lost_chunks;
+            let pair = NicPair {
+                here,
+                there,
+                paths: 1,
+                live_paths: usize::from(path.state == PathState::Live),
+                sent_chunks: path.sent_chunks,
+                lost_chunks: path.lost_chunks,
+            };
+            pair.add_to(&mut nic_pairs);
         }
         Self {
             address,

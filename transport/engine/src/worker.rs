@@ -766,8 +766,8 @@ impl Worker {
             });
         }
         for (peer, paths) in endpoint.peers() {
-            let snapshot_of_peer = PeerSnapshot::new(&peer.here, peer.address, paths);
-            snapshot.peers.push(snapshot_of_peer);
+            let of_peer = PeerSnapshot::new(&peer.here, peer.address, paths);
+            snapshot.peers.push(of_peer);
         }
         snapshot
     }

@@ -71,9 +71,7 @@ impl NicAddresses {
     pub fn of(&self, index: usize) -> IpAddr {
         self.addresses[index % self.len()]
     }
-}
 
-impl NicAddresses {
     /// The device of each that its sockets have to be bound to: the kernel would choose by the destination alone, and all
     /// NICs of one network would send over the first. None where one device has all addresses, as loopback has, or where the
     /// system does not tell.

@@ -70,6 +70,8 @@ async fn go_down_and_up() {
     let operator = Operator::new(Lab::new());
     let running = operator.serve().await;
     operator.set_engine("1", |engine| {
+        // One for each of the NICs that there will be.
+        engine.ports.as_mut().unwrap().count = 3;
         engine.nics = Some(Nics {
             include: vec!["rail*".to_owned()],
             exclude: Vec::new(),

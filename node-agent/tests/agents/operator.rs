@@ -24,7 +24,7 @@ use weft_proto::claims::v1::{AllocatedDevice, FindClaimRequest, FindClaimRespons
 use weft_proto::operator::v1::operator_server::{Operator as Serve, OperatorServer};
 use weft_proto::operator::v1::*;
 
-use crate::support::{Lab, eventually};
+use crate::support::{DEADLINE, Lab, eventually};
 
 /// Life of a certificate that is not renewed during a test, seconds from now.
 const DAY: Range<i64> = -60..86_400;
@@ -288,7 +288,8 @@ impl Member {
     /// Why it has ended without being told to.
     pub(crate) async fn ended(self) -> Result<(), EnrollError> {
         let _stop = self.stop;
-        self.ended.await.unwrap()
+        let ended = tokio::time::timeout(DEADLINE, self.ended).await;
+        ended.expect("it ends").unwrap()
     }
 
     pub(crate) async fn stop(self) {

@@ -14,3 +14,4 @@ if ! ldconfig -p | grep -q 'libcuda\.so\.1'; then
 fi
 if [ "${1:-}" = --where ]; then exit 0; fi
 cargo run --locked -p weft-cuda --example write_and_read
+hack/python.sh -k gpu

@@ -1,16 +1,17 @@
 //! Tensors of other libraries, by DLPack (<https://dmlc.github.io/dlpack/latest/c_api.html>): where the bytes lie.
 
-use std::ffi::c_void;
-use std::ptr::NonNull;
-
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
+use std::ffi::c_void;
 
 use crate::failure::wrong_value;
 
 /// `kDLCPU`.
 const CPU: i32 = 1;
+
+/// `kDLCUDA`.
+const CUDA: i32 = 2;
 
 /// `DLPACK_MAJOR_VERSION`, of which this knows the structures.
 const MAJOR: u32 = 1;
@@ -46,12 +47,19 @@ struct Versioned {
     tensor: Tensor,
 }
 
+/// Where the bytes of a tensor lie.
+pub(crate) struct Bytes {
+    /// An address of the CPU, or of the GPU that has them. It is not 0.
+    pub(crate) address: usize,
+    /// How many there are; at least 1.
+    pub(crate) length: usize,
+    /// The number of the GPU.
+    pub(crate) gpu: Option<usize>,
+}
+
 /// The bytes of the tensor of a capsule, as long as the capsule is there. The capsule keeps the tensor: this consumer does
 /// not take it over, so the capsule's own destructor gives it back.
-pub(crate) fn bytes_of(
-    name: &str,
-    capsule: &Bound<'_, PyCapsule>,
-) -> PyResult<(NonNull<u8>, usize)> {
+pub(crate) fn bytes_of(name: &str, capsule: &Bound<'_, PyCapsule>) -> PyResult<Bytes> {
     let (tensor, is_read_only) = match capsule.pointer_checked(Some(c"dltensor_versioned")) {
         Ok(pointer) => {
             // SAFETY: a capsule with this name has a `DLManagedTensorVersioned`, which begins with the version whatever that
@@ -71,9 +79,14 @@ pub(crate) fn bytes_of(
             (unsafe { pointer.cast::<Tensor>().as_ref() }, false)
         }
     };
-    if tensor.device_type != CPU {
-        return Err(wrong_value(name, "is not in the memory of the CPU"));
-    }
+    let gpu = match (tensor.device_type, usize::try_from(tensor.device_id)) {
+        (CPU, _) => None,
+        (CUDA, Ok(number)) => Some(number),
+        _ => {
+            let problem = "is neither in the memory of the CPU nor in that of an NVIDIA GPU";
+            return Err(wrong_value(name, problem));
+        }
+    };
     if is_read_only {
         return Err(wrong_value(
             name,
@@ -115,7 +128,13 @@ pub(crate) fn bytes_of(
     if bytes == 0 {
         return Err(wrong_value(name, "is empty: it must have at least 1 byte"));
     }
-    let start = (tensor.data as *mut u8).wrapping_add(tensor.byte_offset as usize);
-    let start = NonNull::new(start).ok_or_else(|| PyBufferError::new_err("a tensor at null"))?;
-    Ok((start, bytes as usize))
+    let address = (tensor.data as usize).wrapping_add(tensor.byte_offset as usize);
+    if address == 0 {
+        return Err(PyBufferError::new_err("a tensor at null"));
+    }
+    Ok(Bytes {
+        address,
+        length: bytes as usize,
+        gpu,
+    })
 }

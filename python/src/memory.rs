@@ -4,9 +4,11 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
+use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyMemoryView};
+use weft_cuda::{CudaError, Gpu};
 use weft_transfer_engine::{Region, TransferError};
 
 use crate::dlpack;
@@ -16,7 +18,8 @@ use crate::shared::Shared;
 /// The bytes of an object of Python: no copy.
 pub(crate) struct Buffer {
     pub(crate) region: Arc<Region>,
-    pub(crate) memory: Py<PyAny>,
+    /// A memoryview; none of memory of a GPU.
+    pub(crate) memory: Option<Py<PyAny>>,
 }
 
 /// The memory of an object with the buffer protocol or with DLPack.
@@ -27,20 +30,20 @@ pub(crate) fn buffer_of(object: &Bound<'_, PyAny>) -> PyResult<Buffer> {
     let array_of = ARRAY_OF.import(py, "weft._buffers", "array_of")?;
     // A ctypes array over the object's own memory, or a capsule.
     let given = array_of.call1((object,))?;
-    let (array, start, length) = match given.cast::<PyCapsule>() {
+    let (array, address, length) = match given.cast::<PyCapsule>() {
         Ok(capsule) => {
-            let (start, length) = dlpack::bytes_of("buffer", capsule)?;
+            let bytes = dlpack::bytes_of("buffer", capsule)?;
+            if let Some(gpu) = bytes.gpu {
+                return on_gpu(py, gpu, &bytes, capsule);
+            }
             let array_at = ARRAY_AT.import(py, "weft._buffers", "array_at")?;
-            let array = array_at.call1((start.as_ptr() as usize, length, capsule))?;
-            (array, start, length)
+            let array = array_at.call1((bytes.address, bytes.length, capsule))?;
+            (array, bytes.address, bytes.length)
         }
-        Err(_) => {
-            let (array, address, length) = given.extract::<(Bound<'_, PyAny>, usize, usize)>()?;
-            let start = NonNull::new(address as *mut u8);
-            let start = start.ok_or_else(|| wrong_value("buffer", "has no memory"))?;
-            (array, start, length)
-        }
+        Err(_) => given.extract::<(Bound<'_, PyAny>, usize, usize)>()?,
     };
+    let start = NonNull::new(address as *mut u8);
+    let start = start.ok_or_else(|| wrong_value("buffer", "has no memory"))?;
     let memory = PyMemoryView::from(&array)?.call_method1("cast", ("B",))?;
     let owner = Box::new(array.unbind());
     // SAFETY: the array exports the object's buffer, or has the capsule: as long as it is there the object keeps these
@@ -50,7 +53,34 @@ pub(crate) fn buffer_of(object: &Bound<'_, PyAny>) -> PyResult<Buffer> {
     let region = unsafe { Region::borrow(start, length, owner) };
     Ok(Buffer {
         region,
-        memory: memory.unbind(),
+        memory: Some(memory.unbind()),
+    })
+}
+
+/// The memory of a tensor on a GPU.
+fn on_gpu(
+    py: Python<'_>,
+    gpu: usize,
+    bytes: &dlpack::Bytes,
+    capsule: &Bound<'_, PyCapsule>,
+) -> PyResult<Buffer> {
+    let owner = Box::new(capsule.clone().unbind());
+    // It loads the driver, and waits for it.
+    let region = py.detach(|| {
+        let gpu = Gpu::open(gpu)?;
+        // SAFETY: the capsule keeps the tensor. `reg_mr` says that its program must not give the memory away otherwise.
+        unsafe { gpu.region(bytes.address as u64, bytes.length as u64, owner) }
+    });
+    let region = region.map_err(|error| {
+        let message = format!("buffer is in the memory of a GPU: {error}");
+        match error {
+            CudaError::NotAllocated { .. } => PyValueError::new_err(message),
+            _ => PyOSError::new_err(message),
+        }
+    })?;
+    Ok(Buffer {
+        region,
+        memory: None,
     })
 }
 
@@ -61,7 +91,7 @@ pub(crate) fn alloc(py: Python<'_>, bytes: u64) -> PyResult<Buffer> {
     let memory = map(py, &region)?;
     Ok(Buffer {
         region: Arc::new(region),
-        memory,
+        memory: Some(memory),
     })
 }
 
@@ -89,7 +119,7 @@ pub(crate) fn map(py: Python<'_>, region: &Region) -> PyResult<Py<PyAny>> {
 pub(crate) struct MemoryRegion {
     pub(crate) region: weft_transfer_engine::MemoryRegion,
     pub(crate) engine: Weak<Shared>,
-    pub(crate) memory: Py<PyAny>,
+    pub(crate) memory: Option<Py<PyAny>>,
 }
 
 #[pymethods]
@@ -102,11 +132,17 @@ impl MemoryRegion {
     }
 
     /// Its bytes, as a memoryview: no copy. Use it as `numpy.frombuffer(region.memory, dtype)` or
-    /// `torch.frombuffer(region.memory, dtype=...)`. Peers may change the bytes meanwhile.
+    /// `torch.frombuffer(region.memory, dtype=...)`. Peers may change the bytes meanwhile. Memory of a GPU has none: use the
+    /// tensor.
     #[getter]
     fn memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMemoryView>> {
         // Who releases it has released this one only.
-        PyMemoryView::from(self.memory.bind(py))
+        match &self.memory {
+            Some(memory) => PyMemoryView::from(memory.bind(py)),
+            None => Err(PyValueError::new_err(
+                "the region is memory of a GPU: use the tensor that was registered",
+            )),
+        }
     }
 
     fn __len__(&self) -> usize {

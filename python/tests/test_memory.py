@@ -31,6 +31,58 @@ class OnlyDLPack:
         return self.of.__dlpack__(**version)
 
 
+class OnGpu(ctypes.Structure):
+    """The beginning of a `DLTensor`. A capsule of numpy gets another place."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("device", ctypes.c_int32), ("number", ctypes.c_int32)]
+
+    @staticmethod
+    def of(array, address):
+        class Tensor(OnlyDLPack):
+            def __dlpack__(self):
+                capsule = self.of.__dlpack__()
+                pointer = ctypes.pythonapi.PyCapsule_GetPointer
+                pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+                tensor = OnGpu.from_address(pointer(capsule, b"dltensor"))
+                tensor.data, tensor.device, tensor.number = address, 2, 0
+                return capsule
+
+        return Tensor(array, device=(2, 0))
+
+
+class Driver:
+    """What the test needs of NVIDIA's driver, to have memory of a GPU without the engine."""
+
+    def __init__(self, library):
+        self.library = library
+        context = ctypes.c_void_p()
+        self("cuInit", 0)
+        self("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self("cuCtxSetCurrent", context)
+
+    def __call__(self, function, *arguments):
+        assert getattr(self.library, function)(*arguments) == 0, function
+
+    def zeros(self, length):
+        address = ctypes.c_uint64()
+        self("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(length))
+        self("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(length))
+        return address.value
+
+    def read(self, address, length):
+        bytes_there = ctypes.create_string_buffer(length)
+        self("cuMemcpyDtoH_v2", bytes_there, ctypes.c_uint64(address), ctypes.c_size_t(length))
+        return bytes_there.raw
+
+
+@pytest.fixture
+def driver():
+    try:
+        return Driver(ctypes.CDLL("libcuda.so.1"))
+    except OSError:
+        pytest.skip("gpu: not run: no GPU")
+
+
 def address_of(memory: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
@@ -91,6 +143,36 @@ def test_a_tensor_of_torch_is_registered_where_it_lies(pair):
         a.reg_mr(tensor.t())
     with pytest.raises(ValueError, match="buffer does not show its memory"):
         a.reg_mr(torch.zeros(2, requires_grad=True))
+
+
+def test_memory_of_a_gpu_is_written_and_read(pair, driver):
+    a, b = pair
+    length = 1_000_001
+    address = driver.zeros(length + 1)
+    tensor = numpy.zeros(length, numpy.uint8)
+    there = b.reg_mr(OnGpu.of(tensor, address), weft.Access.ALL)
+    assert len(there) == length
+    with pytest.raises(ValueError, match="the region is memory of a GPU"):
+        there.memory  # noqa: B018
+    sent = bytes(range(251)) * 3984 + b"end"
+    source = a.reg_mr(bytearray(sent))
+    a.submit_single_write(source, (there.descriptor, 1), len(sent), deadline=PATIENCE).wait()
+    assert driver.read(address, length + 1) == b"\0" + sent + bytes(length - len(sent))
+    # From the GPU, too.
+    back = a.alloc(length)
+    b.submit_single_write(there, back.descriptor, deadline=PATIENCE).wait()
+    assert bytes(back.memory)[1 : 1 + len(sent)] == sent
+    with pytest.raises(ValueError, match="are not in one allocation of a GPU"):
+        b.reg_mr(OnGpu.of(numpy.zeros(1 << 30, numpy.uint8), address))
+
+
+def test_memory_of_a_gpu_needs_a_driver_that_knows_it(engine):
+    a = engine()
+    # Without a driver, and where there is one.
+    says = "buffer is in the memory of a GPU: (libcuda.so.1 cannot be loaded|address 0x1000 and the 8 bytes)"
+    with pytest.raises((OSError, ValueError), match=says):
+        a.reg_mr(OnGpu.of(numpy.zeros(1), 0x1000))
+    assert a.counts().regions == 0
 
 
 @pytest.mark.parametrize("dlpack", [False, True], ids=["buffer", "DLPack"])
@@ -191,7 +273,7 @@ def test_the_name_of_a_field_is_no_reference_to_an_object(engine):
         (numpy.zeros((3, 0)), ValueError, "buffer is empty"),
         (OnlyDLPack(numpy.zeros((3, 0))), ValueError, "buffer is empty"),
         (OnlyDLPack(numpy.zeros((5, 4, 0))[::2, ::2]), ValueError, "buffer is empty"),
-        (OnlyDLPack(numpy.zeros(3), device=(2, 1)), ValueError, r"the memory of a device \(CUDA, number 1\)"),
+        (OnlyDLPack(numpy.zeros(3), device=(10, 1)), ValueError, r"the memory of a device \(ROCm, number 1\)"),
         (OnlyDLPack(numpy.zeros(3), device=(99, 0)), ValueError, r"\(device type 99 of DLPack, number 0\)"),
         (numpy.zeros(3, "M8[s]"), ValueError, "buffer does not show its memory"),
         ("text", TypeError, "buffer must have the buffer protocol or DLPack, and str has neither"),

@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 _DEVICES = {
-    2: "CUDA",
     3: "CUDA's pinned host memory",
     4: "OpenCL",
     7: "Vulkan",
@@ -20,7 +19,7 @@ _DEVICES = {
     16: "Hexagon",
 }
 
-_CPU = 1
+_CPU, _CUDA = 1, 2
 
 
 def array_of(buffer: Any) -> Any:
@@ -53,7 +52,7 @@ def array_of(buffer: Any) -> Any:
 
 def _capsule_of(tensor: Any) -> Any:
     device, index = tensor.__dlpack_device__()
-    if device != _CPU:
+    if device not in (_CPU, _CUDA):
         name = _DEVICES.get(int(device), f"device type {int(device)} of DLPack")
         raise ValueError(f"buffer is in the memory of a device ({name}, number {index}): copy it to the CPU first")
     try:

@@ -384,13 +384,26 @@ weft_status weft_reg_mr(const weft_engine *engine,
                         uint32_t access,
                         weft_mr **mr);
 
+// Registers memory of an NVIDIA GPU: `bytes` bytes from `address` on, all in one allocation, as cuMemAlloc() and cudaMalloc()
+// make it. `gpu` is the driver's number of the GPU, 0 for the first. The driver, libcuda.so.1, is loaded by the first call.
+// Bytes go through host memory. The copies wait for no stream of the program: synchronise the one that computes a source before
+// the write is submitted.
+//
+// **The memory must stay until weft_dereg_mr() has returned WEFT_OK**, also when the engine is closed before.
+weft_status weft_reg_cuda_mr(const weft_engine *engine,
+                             uint32_t gpu,
+                             uint64_t address,
+                             uint64_t bytes,
+                             uint32_t access,
+                             weft_mr **mr);
+
 // Allocates `bytes` bytes, at least 1, all 0, and registers them for all access. weft_mr_address() says where they lie. The
 // memory is a memfd, which other processes can map; weft_dereg_mr() frees it.
 weft_status weft_alloc(const weft_engine *engine,
                        uint64_t bytes,
                        weft_mr **mr);
 
-// Where the memory lies. NULL if `mr` is.
+// Where the memory lies. NULL if `mr` is, or for memory of a GPU.
 void *weft_mr_address(const weft_mr *mr);
 
 // Bytes of the memory. 0 if `mr` is NULL.

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use weft_cuda::Gpu;
 use weft_transfer_engine::{Access, MemoryRegion, MrDescriptor, Progress, Region, TransferEngine};
 
 use crate::argument::{give, given, memory};
@@ -149,6 +150,39 @@ pub extern "C" fn weft_reg_mr(
     })
 }
 
+/// Registers memory of an NVIDIA GPU: `bytes` bytes from `address` on, all in one allocation, as cuMemAlloc() and cudaMalloc()
+/// make it. `gpu` is the driver's number of the GPU, 0 for the first. The driver, libcuda.so.1, is loaded by the first call.
+/// Bytes go through host memory. The copies wait for no stream of the program: synchronise the one that computes a source before
+/// the write is submitted.
+///
+/// **The memory must stay until weft_dereg_mr() has returned WEFT_OK**, also when the engine is closed before.
+#[unsafe(no_mangle)]
+pub extern "C" fn weft_reg_cuda_mr(
+    engine: Option<&WeftEngine>,
+    gpu: u32,
+    address: u64,
+    bytes: u64,
+    access: u32,
+    mr: Option<&mut MaybeUninit<*mut WeftMr>>,
+) -> WeftStatus {
+    call(|| {
+        let engine = running(engine)?;
+        let to = given(mr, "mr")?;
+        if bytes == 0 {
+            return Err(Refusal::invalid("bytes is 0: it must be at least 1"));
+        }
+        let access = self::access(access)?;
+        let gpu = Gpu::open(gpu as usize)?;
+        let borrowed = Arc::new(Borrowed::default());
+        let owner = Box::new(Owner(Arc::clone(&borrowed)));
+        // SAFETY: as in `weft_reg_mr`.
+        let region = unsafe { gpu.region(address, bytes, owner)? };
+        let registered = engine.reg_mr(region, access)?;
+        give(to, WeftMr::new(engine, registered, Some(borrowed)));
+        Ok(())
+    })
+}
+
 /// Allocates `bytes` bytes, at least 1, all 0, and registers them for all access. weft_mr_address() says where they lie. The
 /// memory is a memfd, which other processes can map; weft_dereg_mr() frees it.
 #[unsafe(no_mangle)]
@@ -165,7 +199,7 @@ pub extern "C" fn weft_alloc(
     })
 }
 
-/// Where the memory lies. NULL if `mr` is.
+/// Where the memory lies. NULL if `mr` is, or for memory of a GPU.
 #[unsafe(no_mangle)]
 pub extern "C" fn weft_mr_address(mr: Option<&WeftMr>) -> *mut c_void {
     mr.map_or(std::ptr::null_mut(), |mr| mr.start)

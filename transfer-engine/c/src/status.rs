@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use weft_cuda::CudaError;
 use weft_transfer_engine::TransferError;
 
 use crate::text::text;
@@ -80,6 +81,19 @@ impl From<TransferError> for Refusal {
             TransferError::Forked { .. } => WeftStatus::WEFT_FORKED,
             TransferError::Closed => WeftStatus::WEFT_CLOSED,
             _ => WeftStatus::WEFT_INTERNAL,
+        };
+        Self {
+            status,
+            text: error.to_string(),
+        }
+    }
+}
+
+impl From<CudaError> for Refusal {
+    fn from(error: CudaError) -> Self {
+        let status = match error {
+            CudaError::NotAllocated { .. } => WeftStatus::WEFT_INVALID,
+            _ => WeftStatus::WEFT_SYSTEM,
         };
         Self {
             status,

@@ -18,10 +18,11 @@ fn main() {
     let (address, _guard) = tensor.device_ptr(&stream);
     stream.synchronize().expect("the zeros are there");
     // SAFETY: the tensor is dropped behind the engines.
-    let beyond = unsafe { gpu.region(address, 1 << 50) };
+    let beyond = unsafe { gpu.region(address, 1 << 50, Box::new(())) };
     assert!(matches!(beyond, Err(CudaError::NotAllocated { .. })));
     // SAFETY: as before.
-    let region = unsafe { gpu.region(address + 3, BYTES as u64) }.expect("it is allocated");
+    let region =
+        unsafe { gpu.region(address + 3, BYTES as u64, Box::new(())) }.expect("it is allocated");
 
     let start = || TransferEngine::start(TransferEngineConfig::default()).expect("it starts");
     let [a, b] = [start(), start()];

@@ -15,7 +15,7 @@
 //! // What cuMemAlloc, cudaMalloc or torch's `data_ptr()` give.
 //! let (address, bytes) = tensor();
 //! // SAFETY: the tensor is freed after the engine.
-//! let region = unsafe { Gpu::open(0)?.region(address, bytes)? };
+//! let region = unsafe { Gpu::open(0)?.region(address, bytes, Box::new(()))? };
 //! let (memory, descriptor) = engine.reg_mr(region, Access::WRITE)?;
 //! # Ok(())
 //! # }
@@ -26,8 +26,10 @@
     reason = "calls of NVIDIA's driver, and memory that the program must not free"
 )]
 
+use std::any::Any;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use weft_transfer_engine::{DeviceMemory, DropReason, Region};
@@ -77,25 +79,34 @@ impl fmt::Debug for Gpu {
 }
 
 impl Gpu {
-    /// Opens a GPU by the driver's number, 0 for the first.
+    /// Opens a GPU by the driver's number, 0 for the first. One that is open already is the same.
     pub fn open(ordinal: usize) -> Result<Arc<Self>, CudaError> {
+        static OPEN: Mutex<BTreeMap<usize, Weak<Gpu>>> = Mutex::new(BTreeMap::new());
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gpu) = open.get(&ordinal).and_then(Weak::upgrade) {
+            return Ok(gpu);
+        }
         // SAFETY: the initialisers of NVIDIA's driver may run in any program.
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaError::NoDriver);
         }
         let context = CudaContext::new(ordinal).map_err(failed("cuDevicePrimaryCtxRetain"))?;
         let stream = context.new_stream().map_err(failed("cuStreamCreate"))?;
-        Ok(Arc::new(Self { context, stream }))
+        let gpu = Arc::new(Self { context, stream });
+        open.insert(ordinal, Arc::downgrade(&gpu));
+        Ok(gpu)
     }
 
     /// `bytes` bytes of the GPU's memory from `address` on, as a region. They have to lie in one allocation of the driver.
+    /// `owner` keeps them, and is dropped with the region.
     ///
     /// # Safety
-    /// The memory stays allocated until the region is deregistered and the operations that send from it have ended.
+    /// The memory stays allocated until `owner` is dropped.
     pub unsafe fn region(
         self: &Arc<Self>,
         address: u64,
         bytes: u64,
+        owner: Box<dyn Any + Send + Sync>,
     ) -> Result<Arc<Region>, CudaError> {
         let not_allocated = CudaError::NotAllocated { address, bytes };
         self.context
@@ -109,7 +120,10 @@ impl Gpu {
         if found.result().is_err() || !is_inside {
             return Err(not_allocated);
         }
-        let memory = Memory(Arc::clone(self));
+        let memory = Memory {
+            gpu: Arc::clone(self),
+            _owner: owner,
+        };
         Region::of_device(Arc::new(memory), address, bytes).map_err(|_| not_allocated)
     }
 
@@ -128,23 +142,32 @@ impl Gpu {
 }
 
 /// What regions have: who has it may copy to any address, so nobody else does.
-#[derive(Debug)]
-struct Memory(Arc<Gpu>);
+struct Memory {
+    gpu: Arc<Gpu>,
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "memory of {:?}", self.gpu)
+    }
+}
 
 impl DeviceMemory for Memory {
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DropReason> {
-        self.0.bind()?;
+        self.gpu.bind()?;
         // SAFETY: the address is in a region, whose memory is allocated (`Gpu::region`), and `bytes` outlive the copy, which
         // `finish` waits for.
         let copied =
-            unsafe { result::memcpy_htod_async(address, bytes, self.0.stream.cu_stream()) };
-        self.0.finish(copied)
+            unsafe { result::memcpy_htod_async(address, bytes, self.gpu.stream.cu_stream()) };
+        self.gpu.finish(copied)
     }
 
     fn read(&self, address: u64, out: &mut [u8]) -> Result<(), DropReason> {
-        self.0.bind()?;
+        self.gpu.bind()?;
         // SAFETY: as in `write`.
-        let copied = unsafe { result::memcpy_dtoh_async(out, address, self.0.stream.cu_stream()) };
-        self.0.finish(copied)
+        let copied =
+            unsafe { result::memcpy_dtoh_async(out, address, self.gpu.stream.cu_stream()) };
+        self.gpu.finish(copied)
     }
 }

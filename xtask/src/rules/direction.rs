@@ -46,8 +46,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &["weft-core", "weft-crypto", "weft-link", "weft-memory"],
     ),
     ("weft-transfer-engine", &["weft-engine"]),
-    ("weft-transfer-engine-c", &["weft-transfer-engine"]),
-    ("weft-python", &["weft-transfer-engine"]),
+    (
+        "weft-transfer-engine-c",
+        &["weft-cuda", "weft-transfer-engine"],
+    ),
+    ("weft-python", &["weft-cuda", "weft-transfer-engine"]),
     ("weft-cuda", &["weft-transfer-engine"]),
     ("weft-device-socket", &["weft-device", "weft-memory"]),
     (

@@ -62,6 +62,12 @@ static void memory_is_checked(weft_engine *a) {
     REFUSED(weft_reg_mr(a, bytes, UINT64_MAX, 0, &mr), WEFT_INVALID, "bytes is 18446744073709551615");
     REFUSED(weft_reg_mr(a, bytes, 64, 8, &mr), WEFT_INVALID, "access is 0x8");
     REFUSED(weft_reg_mr(a, bytes, 64, 0, NULL), WEFT_INVALID, "mr is NULL");
+    REFUSED(weft_reg_cuda_mr(NULL, 0, 4096, 64, 0, &mr), WEFT_INVALID, "engine is NULL");
+    REFUSED(weft_reg_cuda_mr(a, 0, 4096, 0, 0, &mr), WEFT_INVALID, "bytes is 0");
+    REFUSED(weft_reg_cuda_mr(a, 0, 4096, 64, 8, &mr), WEFT_INVALID, "access is 0x8");
+    /* No machine has so many GPUs. Where there is a driver it says so itself. */
+    EXPECT(weft_reg_cuda_mr(a, 4096, 4096, 64, 0, &mr) == WEFT_SYSTEM);
+    EXPECT(strstr(weft_last_error(), "libcuda.so.1") || strstr(weft_last_error(), "cuDevice"));
     REFUSED(weft_alloc(a, 0, &mr), WEFT_INVALID, "bytes is 0");
     REFUSED(weft_alloc(a, UINT64_MAX / 2, &mr), WEFT_SYSTEM, "");
     EXPECT(mr == NULL);

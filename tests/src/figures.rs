@@ -9,6 +9,7 @@ mod plot;
 mod start_up;
 mod translation_cache;
 mod working_set;
+mod write_size;
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +20,7 @@ use self::drawing::Drawing;
 use crate::bench::{BenchError, Context};
 use crate::report::{self, Origin, ReportError};
 
-/// A figure of the paper "Alibaba Stellar".
+/// A figure of the paper "Alibaba Stellar", by its number there, or of another one, by its row in `docs/status.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Figure {
     /// Start-up time against memory size.
@@ -31,6 +32,9 @@ pub enum Figure {
     /// Latency and throughput of RDMA writes against their size.
     #[value(name = "13")]
     MessageSize,
+    /// Throughput of the TransferEngine's writes against their size.
+    #[value(name = "te8")]
+    WriteSize,
 }
 
 /// Why there is no figure.
@@ -57,7 +61,7 @@ struct Record<'a> {
 }
 
 impl Figure {
-    /// Measures it and writes `OUT/figure-NUMBER.svg` and `OUT/figure-NUMBER.json`. Returns the path of the plot.
+    /// Measures it and writes `OUT/figure-NAME.svg` and `OUT/figure-NAME.json`. Returns the path of the plot.
     ///
     /// # Errors
     /// [`FigureError`].
@@ -66,6 +70,7 @@ impl Figure {
             Self::StartUp => start_up::measure(context)?,
             Self::WorkingSet => working_set::measure(context)?,
             Self::MessageSize => message_size::measure(context)?,
+            Self::WriteSize => write_size::measure(context)?,
         };
         let svg = plot::svg(&drawing).map_err(|error| FigureError::Plot(error.to_string()))?;
         let record = Record {
@@ -82,10 +87,10 @@ impl Figure {
         Ok(path)
     }
 
-    /// `figure-NUMBER`.
+    /// `figure-NAME`.
     pub fn name(self) -> String {
         let value = self.to_possible_value();
-        let number = value.map(|value| value.get_name().to_owned());
-        format!("figure-{}", number.unwrap_or_default())
+        let name = value.map(|value| value.get_name().to_owned());
+        format!("figure-{}", name.unwrap_or_default())
     }
 }

@@ -229,7 +229,7 @@ pub(super) fn find(program: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-pub(super) fn failed(program: &str, message: &str) -> BenchError {
+pub(crate) fn failed(program: &str, message: &str) -> BenchError {
     BenchError::Program {
         program: program.to_owned(),
         message: message.to_owned(),

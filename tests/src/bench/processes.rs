@@ -27,7 +27,7 @@ const MODULE: [&str; 2] = ["libweft_python.so", "_weft.abi3.so"];
 
 /// A library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Library {
+pub(crate) enum Library {
     /// NVIDIA's, over UCX, which runs over TCP.
     Nixl,
     /// Mooncake's TransferEngine, over TCP.
@@ -111,7 +111,7 @@ fn assemble(scratch: &Path) -> Result<PathBuf, String> {
 }
 
 /// The two processes, with so much memory each.
-pub(super) struct Pair {
+pub(crate) struct Pair {
     library: Library,
     version: String,
     target: Process,
@@ -122,7 +122,7 @@ pub(super) struct Pair {
 
 impl Pair {
     /// Starts both, or says why they do not run.
-    pub(super) fn start(fabric: &Fabric, library: Library, bytes: usize) -> Result<Self, String> {
+    pub(crate) fn start(fabric: &Fabric, library: Library, bytes: usize) -> Result<Self, String> {
         let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
         let (path, version) = library.find(directory.path())?;
         let (program, text) = library.program();
@@ -161,7 +161,7 @@ impl Pair {
     }
 
     /// How a row names it.
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         let over = match self.library {
             Library::Nixl => ", UCX over TCP",
             Library::Mooncake => ", TCP",

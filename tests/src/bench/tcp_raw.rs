@@ -123,7 +123,7 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
 
 /// The same bytes by one connection, message by message out of the same memory and into as much: GB/s behind the first
 /// `work.memory` bytes. What has come is compared at the end.
-fn plain(fabric: &Fabric, work: Writes, spin: Duration) -> Result<f64, BenchError> {
+pub(crate) fn plain(fabric: &Fabric, work: Writes, spin: Duration) -> Result<f64, BenchError> {
     let (sender, receiver) = tcp::connect(fabric)?;
     let failed = || BenchError::system("a plain TCP socket");
     for socket in [&sender, &receiver] {

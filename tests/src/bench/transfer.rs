@@ -80,7 +80,7 @@ pub(super) enum Waits {
 }
 
 /// Node 0 writes to node 1.
-pub(super) struct Engines<'a> {
+pub(crate) struct Engines<'a> {
     /// None in the tests, on loopback.
     fabric: Option<&'a Fabric>,
     sender: End,
@@ -138,7 +138,7 @@ struct End {
 impl<'a> Engines<'a> {
     /// Starts both, each with so much private memory. Where they make progress inline, a thread polls the receiver and waiting
     /// polls the sender.
-    pub(super) fn start(
+    pub(crate) fn start(
         fabric: &'a Fabric,
         link: Link,
         progress: Progress,

@@ -13,7 +13,7 @@ const STEPS: (u32, u32) = (5, 11);
 
 /// Writes of contiguous bytes, one behind the other through all the memory, from the beginning again at its end.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Many {
+pub(crate) struct Many {
     /// Bytes of each.
     pub bytes: usize,
     /// How many.
@@ -24,7 +24,7 @@ pub(super) struct Many {
 
 /// Writes of pages that lie neither at the source nor at the destination behind one another.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Paged {
+pub(crate) struct Paged {
     /// Bytes of a page.
     pub page: usize,
     /// Pages of an operation, a power of two.
@@ -37,7 +37,7 @@ pub(super) struct Paged {
 
 /// How long it took.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Took {
+pub(crate) struct Took {
     /// From the first write until the last has ended.
     pub seconds: f64,
     /// One write until it has ended, the median; 0 with several under way.
@@ -45,7 +45,7 @@ pub(super) struct Took {
 }
 
 /// Two ends of a library.
-pub(super) trait Writer {
+pub(crate) trait Writer {
     /// Writes and compares.
     fn write(&mut self, work: Many) -> Result<Took, BenchError>;
 
@@ -55,14 +55,14 @@ pub(super) trait Writer {
 
 impl Many {
     /// Payload, GB/s.
-    pub(super) fn rate(self, took: Took) -> f64 {
+    pub(crate) fn rate(self, took: Took) -> f64 {
         self.bytes as f64 * self.count as f64 / took.seconds / 1e9
     }
 }
 
 impl Paged {
     /// Pages a second, as the paper counts operations.
-    pub(super) fn rate(self, took: Took) -> f64 {
+    pub(crate) fn rate(self, took: Took) -> f64 {
         f64::from(self.pages) * self.operations as f64 / took.seconds
     }
 }

@@ -10,9 +10,10 @@ use weft_tests::bench::Context;
 use weft_tests::bench::transfer::Link;
 use weft_tests::figures::Figure;
 
-/// Measures experiments of the paper "Alibaba Stellar" on this machine and draws them.
+/// Measures experiments of papers on this machine and draws them: 6, 8 and 13 of "Alibaba Stellar", and te8 of TransferEngine,
+/// which needs NIXL and Mooncake.
 ///
-/// Each figure is written as OUT/figure-NUMBER.svg, its numbers as OUT/figure-NUMBER.json. Nothing
+/// Each figure is written as OUT/figure-NAME.svg, its numbers as OUT/figure-NAME.json. Nothing
 /// else should run meanwhile.
 ///
 /// The exit status is 1 when a figure could not be made, which standard error explains.

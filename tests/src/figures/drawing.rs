@@ -30,6 +30,7 @@ pub(super) struct Axis {
 pub(super) enum Unit {
     Bytes,
     BytesPerSecond,
+    PerSecond,
     Seconds,
     /// Of one.
     Share,
@@ -70,6 +71,7 @@ impl Unit {
         match self {
             Self::Bytes => in_steps(value, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"]),
             Self::BytesPerSecond => in_steps(value, 1e3, &["B/s", "kB/s", "MB/s", "GB/s"]),
+            Self::PerSecond => in_steps(value, 1e3, &["/s", "thousand/s", "million/s"]),
             Self::Seconds => in_steps(value * 1e9, 1e3, &["ns", "µs", "ms", "s"]),
             Self::Share => format!("{value:.1}"),
         }
@@ -106,6 +108,7 @@ mod tests {
         assert_eq!(Unit::Bytes.text(1536.0), "1.5 KiB");
         assert_eq!(Unit::Bytes.text(2f64.powi(30) * 1600.0), "1.56 TiB");
         assert_eq!(Unit::BytesPerSecond.text(5e5), "500 kB/s");
+        assert_eq!(Unit::PerSecond.text(2.5e5), "250 thousand/s");
         assert_eq!(Unit::Seconds.text(2e-6), "2 µs");
         assert_eq!(Unit::Seconds.text(390.0), "390 s");
         assert_eq!(Unit::Share.text(1.0), "1.0");

@@ -16,10 +16,11 @@ type PlotError = DrawingAreaErrorKind<io::Error>;
 const PANEL: (u32, u32) = (620, 400);
 const TITLE: u32 = 36;
 /// Colours that a reader who sees no red or no green can tell apart (Okabe and Ito, "Color Universal Design", 2008).
-const COLOURS: [RGBColor; 4] = [
+const COLOURS: [RGBColor; 5] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
     RGBColor(0, 0, 0),
 ];
 const FONT: &str = "sans-serif";
@@ -67,7 +68,7 @@ fn draw(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> Result<(), 
         }
         _ => {
             // Room for the names of the lines, by tenfold steps.
-            let room = (most / least).powf(0.3).max(2.0);
+            let room = (most / least).powf(0.1 * panel.lines.len() as f64).max(2.0);
             let y = (least * 0.7..most * room).log_scale();
             lines(builder.build_cartesian_2d(x, y)?, panel)
         }

@@ -10,6 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, unbounded};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 use weft_fabric::Fabric;
 
@@ -110,7 +112,8 @@ fn assemble(scratch: &Path) -> Result<PathBuf, String> {
     Ok(scratch.to_owned())
 }
 
-/// The two processes, with so much memory each.
+/// The two processes, with so much memory each. They are stopped but in their turns: their libraries may poll, and what is
+/// measured beside them needs the processors.
 pub(crate) struct Pair {
     library: Library,
     version: String,
@@ -151,13 +154,15 @@ impl Pair {
         let name = target.answer().map_err(told)?;
         let initiator = start(0, "initiator", Some(&name)).map_err(told)?;
         initiator.answer().map_err(told)?;
-        Ok(Self {
+        let pair = Self {
             library,
             version,
             target,
             initiator,
             _directory: directory,
-        })
+        };
+        pair.signal(Signal::SIGSTOP).map_err(told)?;
+        Ok(pair)
     }
 
     /// How a row names it.
@@ -170,11 +175,19 @@ impl Pair {
         format!("{}{}{over}", self.library.name(), self.version)
     }
 
+    fn signal(&self, signal: Signal) -> Result<(), BenchError> {
+        [&self.target, &self.initiator]
+            .into_iter()
+            .try_for_each(|process| process.signal(signal))
+    }
+
     fn measure(&mut self, order: &str, check: &str) -> Result<Took, BenchError> {
+        self.signal(Signal::SIGCONT)?;
         self.target.ask("clear")?;
         self.target.ask("serve")?;
         let answer = self.initiator.ask(order)?;
         let told = self.target.ask(check)?;
+        self.signal(Signal::SIGSTOP)?;
         if told != "same" {
             let message = format!("what was written {told} from what was sent, by {order:?}");
             return Err(failed(self.library.name(), &message));
@@ -232,7 +245,7 @@ struct Process {
     orders: ChildStdin,
     answers: Receiver<String>,
     errors: PathBuf,
-    _child: Killed,
+    child: Killed,
 }
 
 impl Process {
@@ -263,8 +276,13 @@ impl Process {
             orders,
             answers,
             errors,
-            _child: child,
+            child,
         })
+    }
+
+    fn signal(&self, signal: Signal) -> Result<(), BenchError> {
+        let pid = Pid::from_raw(self.child.0.id().cast_signed());
+        kill(pid, signal).map_err(BenchError::system(self.name))
     }
 
     fn ask(&mut self, order: &str) -> Result<String, BenchError> {

@@ -85,8 +85,6 @@ pub(crate) struct Engines<'a> {
     fabric: Option<&'a Fabric>,
     sender: End,
     receiver: End,
-    /// Of the receiver, where no thread of the engine moves bytes.
-    _poller: Option<Poller>,
     content: Content,
 }
 
@@ -136,8 +134,8 @@ struct End {
 }
 
 impl<'a> Engines<'a> {
-    /// Starts both, each with so much private memory. Where they make progress inline, a thread polls the receiver and waiting
-    /// polls the sender.
+    /// Starts both, each with so much private memory. Where they make progress inline, a thread polls the receiver while the
+    /// sender writes, and waiting polls the sender.
     pub(crate) fn start(
         fabric: &'a Fabric,
         link: Link,
@@ -164,17 +162,26 @@ impl<'a> Engines<'a> {
             let step = content.at(at, STEP.min(bytes - at));
             sender.memory.write(at as u64, step)?;
         }
-        let is_inline = receiver.engine.progress() == Progress::Inline;
-        // Where it opens sockets.
-        let start = || Poller::start(&receiver.engine);
-        let poller = is_inline.then(|| in_node(fabric, 1, start)).transpose()?;
         Ok(Self {
             fabric,
             sender,
             receiver,
-            _poller: poller,
             content,
         })
+    }
+
+    /// Has the sender write, and the receiver polled meanwhile where no thread of the engine moves bytes.
+    fn run<T: Send>(
+        &self,
+        write: impl FnOnce() -> Result<T, BenchError> + Send,
+    ) -> Result<T, BenchError> {
+        let is_inline = self.receiver.engine.progress() == Progress::Inline;
+        // Each in the node in which its engine opens sockets.
+        let start = || Poller::start(&self.receiver.engine);
+        let _poller = is_inline
+            .then(|| in_node(self.fabric, 1, start))
+            .transpose()?;
+        in_node(self.fabric, 0, write)?
     }
 
     /// Which link they have, and why; `None` before the first write.
@@ -285,9 +292,7 @@ impl Writer for Engines<'_> {
             let options = Options::within(PATIENCE);
             Ok(self.sender.engine.submit_single_write(&write, options)?)
         };
-        // Where it opens sockets when it polls.
-        let run = || run(work.count, work.outstanding, submit);
-        let took = in_node(self.fabric, 0, run)??;
+        let took = self.run(|| run(work.count, work.outstanding, submit))?;
         for write in 0..work.count.min(places) {
             let at = at(write) as usize;
             self.check(write, at, at, work.bytes)?;
@@ -316,8 +321,7 @@ impl Writer for Engines<'_> {
             let options = Options::within(PATIENCE);
             Ok(self.sender.engine.submit_paged_writes(&write, options)?)
         };
-        let run = || run(work.operations, work.outstanding, submit);
-        let took = in_node(self.fabric, 0, run)??;
+        let took = self.run(|| run(work.operations, work.outstanding, submit))?;
         for (operation, list) in (0..).zip(&lists) {
             for &(source, at) in list {
                 let (source, at) = (source as usize * work.page, at as usize * work.page);

@@ -167,7 +167,7 @@ impl TransferEngineConfig {
     ) -> EngineConfig {
         let workers = self.workers;
         let ports = match link {
-            LinkKind::Udp => PortRange {
+            LinkKind::Udp | LinkKind::Xdp => PortRange {
                 first,
                 count: self.port_count,
             },
@@ -193,7 +193,7 @@ impl TransferEngineConfig {
             split: workers,
             cpus: self.cpus.clone(),
             paths: match link {
-                LinkKind::Udp => {
+                LinkKind::Udp | LinkKind::Xdp => {
                     let pairs = ports_of_worker.saturating_mul(ports_of_worker);
                     pairs.clamp(1, PATHS_MAX)
                 }

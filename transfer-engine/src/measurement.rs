@@ -167,7 +167,7 @@ async fn measure(shared: &Arc<Shared>, peer: &Called<'_>, session: &Session) -> 
 /// The fastest of links that were measured, in bytes per second.
 fn fastest(rates: &[(LinkKind, f64)]) -> LinkInUse {
     let weight = |link| match link {
-        LinkKind::Udp => TCP_AT_LEAST,
+        LinkKind::Udp | LinkKind::Xdp => TCP_AT_LEAST,
         LinkKind::Tcp | LinkKind::Shm => 1.0,
     };
     let weighed = |(link, rate): &(LinkKind, f64)| rate * weight(*link);

@@ -165,7 +165,7 @@ pub(crate) async fn diagnose(
     let socket = UdpSocket::from_std(socket.into_socket());
     let socket = socket.map_err(|error| Fault::engine(error.to_string()))?;
     match link {
-        LinkKind::Udp => {
+        LinkKind::Udp | LinkKind::Xdp => {
             let seal = Seal::new(&secret);
             for _ in 0..ROUNDS {
                 if probes.open.is_empty() {

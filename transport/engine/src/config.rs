@@ -54,6 +54,9 @@ pub enum Encryption {
 pub struct EngineConfig {
     /// Where the engine is reached: the NICs that it sends over, and their ports.
     pub address: LinkAddress,
+    /// Whether an engine over UDP sends and receives by AF_XDP, past the kernel's UDP stack: peers see no difference. It has
+    /// one NIC and one worker, and an MTU of 3826 at most, or what the interface's driver allows.
+    pub xdp: bool,
     /// Bytes of the largest IP packet, 1280 or more; both ends must agree. Over TCP it is the kernel's affair, and only says by
     /// how many headers the egress cap counts. Over shared memory it means nothing.
     pub mtu: u16,
@@ -137,6 +140,7 @@ impl EngineConfig {
         let nics = nics.into();
         Self {
             address: LinkAddress::Udp { nics, ports },
+            xdp: false,
             // What every Ethernet carries.
             mtu: 1500,
             // STELLAR, section 7: little is gained above 128 paths.
@@ -178,6 +182,10 @@ impl EngineConfig {
         let address = LinkAddress::of(link, nics, ports, token);
         match link {
             LinkKind::Udp => over_udp,
+            LinkKind::Xdp => Self {
+                xdp: true,
+                ..over_udp
+            },
             LinkKind::Tcp => Self {
                 address,
                 // Several connections take several ways through the network, and a core's share of the kernel each. Over
@@ -199,14 +207,20 @@ impl EngineConfig {
         let part = self.address.part(index as u16, self.workers() as u16);
         let dscp = self.egress.dscp;
         match part {
-            LinkAddress::Udp { nics, ports } => AnyConfig::Udp(UdpConfig {
-                nics,
-                ports,
-                datagram_bytes: self.datagram_bytes(),
-                dscp,
-                buffers: SocketBuffers::default(),
-                local_switch: self.local_switch.clone(),
-            }),
+            LinkAddress::Udp { nics, ports } => {
+                let config = UdpConfig {
+                    nics,
+                    ports,
+                    datagram_bytes: self.datagram_bytes(),
+                    dscp,
+                    buffers: SocketBuffers::default(),
+                    local_switch: self.local_switch.clone(),
+                };
+                match self.xdp {
+                    true => AnyConfig::Xdp(config),
+                    false => AnyConfig::Udp(config),
+                }
+            }
             LinkAddress::Tcp { nics, ports, token } => AnyConfig::Tcp(TcpConfig {
                 nics,
                 ports,
@@ -291,7 +305,8 @@ impl EngineConfig {
         within(
             "progress.threads",
             workers as u64,
-            1..=count.min(WORKERS_MAX) as u64,
+            // Over AF_XDP: a queue of the NIC has one socket.
+            1..=count.min(if self.xdp { 1 } else { WORKERS_MAX }) as u64,
         )?;
         if count % workers != 0 {
             return Err(EngineError::UnevenWorkers {
@@ -389,7 +404,7 @@ mod tests {
             (error.reason(), error.to_string()),
             (
                 "UnknownLink",
-                "link is \"tpc\": it must be udp, tcp or shm".into()
+                "link is \"tpc\": it must be udp, tcp, shm or xdp".into()
             )
         );
     }

@@ -56,6 +56,8 @@ pub enum LinkKind {
     Tcp,
     /// `shm`
     Shm,
+    /// `xdp`: the datagrams of `udp` through AF_XDP. Both have addresses of one kind.
+    Xdp,
 }
 
 impl LinkKind {
@@ -65,6 +67,7 @@ impl LinkKind {
             Self::Udp => "udp",
             Self::Tcp => "tcp",
             Self::Shm => "shm",
+            Self::Xdp => "xdp",
         }
     }
 }
@@ -73,7 +76,7 @@ impl FromStr for LinkKind {
     type Err = LinkError;
 
     fn from_str(name: &str) -> Result<Self, LinkError> {
-        let found = [Self::Udp, Self::Tcp, Self::Shm].into_iter();
+        let found = [Self::Udp, Self::Tcp, Self::Shm, Self::Xdp].into_iter();
         let mut found = found.filter(|kind| kind.name() == name);
         let unknown = || LinkError::UnknownLink { name: name.into() };
         found.next().ok_or_else(unknown)
@@ -101,7 +104,7 @@ impl LinkAddress {
     ) -> Self {
         let nics = nics.into();
         match kind {
-            LinkKind::Udp => Self::Udp { nics, ports },
+            LinkKind::Udp | LinkKind::Xdp => Self::Udp { nics, ports },
             LinkKind::Tcp => Self::Tcp { nics, ports, token },
             LinkKind::Shm => Self::Shm {
                 address: nics.first(),
@@ -111,7 +114,7 @@ impl LinkAddress {
         }
     }
 
-    /// Which link it is of.
+    /// Which link it is of: that of AF_XDP has addresses of UDP.
     pub fn kind(&self) -> LinkKind {
         match self {
             Self::Udp { .. } => LinkKind::Udp,

@@ -12,6 +12,7 @@ use crate::link::{Capabilities, Counters, Destination, Handler, Link, PathChange
 use crate::shm::{ShmConfig, ShmLink, ShmPeer};
 use crate::tcp::{TcpConfig, TcpLink, TcpPeer};
 use crate::udp::{SocketBuffers, UdpConfig, UdpLink, UdpPeer};
+use crate::xdp::XdpLink;
 
 /// What a link is opened with.
 #[derive(Debug, Clone)]
@@ -22,6 +23,8 @@ pub enum AnyConfig {
     Tcp(TcpConfig),
     /// Shared memory.
     Shm(ShmConfig),
+    /// AF_XDP beside UDP sockets.
+    Xdp(UdpConfig),
 }
 
 /// A link of any kind.
@@ -33,12 +36,14 @@ pub enum AnyLink {
     Tcp(TcpLink),
     /// Shared memory.
     Shm(ShmLink),
+    /// AF_XDP beside UDP sockets.
+    Xdp(XdpLink),
 }
 
 /// What such a link knows of another machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnyPeer {
-    /// Over UDP.
+    /// Over UDP, by either link.
     Udp(UdpPeer),
     /// Over TCP.
     Tcp(TcpPeer),
@@ -52,6 +57,7 @@ macro_rules! each {
             AnyLink::Udp($link) => $call,
             AnyLink::Tcp($link) => $call,
             AnyLink::Shm($link) => $call,
+            AnyLink::Xdp($link) => $call,
         }
     };
 }
@@ -69,6 +75,7 @@ impl AnyLink {
     pub fn granted_buffers(&self) -> Option<SocketBuffers> {
         match self {
             Self::Udp(link) => Some(link.granted_buffers()),
+            Self::Xdp(link) => Some(link.granted_buffers()),
             // The kernel sizes them as it learns the network, or there are none.
             Self::Tcp(_) | Self::Shm(_) => None,
         }
@@ -84,6 +91,7 @@ impl Link for AnyLink {
             AnyConfig::Udp(config) => Self::Udp(UdpLink::open(config)?),
             AnyConfig::Tcp(config) => Self::Tcp(TcpLink::open(config)?),
             AnyConfig::Shm(config) => Self::Shm(ShmLink::open(config)?),
+            AnyConfig::Xdp(config) => Self::Xdp(XdpLink::open(config)?),
         })
     }
 
@@ -104,6 +112,7 @@ impl Link for AnyLink {
             Self::Udp(link) => AnyPeer::Udp(link.peer(address)?),
             Self::Tcp(link) => AnyPeer::Tcp(link.peer(address)?),
             Self::Shm(link) => AnyPeer::Shm(link.peer(address)?),
+            Self::Xdp(link) => AnyPeer::Udp(link.peer(address)?),
         })
     }
 
@@ -154,6 +163,9 @@ impl Link for AnyLink {
             (Self::Shm(link), AnyPeer::Shm(peer)) => {
                 link.send_chunk(now, peer, path, packets, seal)
             }
+            (Self::Xdp(link), AnyPeer::Udp(peer)) => {
+                link.send_chunk(now, peer, path, packets, seal)
+            }
             // A peer is made by the link that it is used with.
             _ => Sent::Dropped(Refusal::Unreachable),
         }
@@ -187,8 +199,15 @@ impl Link for AnyLink {
             (Self::Shm(link), Reverse(AnyPeer::Shm(peer), path)) => {
                 link.send_control(Reverse(peer, path), packet);
             }
+            (Self::Xdp(link), Source(source)) => link.send_control(Source(source), packet),
+            (Self::Xdp(link), Path(AnyPeer::Udp(peer), path)) => {
+                link.send_control(Path(peer, path), packet);
+            }
+            (Self::Xdp(link), Reverse(AnyPeer::Udp(peer), path)) => {
+                link.send_control(Reverse(peer, path), packet);
+            }
             // As before.
-            (Self::Udp(_) | Self::Tcp(_) | Self::Shm(_), _) => {}
+            (Self::Udp(_) | Self::Tcp(_) | Self::Shm(_) | Self::Xdp(_), _) => {}
         }
     }
 

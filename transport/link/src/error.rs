@@ -101,7 +101,7 @@ pub enum LinkError {
         peer: IpAddr,
     },
     /// No link has this name.
-    #[error("link is {name:?}: it must be udp, tcp or shm")]
+    #[error("link is {name:?}: it must be udp, tcp, shm or xdp")]
     UnknownLink {
         /// The name.
         name: String,
@@ -113,6 +113,14 @@ pub enum LinkError {
         address: String,
         /// The peer's.
         peer: String,
+    },
+    /// AF_XDP cannot be used on an interface. The link `udp` needs none of it.
+    #[error("no AF_XDP on {interface}: {problem}")]
+    Xdp {
+        /// The interface.
+        interface: String,
+        /// Why.
+        problem: XdpProblem,
     },
     /// Any other refusal of the kernel.
     #[error(
@@ -142,9 +150,78 @@ impl LinkError {
             Self::OtherIpVersion { .. } => "OtherIpVersion",
             Self::UnknownLink { .. } => "UnknownLink",
             Self::OtherLink { .. } => "OtherLink",
+            Self::Xdp { .. } => "XdpUnavailable",
             Self::System { .. } => "SystemCallFailed",
         }
     }
+}
+
+/// Why AF_XDP cannot be used on an interface.
+#[derive(Debug, thiserror::Error)]
+pub enum XdpProblem {
+    /// A capability is missing, in the machine's own user namespace.
+    #[error(
+        "{call} is not permitted ({source}): run as root of the machine, or grant CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF"
+    )]
+    NotPermitted {
+        /// The call that was refused.
+        call: &'static str,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// Loopback, bridges and many virtual devices.
+    #[error("its driver has no XDP: use the link udp, or another interface")]
+    NoDriver,
+    /// AF_XDP was left out of the kernel.
+    #[error("the kernel has no AF_XDP: use the link udp, or another kernel")]
+    NoKernelSupport,
+    /// The engine's packets are longer than a frame.
+    #[error(
+        "mtu {mtu} is more than the {most} that a frame holds: lower mtu to {most} or less on both ends"
+    )]
+    MtuTooBig {
+        /// The configured MTU, bytes of IP packet.
+        mtu: usize,
+        /// The largest possible.
+        most: usize,
+    },
+    /// The interface's own MTU, or on a veth that of its peer.
+    #[error(
+        "packets of its MTU do not fit in a frame: lower the MTU of the interface to 3498 or less, on a veth at both ends"
+    )]
+    InterfaceMtu,
+    /// An interface has one program.
+    #[error(
+        "another XDP program is on it: remove that (`ip link show` names it), or use the link udp"
+    )]
+    ProgramThere,
+    /// A queue has one socket.
+    #[error(
+        "another program's AF_XDP socket has a queue of it: stop that program, or use the link udp"
+    )]
+    QueueTaken,
+    /// The limit on locked memory.
+    #[error("the frames are more memory than may be locked: raise the limit (`ulimit -l`)")]
+    LockedMemory,
+    /// The link has one interface.
+    #[error("several NICs were given: give one, or use the link udp")]
+    SeveralNics,
+    /// The frames for all queues would be too much memory.
+    #[error("it has {count} queues, more than {most}: lower their number (`ethtool -L`)")]
+    TooManyQueues {
+        /// How many it has.
+        count: u32,
+        /// How many are opened at most.
+        most: u32,
+    },
+    /// Any other refusal of the kernel.
+    #[error("{call} failed ({source}): check the kernel's log, or use the link udp")]
+    System {
+        /// The call that failed.
+        call: &'static str,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
 }
 
 /// Why the kernel refused a datagram.

@@ -6,6 +6,7 @@
 //!
 //! [`UdpLink`] is the link over UDP: one socket per port of a range, one GSO system call per chunk, batched
 //! receive with GRO. [`TcpLink`] is the one over TCP: one connection per path.
+//! [`XdpLink`] is the one over UDP past the kernel's stack.
 //! [`ShmLink`] reaches other processes of the node through memory. [`AnyLink`] is whichever a configuration names.
 //! [`RouteProbe`] and [`ProbeSocket`] answer questions about the network beside any link.
 
@@ -26,10 +27,11 @@ mod route;
 mod shm;
 mod tcp;
 mod udp;
+mod xdp;
 
 pub use address::{LinkAddress, LinkKind, LinkToken};
 pub use any::{AnyConfig, AnyLink, AnyPeer};
-pub use error::{LinkError, Refusal};
+pub use error::{LinkError, Refusal, XdpProblem};
 pub use link::{
     Capabilities, Counters, Destination, Handler, Link, PathChange, PathCondition, Sent,
 };
@@ -42,3 +44,4 @@ pub use route::RouteProbe;
 pub use shm::{ShmConfig, ShmLink, ShmPeer};
 pub use tcp::{TcpConfig, TcpLink, TcpPeer};
 pub use udp::{SocketBuffers, UdpConfig, UdpLink, UdpPeer};
+pub use xdp::XdpLink;

@@ -286,6 +286,8 @@ pub struct Counters {
     /// Connections closed because of bytes that are no packets, a payload that was read into its place and is
     /// damaged or has no place any more, a packet whose end did not come, or counts of a ring in shared memory that cannot be.
     pub bad_frames: u64,
+    /// Packets over AF_XDP whose headers or lengths are wrong: dropped, as the kernel does.
+    pub malformed: u64,
 }
 
 impl Counters {
@@ -314,5 +316,6 @@ impl Counters {
         self.broken_paths += other.broken_paths;
         self.strangers += other.strangers;
         self.bad_frames += other.bad_frames;
+        self.malformed += other.malformed;
     }
 }

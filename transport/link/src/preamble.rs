@@ -15,7 +15,7 @@ pub(crate) const PREAMBLE_BYTES: usize = 48;
 const fn magic(kind: LinkKind) -> [u8; 5] {
     match kind {
         LinkKind::Shm => *b"WSHM\x01",
-        LinkKind::Udp | LinkKind::Tcp => *b"WEFT\x01",
+        LinkKind::Udp | LinkKind::Tcp | LinkKind::Xdp => *b"WEFT\x01",
     }
 }
 

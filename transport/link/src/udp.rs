@@ -29,8 +29,8 @@ use crate::ports::{PortPair, PortRange};
 use frame::{FRAME_BYTES, Frame};
 use receive::{BATCH_RUNS, Batch, ReceiveBuffers};
 pub use socket::SocketBuffers;
-pub(crate) use socket::grant_buffers;
 use socket::{Port, bind_port, set_dscp};
+pub(crate) use socket::{grant_buffers, traffic_class};
 
 /// Most bytes of one UDP send, all its datagrams together: an IPv4 packet has 65,535. (IPv6 carries 20 more;
 /// one limit for both, since the two ends agree on the size of a chunk.)
@@ -68,8 +68,12 @@ pub struct UdpPeer {
 }
 
 impl UdpPeer {
-    fn port(&self, index: usize) -> SocketAddr {
+    pub(crate) fn port(&self, index: usize) -> SocketAddr {
         SocketAddr::new(self.nics.of(index), self.ports.port(index))
+    }
+
+    pub(crate) fn ports(&self) -> PortRange {
+        self.ports
     }
 
     fn link_address(&self) -> LinkAddress {
@@ -166,6 +170,16 @@ impl UdpLink {
             receive: smallest(|buffers| buffers.receive),
             send: smallest(|buffers| buffers.send),
         }
+    }
+
+    pub(crate) fn counters_mut(&mut self) -> &mut Counters {
+        &mut self.counters
+    }
+
+    /// Whether a link of this process is reached through memory.
+    pub(crate) fn reaches_in_process(&mut self, peer: &UdpPeer) -> bool {
+        let local = self.local.as_mut();
+        local.is_some_and(|local| local.reaches(peer.link_address()))
     }
 
     fn set_readable(&mut self, index: usize) {

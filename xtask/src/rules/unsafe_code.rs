@@ -23,6 +23,14 @@ const PLACES: &[(&str, &str)] = &[
         "gives the engine memory of an object of Python, which keeps the object",
     ),
     (
+        "transport/link/src/xdp/program.rs",
+        "bpf(2), which no crate here has",
+    ),
+    (
+        "transport/link/src/xdp/socket.rs",
+        "frames that the kernel writes, which a packet must not outlive",
+    ),
+    (
         "transport/memory/src/copy.rs",
         "copies to and from memory that another thread or process may write at the same time",
     ),

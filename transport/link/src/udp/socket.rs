@@ -135,6 +135,11 @@ pub(super) fn bind_port(
     })
 }
 
+/// A code point with ECN-capable transport.
+pub(crate) fn traffic_class(dscp: u8) -> u8 {
+    dscp << 2 | ECT_0
+}
+
 /// Sets the class of everything that the socket sends, with ECN-capable transport (RFC 3168, ECT(0)).
 pub(super) fn set_dscp(socket: &UdpSocket, address: IpAddr, dscp: u8) -> Result<(), LinkError> {
     let failed = |call: &'static str| {
@@ -144,7 +149,7 @@ pub(super) fn set_dscp(socket: &UdpSocket, address: IpAddr, dscp: u8) -> Result<
             source,
         }
     };
-    let class = dscp << 2 | ECT_0;
+    let class = traffic_class(dscp);
     match address {
         IpAddr::V4(_) => SockRef::from(socket)
             .set_tos_v4(class.into())

@@ -124,7 +124,7 @@ impl Handler for Arrivals {
 }
 
 /// Receives until `wanted` bytes are there.
-pub(crate) fn receive(link: &mut UdpLink, wanted: usize) -> Arrivals {
+pub(crate) fn receive(link: &mut impl Link, wanted: usize) -> Arrivals {
     let mut poller = weft_link::Poller::new(link).expect("descriptors are left");
     let waiter = poller.waiter().expect("descriptors are left");
     let deadline = Instant::now() + Duration::from_secs(10);

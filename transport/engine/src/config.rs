@@ -435,6 +435,25 @@ mod tests {
     }
 
     #[test]
+    fn an_engine_over_af_xdp_has_the_address_of_one_over_udp_and_one_worker() {
+        let ports = PortRange {
+            first: 4000,
+            count: 16,
+        };
+        let over = |link| EngineConfig::over(link, Ipv4Addr::LOCALHOST, ports, Secret([0; 32]));
+        let (udp, xdp) = (over(LinkKind::Udp), over("xdp".parse().unwrap()));
+        xdp.check().unwrap();
+        assert_eq!((udp.address, udp.settings()), (xdp.address, xdp.settings()));
+        assert!(matches!(xdp.link(0), AnyConfig::Xdp(_)));
+        let error = EngineConfig {
+            progress: Progress::Threads(2),
+            ..xdp
+        };
+        let error = error.check().unwrap_err();
+        assert!(error.to_string().starts_with("progress.threads"), "{error}");
+    }
+
+    #[test]
     fn a_field_out_of_range_is_named_with_its_range() {
         let table: [(&str, EngineConfig); 9] = [
             (

@@ -51,6 +51,7 @@ mod ucx;
 mod udp_raw;
 pub(crate) mod verbs;
 pub mod writes;
+mod xdp;
 
 use std::io;
 use std::path::PathBuf;
@@ -99,6 +100,8 @@ pub enum Work {
     /// Writes over TCP against a plain TCP socket that walks the same memory.
     #[value(name = "tcp-raw")]
     TcpRaw,
+    /// CPU time of writes over AF_XDP against those over UDP.
+    Xdp,
     /// Encrypted writes against unencrypted ones.
     Encryption,
     /// A connection over two workers against one over one.
@@ -274,6 +277,7 @@ impl Work {
             Self::Raw => raw::measure(context),
             Self::UdpRaw => udp_raw::measure(context),
             Self::TcpRaw => tcp_raw::measure(context),
+            Self::Xdp => xdp::measure(context),
             Self::Encryption => encryption::measure(context),
             Self::Split => split::measure(context),
             Self::Latency => latency::measure(context),

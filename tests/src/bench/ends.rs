@@ -1,5 +1,6 @@
 //! Two engines in two nodes of a fabric, both in this process: one clock stamps both ends.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use weft_engine::{
@@ -79,10 +80,20 @@ impl Shape {
         let nics: Vec<_> = nics.map(|it| (*it).into()).collect();
         let nics = NicAddresses::new(&nics);
         let nics = nics.map_err(|error| EngineError::from(LinkError::from(error)))?;
+        let mtu = u16::try_from(fabric.spec().mtu).unwrap_or(u16::MAX);
+        self.start_at(fabric, node, (nics, ports, mtu))
+    }
+
+    fn start_at(
+        self,
+        fabric: &Fabric,
+        node: usize,
+        (nics, ports, mtu): (NicAddresses, PortRange, u16),
+    ) -> Result<Host, BenchError> {
         let setup = Setup {
             nics,
             ports,
-            mtu: u16::try_from(fabric.spec().mtu).unwrap_or(u16::MAX),
+            mtu,
             paths: self.paths,
             policy: self.policy,
             link: self.link,
@@ -118,6 +129,26 @@ impl Ends {
         Ok(Self {
             sender: shape.start(fabric, sender, shape.ports())?,
             receiver: shape.start(fabric, receiver, shape.ports())?,
+        })
+    }
+
+    /// Starts both in nodes 0 and 1, at these addresses of interfaces that have this MTU.
+    ///
+    /// # Errors
+    /// [`BenchError`].
+    pub(super) fn start_at(
+        fabric: &Fabric,
+        shape: Shape,
+        addresses: [IpAddr; 2],
+        mtu: u16,
+    ) -> Result<Self, BenchError> {
+        let start = |node: usize| {
+            let nics = addresses[node].into();
+            shape.start_at(fabric, node, (nics, shape.ports(), mtu))
+        };
+        Ok(Self {
+            sender: start(0)?,
+            receiver: start(1)?,
         })
     }
 

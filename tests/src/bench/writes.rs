@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::BenchError;
 use super::ends::Ends;
-use super::host::{End, Happened, Landing, Source, Write};
+use super::host::{End, Happened, Host, Landing, Source, Write};
 
 /// No write that is measured here takes this long.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -40,6 +40,8 @@ pub struct Measured {
     pub took: Duration,
     /// CPU time of the receiver's workers meanwhile.
     pub receiver_cpu: Duration,
+    /// That of the sender's.
+    pub sender_cpu: Duration,
     /// What the part of the connection that sent the fewest packets has of all of them, of 1.
     pub least_share: f64,
 }
@@ -53,6 +55,11 @@ impl Measured {
     /// CPU seconds of the receiver's workers for 10⁹ bytes.
     pub fn receiver_seconds_per_gigabyte(&self) -> f64 {
         self.receiver_cpu.as_secs_f64() / self.bytes as f64 * 1e9
+    }
+
+    /// CPU seconds of both ends' workers for 10⁹ bytes.
+    pub fn seconds_per_gigabyte(&self) -> f64 {
+        (self.receiver_cpu + self.sender_cpu).as_secs_f64() / self.bytes as f64 * 1e9
     }
 }
 
@@ -80,6 +87,7 @@ pub fn measure(ends: &Ends, writes: Writes) -> Result<Measured, BenchError> {
         bytes: writes.bytes as u64 * writes.count,
         took: Duration::ZERO,
         receiver_cpu: Duration::ZERO,
+        sender_cpu: Duration::ZERO,
         least_share: 0.0,
     };
     let mut first = 0;
@@ -89,11 +97,12 @@ pub fn measure(ends: &Ends, writes: Writes) -> Result<Measured, BenchError> {
             shift: first / slots,
             writes: slots.min(writes.count - first),
         };
-        let cpu = ends.receiver.worker_cpu();
+        let cpu = [&ends.receiver, &ends.sender].map(Host::worker_cpu);
         let begun = Instant::now();
         run.write(lap)?;
         measured.took += begun.elapsed();
-        measured.receiver_cpu += ends.receiver.worker_cpu().saturating_sub(cpu);
+        measured.receiver_cpu += ends.receiver.worker_cpu().saturating_sub(cpu[0]);
+        measured.sender_cpu += ends.sender.worker_cpu().saturating_sub(cpu[1]);
         run.check(lap)?;
         first += lap.writes;
     }

@@ -50,13 +50,13 @@ impl FromStr for LinkChoice {
         match name {
             "auto" => Ok(Self::Auto),
             "network" => Ok(Self::Network),
-            name => name
-                .parse()
-                .map(Self::Only)
-                .map_err(|_| TransferError::Invalid {
+            name => match name.parse() {
+                Ok(kind) if kind != LinkKind::Xdp => Ok(Self::Only(kind)),
+                _ => Err(TransferError::Invalid {
                     field: "link",
                     problem: "must be auto, network, udp, tcp or shm",
                 }),
+            },
         }
     }
 }

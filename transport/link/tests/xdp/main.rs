@@ -9,6 +9,7 @@ mod pair;
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -22,6 +23,8 @@ use weft_link::{Destination, Link, LinkError, Refusal, Sent, UdpConfig, UdpLink,
 
 /// Set in the child.
 const INSIDE: &str = "WEFT_TEST_XDP";
+/// Its value in a process that ends with a link open.
+const DIES: &str = "dies";
 
 /// The two ends' addresses.
 const ADDRESSES: [[&str; 2]; 2] = [["10.9.0.1", "10.9.0.2"], ["fd09::1", "fd09::2"]];
@@ -94,7 +97,14 @@ impl Far {
 
 /// A veth pair: `near` here, `far` in another namespace. None where nothing can be attached to it.
 fn veth(mtu: u16) -> Option<Far> {
-    ip("link add near type veth peer name far");
+    veth_with_queues(mtu, 1)
+}
+
+fn veth_with_queues(mtu: u16, queues: usize) -> Option<Far> {
+    let queues = format!("numrxqueues {queues} numtxqueues {queues}");
+    ip(&format!(
+        "link add near {queues} type veth peer name far {queues}"
+    ));
     let (ready, readiness) = channel();
     let (sender, works) = channel::<Box<dyn FnOnce() + Send>>();
     std::thread::spawn(move || {
@@ -126,16 +136,23 @@ fn veth(mtu: u16) -> Option<Far> {
     None
 }
 
-/// Datagrams that the kernel has sent here for sockets, over both IP versions.
+/// Datagrams that the kernel has sent here for sockets.
 fn sent_by_sockets() -> u64 {
+    count_of("OutDatagrams")
+}
+
+/// A count of the kernel's UDP stack here, over both IP versions.
+fn count_of(wanted: &str) -> u64 {
     let read =
         |file: &str| std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap();
     let (v4, v6) = (read("snmp"), read("snmp6"));
     let mut udp = v4.lines().filter(|line| line.starts_with("Udp: "));
     let names = udp.next().unwrap().split_whitespace();
     let mut values = names.zip(udp.next().unwrap().split_whitespace());
-    let v4 = values.find(|(name, _)| *name == "OutDatagrams").unwrap().1;
-    let v6 = v6.lines().find(|line| line.starts_with("Udp6OutDatagrams"));
+    let v4 = values.find(|(name, _)| *name == wanted).unwrap().1;
+    let v6 = v6
+        .lines()
+        .find(|line| line.starts_with(&format!("Udp6{wanted} ")));
     let v6 = v6.unwrap().split_whitespace().nth(1).unwrap();
     [v4, v6].iter().map(|it| it.parse::<u64>().unwrap()).sum()
 }
@@ -212,6 +229,28 @@ fn an_end_over_udp_sees_no_difference() {
         assert_eq!(near.counters().malformed, 0);
         assert_eq!(near.counters().received_packets, 10 * 40);
     }
+}
+
+#[test]
+fn every_queue_has_its_socket() {
+    if !inside("every_queue_has_its_socket", &["--net"]) {
+        return;
+    }
+    let Some(there) = veth_with_queues(1500, 3) else {
+        return;
+    };
+    let mut near = xdp(config_of(0, 0)).unwrap();
+    let mut far = there.run(|| UdpLink::open(config_of(0, 1))).unwrap();
+    let peer = far.peer(&near.address()).unwrap();
+    for path in 0..PORTS * PORTS {
+        let chunk = source(CHUNK + usize::from(path));
+        let path = PathId(path as u8);
+        let sent = send_at(&mut far, Time::ZERO, &peer, path, &chunk, PACKET);
+        assert_eq!(sent, Sent::Whole);
+        assert!(receive(&mut near, chunk.len()).bytes().len() == chunk.len());
+    }
+    assert_eq!(count_of("InDatagrams"), 0);
+    assert_eq!(near.counters().malformed, 0);
 }
 
 #[test]
@@ -308,6 +347,26 @@ fn nothing_stays_on_the_interface_when_the_link_closes() {
         assert_eq!(taken.kind(), std::io::ErrorKind::AddrInUse);
         drop(link);
         assert!(!device().contains("xdp"), "{}", device());
+    }
+    let killed = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "dies_with_an_open_link"])
+        .env(INSIDE, DIES)
+        .output()
+        .unwrap();
+    assert!(killed.status.signal().is_some());
+    let begun = Instant::now();
+    while device().contains("xdp") {
+        assert!(begun.elapsed() < PATIENCE, "{}", device());
+    }
+}
+
+/// Started by the test above.
+#[test]
+fn dies_with_an_open_link() {
+    if std::env::var(INSIDE).as_deref() == Ok(DIES) {
+        let _link = xdp(config_of(0, 0)).unwrap();
+        assert!(device().contains("xdp"), "{}", device());
+        std::process::abort();
     }
 }
 

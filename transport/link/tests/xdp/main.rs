@@ -143,23 +143,29 @@ fn sent_by_sockets() -> u64 {
 
 /// A count of the kernel's UDP stack here, over both IP versions.
 fn count_of(wanted: &str) -> u64 {
-    let read =
-        |file: &str| std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap();
+    let read = |file: &str| {
+        let text = std::fs::read_to_string(format!("/proc/thread-self/net/{file}"));
+        text.expect("the kernel counts")
+    };
     let (v4, v6) = (read("snmp"), read("snmp6"));
-    let mut udp = v4.lines().filter(|line| line.starts_with("Udp: "));
-    let names = udp.next().unwrap().split_whitespace();
-    let mut values = names.zip(udp.next().unwrap().split_whitespace());
-    let v4 = values.find(|(name, _)| *name == wanted).unwrap().1;
-    let v6 = v6
+    let mut lines = v4.lines().filter(|line| line.starts_with("Udp: "));
+    let [names, values] = [(); 2].map(|()| lines.next().unwrap_or_default().split_whitespace());
+    let v4 = names.zip(values).find(|(name, _)| *name == wanted);
+    let mut v6 = v6
         .lines()
-        .find(|line| line.starts_with(&format!("Udp6{wanted} ")));
-    let v6 = v6.unwrap().split_whitespace().nth(1).unwrap();
-    [v4, v6].iter().map(|it| it.parse::<u64>().unwrap()).sum()
+        .filter_map(|line| line.split_once(char::is_whitespace));
+    let v6 = v6.find(|(name, _)| name.strip_prefix("Udp6") == Some(wanted));
+    let counts = [v4, v6].into_iter().flatten();
+    let counts: Vec<u64> = counts
+        .filter_map(|(_, count)| count.trim().parse().ok())
+        .collect();
+    assert_eq!(counts.len(), 2, "{wanted}");
+    counts.iter().sum()
 }
 
 /// Sends chunks from one end to the other until one goes past the sockets, and then some more. Every byte is compared.
 fn exchange(near: &mut impl Link, far: &mut impl Link, path: PathId) {
-    let peer = near.peer(&far.address()).unwrap();
+    let peer = near.peer(&far.address()).expect("one IP version");
     let begun = Instant::now();
     let (mut now, mut past) = (Time::ZERO, 0);
     while past < 100 {

@@ -28,6 +28,7 @@ pub enum AnyConfig {
 }
 
 /// A link of any kind.
+#[expect(clippy::large_enum_variant, reason = "one in a worker")]
 pub enum AnyLink {
     /// UDP sockets.
     Udp(UdpLink),

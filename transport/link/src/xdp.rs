@@ -3,6 +3,7 @@
 //! An [`XdpLink`] is a [`UdpLink`] with a shorter way beside it, for what has a next hop on its interface and for what arrives
 //! there whole. Everything else goes by the sockets, as it would without AF_XDP.
 
+mod napi;
 mod netlink;
 mod packet;
 mod program;
@@ -18,6 +19,7 @@ use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::if_nametoindex;
+use nix::sys::socket::SockProtocol;
 use weft_core::received::Received;
 use weft_core::units::{Nanos, PathId, Time};
 use weft_core::wire::CHUNK_PACKETS_MAX;
@@ -29,6 +31,7 @@ use crate::error::{LinkError, XdpProblem};
 use crate::link::{Capabilities, Counters, Destination, Handler, Link, PathChange, Sent};
 use crate::ports::{PortPair, PortRange};
 use crate::udp::{SocketBuffers, UdpConfig, UdpLink, UdpPeer, traffic_class};
+use napi::Napi;
 use netlink::Netlink;
 use packet::{ETHERNET_BYTES, Headers, Mac, headers_bytes, parse};
 use program::{ATTACH, Program};
@@ -64,6 +67,8 @@ const BUSY_TRIES: u32 = 100;
 /// The AF_XDP sockets of an interface beside the UDP sockets of a port range. Owned by one worker.
 pub struct XdpLink {
     udp: UdpLink,
+    /// What makes it worth while to poll the queues, where the kernel has it.
+    napi: Option<Napi>,
     /// Before the queues, so that no packet is handed to one that has gone.
     _program: Program,
     queues: Vec<Queue>,
@@ -237,7 +242,9 @@ impl Link for XdpLink {
         };
         let queues = (0..count).map(open).collect::<Result<Vec<_>, _>>();
         let queues = queues.map_err(refused)?;
-        let netlink = Netlink::open().map_err(|source| {
+        let napi = Napi::set(interface.index);
+        let polls = queues.iter().all(|queue| queue.prefer_polling().is_ok());
+        let netlink = Netlink::open(SockProtocol::NetlinkRoute).map_err(|source| {
             failed(XdpProblem::System {
                 call: "socket AF_NETLINK",
                 source,
@@ -245,6 +252,7 @@ impl Link for XdpLink {
         })?;
         Ok(Self {
             udp,
+            napi: napi.filter(|_| polls),
             _program: program,
             queues,
             netlink,
@@ -306,6 +314,9 @@ impl Link for XdpLink {
             let counters = self.udp.counters_mut();
             let mut received = 0;
             for queue in &mut self.queues {
+                if self.napi.is_some() {
+                    queue.poll();
+                }
                 received += queue.receive(|packet| {
                     let datagram = parse(packet, mac, here);
                     let Some(datagram) = datagram.filter(|it| ports.holds(it.port)) else {
@@ -327,7 +338,7 @@ impl Link for XdpLink {
                     });
                 });
             }
-            // The poller reports what comes from now on.
+            // The poller reports what comes from now on, or what the next turn takes.
             self.is_readable = received > 0;
         }
         if self.udp.is_readable() {
@@ -409,6 +420,9 @@ impl Link for XdpLink {
         let is_due = self.blocked.is_some_and(|blocked| blocked.retry_at <= now);
         if is_due {
             self.transmit();
+        }
+        if self.napi.is_some() && !self.is_readable {
+            self.queues.iter().for_each(Queue::poll);
         }
         is_due | self.udp.flush(now)
     }

@@ -1,4 +1,4 @@
-//! The next hop to a peer, by the kernel's route and neighbour tables (rtnetlink).
+//! Questions to the kernel (netlink), and among them the next hop to a peer by its route and neighbour tables.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,6 +16,8 @@ const GET_ROUTE: u16 = 26;
 const NEW_NEIGHBOUR: u16 = 28;
 const GET_NEIGHBOUR: u16 = 30;
 const REQUEST: u16 = 1;
+const MULTIPART: u16 = 2;
+const DONE: u16 = 3;
 const FAMILY_IPV4: u8 = 2;
 const FAMILY_IPV6: u8 = 10;
 const ROUTE_DESTINATION: u16 = 1;
@@ -30,9 +32,10 @@ const NEIGHBOUR_MAC: u16 = 2;
 /// Reachable, stale, delay, probe, no ARP or permanent: the kernel would send to it.
 const NEIGHBOUR_VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
 
-/// `nlmsghdr`, and the `rtmsg` or `ndmsg` behind it.
-const HEADER: usize = 16;
-const BODY: usize = HEADER + 12;
+/// `nlmsghdr`.
+pub(super) const HEADER: usize = 16;
+/// `rtmsg` and `ndmsg`.
+const ROUTE_BODY: usize = 12;
 
 /// A socket that asks the kernel, in the network namespace in which it was made.
 pub(super) struct Netlink {
@@ -41,12 +44,12 @@ pub(super) struct Netlink {
 }
 
 impl Netlink {
-    pub(super) fn open() -> io::Result<Self> {
+    pub(super) fn open(protocol: SockProtocol) -> io::Result<Self> {
         let socket = socket(
             AddressFamily::Netlink,
             SockType::Raw,
             SockFlag::SOCK_CLOEXEC,
-            SockProtocol::NetlinkRoute,
+            protocol,
         )?;
         Ok(Self {
             socket,
@@ -58,58 +61,78 @@ impl Netlink {
     /// knows it.
     pub(super) fn next_hop(&mut self, interface: u32, here: IpAddr, peer: IpAddr) -> Option<Mac> {
         let next = self.route(interface, here, peer)?;
-        let mut body = [0; 12];
+        let mut body = [0; ROUTE_BODY];
         body[0] = family(next);
         body[4..8].copy_from_slice(&interface.to_ne_bytes());
-        let answer = self.ask(GET_NEIGHBOUR, body, &[(NEIGHBOUR_DESTINATION, next)])?;
+        let answer = self.ask_of(GET_NEIGHBOUR, body, &[(NEIGHBOUR_DESTINATION, next)])?;
         neighbour(&answer)
     }
 
     fn route(&mut self, interface: u32, here: IpAddr, peer: IpAddr) -> Option<IpAddr> {
-        let mut body = [0; 12];
+        let mut body = [0; ROUTE_BODY];
         let bits = if peer.is_ipv4() { 32 } else { 128 };
         body[..3].copy_from_slice(&[family(peer), bits, bits]);
         let addresses = [(ROUTE_DESTINATION, peer), (ROUTE_SOURCE, here)];
-        let answer = self.ask(GET_ROUTE, body, &addresses)?;
+        let answer = self.ask_of(GET_ROUTE, body, &addresses)?;
         route(&answer, interface, peer)
     }
 
-    /// Asks, and answers what the kernel says.
-    fn ask(&mut self, kind: u16, body: [u8; 12], addresses: &[(u16, IpAddr)]) -> Option<Vec<u8>> {
+    fn ask_of(
+        &mut self,
+        kind: u16,
+        body: [u8; ROUTE_BODY],
+        addresses: &[(u16, IpAddr)],
+    ) -> Option<Vec<u8>> {
+        let bytes = |&(attribute, address): &(u16, IpAddr)| match address {
+            IpAddr::V4(address) => (attribute, address.octets().to_vec()),
+            IpAddr::V6(address) => (attribute, address.octets().to_vec()),
+        };
+        let attributes: Vec<_> = addresses.iter().map(bytes).collect();
+        let answers = self.ask((kind, 0), &body, &attributes)?;
+        answers.into_iter().next()
+    }
+
+    /// Asks, with these flags, and answers the messages that the kernel answers with.
+    pub(super) fn ask(
+        &mut self,
+        (kind, flags): (u16, u16),
+        body: &[u8],
+        attributes: &[(u16, Vec<u8>)],
+    ) -> Option<Vec<Vec<u8>>> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut request = vec![0; HEADER];
         request.extend(body);
-        for &(attribute, address) in addresses {
-            let (v4, v6);
-            let bytes: &[u8] = match address {
-                IpAddr::V4(address) => {
-                    v4 = address.octets();
-                    &v4
-                }
-                IpAddr::V6(address) => {
-                    v6 = address.octets();
-                    &v6
-                }
-            };
-            request.extend((4 + bytes.len() as u16).to_ne_bytes());
+        for (attribute, value) in attributes {
+            request.extend((4 + value.len() as u16).to_ne_bytes());
             request.extend(attribute.to_ne_bytes());
-            request.extend(bytes);
+            request.extend(value);
+            request.resize(request.len().next_multiple_of(4), 0);
         }
         let bytes = request.len() as u32;
         request[..4].copy_from_slice(&bytes.to_ne_bytes());
         request[4..6].copy_from_slice(&kind.to_ne_bytes());
-        request[6..8].copy_from_slice(&REQUEST.to_ne_bytes());
+        request[6..8].copy_from_slice(&(REQUEST | flags).to_ne_bytes());
         request[8..12].copy_from_slice(&self.sequence.to_ne_bytes());
         let socket = self.socket.as_raw_fd();
         send(socket, &request, MsgFlags::empty()).ok()?;
-        let mut answer = vec![0; 4096];
+        let (mut answers, mut buffer) = (Vec::new(), vec![0; 32 << 10]);
         loop {
             // The kernel has answered within the call.
-            let bytes = recv(socket, &mut answer, MsgFlags::MSG_DONTWAIT).ok()?;
-            let is_of_this = number(answer.get(..bytes)?, 8).map(u32::from_ne_bytes);
-            if is_of_this == Some(self.sequence) {
-                answer.truncate(bytes);
-                return Some(answer);
+            let bytes = recv(socket, &mut buffer, MsgFlags::MSG_DONTWAIT).ok()?;
+            let mut rest = &buffer[..bytes];
+            while let Some(bytes) = number(rest, 0).map(u32::from_ne_bytes) {
+                let message = rest.get(..bytes as usize).filter(|it| it.len() >= HEADER)?;
+                rest = &rest[(bytes as usize).next_multiple_of(4).min(rest.len())..];
+                if number(message, 8).map(u32::from_ne_bytes) != Some(self.sequence) {
+                    continue;
+                }
+                if kind_of(message) == Some(DONE) {
+                    return Some(answers);
+                }
+                answers.push(message.to_vec());
+                if number(message, 6).map(u16::from_ne_bytes)? & MULTIPART == 0 {
+                    return Some(answers);
+                }
             }
         }
     }
@@ -124,7 +147,7 @@ fn family(address: IpAddr) -> u8 {
 
 /// The gateway of a route over an interface, or the peer itself.
 fn route(answer: &[u8], interface: u32, peer: IpAddr) -> Option<IpAddr> {
-    let is_route = kind(answer)? == NEW_ROUTE && *answer.get(HEADER + 7)? == ROUTE_UNICAST;
+    let is_route = kind_of(answer)? == NEW_ROUTE && *answer.get(HEADER + 7)? == ROUTE_UNICAST;
     let over = attribute(answer, ROUTE_INTERFACE).and_then(|it| number(it, 0));
     if !is_route || over.map(u32::from_ne_bytes) != Some(interface) {
         return None;
@@ -145,24 +168,28 @@ fn route(answer: &[u8], interface: u32, peer: IpAddr) -> Option<IpAddr> {
 /// The Ethernet address of a neighbour that the kernel would send to.
 fn neighbour(answer: &[u8]) -> Option<Mac> {
     let state = u16::from_ne_bytes(number(answer, HEADER + 8)?);
-    if kind(answer)? != NEW_NEIGHBOUR || state & NEIGHBOUR_VALID == 0 {
+    if kind_of(answer)? != NEW_NEIGHBOUR || state & NEIGHBOUR_VALID == 0 {
         return None;
     }
     attribute(answer, NEIGHBOUR_MAC)?.try_into().ok()
 }
 
-fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+pub(super) fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
 }
 
-fn kind(answer: &[u8]) -> Option<u16> {
+pub(super) fn kind_of(answer: &[u8]) -> Option<u16> {
     number(answer, 4).map(u16::from_ne_bytes)
 }
 
-/// The attribute with this number of the first message in an answer.
+/// The attribute with this number of a route or neighbour.
 fn attribute(answer: &[u8], wanted: u16) -> Option<&[u8]> {
-    let end = u32::from_ne_bytes(number(answer, 0)?) as usize;
-    let mut rest = answer.get(BODY..end)?;
+    attribute_behind(ROUTE_BODY, answer, wanted)
+}
+
+/// The attribute with this number behind a body of so many bytes.
+pub(super) fn attribute_behind(body: usize, answer: &[u8], wanted: u16) -> Option<&[u8]> {
+    let mut rest = answer.get(HEADER + body..)?;
     loop {
         let bytes = usize::from(u16::from_ne_bytes(number(rest, 0)?));
         let value = rest.get(4..bytes)?;
@@ -197,7 +224,7 @@ mod tests {
     const GATEWAY: [u8; 4] = [10, 9, 0, 254];
 
     fn body(at: usize, value: u8) -> [u8; 12] {
-        let mut body = [0; 12];
+        let mut body = [0; ROUTE_BODY];
         body[at] = value;
         body
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, send, setsockopt, sockopt};
+use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt};
 use weft_core::wire::CHUNK_PACKETS_MAX;
 use xdp::nic::NicIndex;
 use xdp::slab::{Slab, StackSlab};
@@ -107,6 +107,41 @@ impl Queue {
 
     pub(super) fn raw_fd(&self) -> RawFd {
         self.socket.as_raw_fd()
+    }
+
+    /// Has [`Self::poll`] take packets out of the interface, as many as a batch has.
+    ///
+    /// # Errors
+    /// A kernel before Linux 5.11.
+    pub(super) fn prefer_polling(&self) -> io::Result<()> {
+        let options = [
+            (libc::SO_PREFER_BUSY_POLL, 1),
+            // Microseconds, which a call that does not block never takes.
+            (libc::SO_BUSY_POLL, 20),
+            (libc::SO_BUSY_POLL_BUDGET, BATCH as libc::c_int),
+        ];
+        for (option, value) in options {
+            // SAFETY: the option's value is an int, which outlives the call.
+            let answer = unsafe {
+                libc::setsockopt(
+                    self.raw_fd(),
+                    libc::SOL_SOCKET,
+                    option,
+                    std::ptr::from_ref(&value).cast(),
+                    size_of_val(&value) as libc::socklen_t,
+                )
+            };
+            if answer != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes packets out of the interface now.
+    pub(super) fn poll(&self) {
+        // It says nothing about packets: the ring does.
+        let _ = recv(self.raw_fd(), &mut [], MsgFlags::MSG_DONTWAIT);
     }
 
     /// Hands over what has arrived, a batch at most. Answers how many packets.

@@ -184,7 +184,7 @@ async fn answer(
     };
     let welcome = Welcome {
         links: hello.offers.into_iter().map(&mut join).collect(),
-        key: shared.link_results.key,
+        key: shared.measured.key,
     };
     send(&mut stream, &Answer::Ok(welcome)).await?;
     let chosen: String = receive(&mut stream).await?;

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam_channel::unbounded;
-use weft_engine::{Access, Key, LinkKind, NicPair, Region};
+use weft_engine::{Access, Key, LinkInUse, LinkKind, NicPair, Region};
 
 use crate::address::{EngineAddress, MrDescriptor};
 use crate::callbacks::{Callbacks, WatchHandler, Watcher, join, spawn};
@@ -19,9 +19,9 @@ use crate::counters::{ImmCounter, ImmCounters};
 use crate::error::TransferError;
 use crate::events;
 use crate::failure::Cause;
-use crate::link_choice::{LinkInUse, place};
-use crate::link_results::LinkResults;
+use crate::link_choice::place;
 use crate::lock::lock;
+use crate::measured_links::MeasuredLinks;
 use crate::receives::{MessageHandler, Receives};
 use crate::region::MemoryRegion;
 use crate::shared::{Shared, Wake};
@@ -55,7 +55,7 @@ impl TransferEngine {
     pub fn start(config: TransferEngineConfig) -> Result<Self, TransferError> {
         let devices = config.nics()?.devices();
         let (engines, listeners) = config.start_engines(&devices)?;
-        let link_results = LinkResults::new(&engines)?;
+        let measured = MeasuredLinks::new(&engines)?;
         let endpoints: io::Result<_> = listeners.iter().map(|it| it.local_addr()).collect();
         let identity = new_identity().map_err(TransferError::system("make a certificate"));
         let (certificate, server) = identity?;
@@ -91,7 +91,7 @@ impl TransferEngine {
             receives: Receives::default(),
             callbacks,
             polled,
-            link_results,
+            measured,
             dials: AtomicU64::new(0),
             to_control,
         });

@@ -53,8 +53,8 @@ mod error;
 mod events;
 mod failure;
 mod link_choice;
-mod link_results;
 mod lock;
+mod measured_links;
 mod measurement;
 mod operation;
 mod operations;
@@ -90,7 +90,7 @@ pub use counters::ImmCounter;
 pub use engine::{Counts, TransferEngine};
 pub use error::TransferError;
 pub use failure::{Cause, Failure, Stage};
-pub use link_choice::{LinkChoice, LinkInUse};
+pub use link_choice::LinkChoice;
 pub use operation::{Operation, Options};
 pub use outcome::{Completion, Outcome};
 pub use receives::MessageHandler;
@@ -99,5 +99,6 @@ pub use submit::{PagedWrites, Pages, PeerGroup, SingleRead, SingleWrite};
 
 // What the public types are made of, so that a program needs no other crate of Weft.
 pub use weft_engine::{
-    Access, DeviceMemory, DropReason, Encryption, Key, LinkKind, MemfdError, NicPair, Region,
+    Access, DeviceMemory, DropReason, Encryption, Key, LinkInUse, LinkKind, MemfdError, NicPair,
+    Region,
 };

@@ -68,21 +68,6 @@ pub(crate) fn place() -> io::Result<String> {
     Ok(format!("{} {}", boot.trim(), namespace.display()))
 }
 
-/// The link to a peer, and why it is that one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LinkInUse {
-    /// Which.
-    pub link: LinkKind,
-    /// For people.
-    pub reason: String,
-}
-
-impl fmt::Display for LinkInUse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.link.name(), self.reason)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -104,7 +104,7 @@ impl Shared {
         }
         // Its link may be why.
         if let (Some((_, host)), Cause::Connection(_)) = (session.link.get(), cause) {
-            self.link_results.forget(*host);
+            self.measured.results.forget(host);
         }
         self.forget_session(session);
         let reads = std::mem::take(&mut *lock(&session.reads));
@@ -147,7 +147,7 @@ impl Shared {
         }
         if let Some(session) = session {
             if let Some((_, host)) = session.link.get() {
-                self.link_results.forget(*host);
+                self.measured.results.forget(host);
             }
             self.end_session(&session, cause);
         }

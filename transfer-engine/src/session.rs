@@ -5,10 +5,9 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use tokio::sync::Notify;
-use weft_engine::{Failure, Post};
+use weft_engine::{Failure, LinkInUse, Post};
 
 use crate::failure::Cause;
-use crate::link_choice::LinkInUse;
 use crate::operations::{Connection, PartId};
 
 /// The connections with a peer. Each is sprayed over the NICs of both ends.

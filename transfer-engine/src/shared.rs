@@ -19,8 +19,8 @@ use crate::config::{LinkEngine, TransferEngineConfig};
 use crate::counters::ImmCounters;
 use crate::error::TransferError;
 use crate::failure::Cause;
-use crate::link_results::LinkResults;
 use crate::lock::lock;
+use crate::measured_links::MeasuredLinks;
 use crate::operations::{Connection, Ended, Operations, PartEnd, PartId};
 use crate::receives::Receives;
 use crate::session::Session;
@@ -74,7 +74,7 @@ pub(crate) struct Shared {
     /// What the engines report, of each, where the program polls. Locked by the call that polls.
     pub(crate) polled: Option<Mutex<Vec<Receiver<Event>>>>,
     /// Which link is the fastest, and the memory that it is measured with.
-    pub(crate) link_results: LinkResults,
+    pub(crate) measured: MeasuredLinks,
     /// Calls to peers so far.
     pub(crate) dials: AtomicU64,
     /// Has the control thread connect to a peer; `None` ends it.

@@ -30,6 +30,7 @@ mod engine;
 mod error;
 mod event;
 mod identity;
+mod link_measurement;
 mod parts;
 mod peer;
 mod pinned;
@@ -45,6 +46,9 @@ pub use ends::{EndPart, LocalEnd, RemoteEnd};
 pub use engine::{Engine, WriteRequest};
 pub use error::EngineError;
 pub use event::Event;
+pub use link_measurement::{
+    Arrival, LinkInUse, LinkResults, MEASURED_BYTES, MeasuredLink, fastest, passing,
+};
 pub use post::{Piece, Post};
 pub use saved::{SavedConnection, SavedEngine, SavedPost};
 pub use shared_receives::SharedReceiveQueue;

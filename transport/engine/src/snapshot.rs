@@ -142,6 +142,14 @@ impl Snapshot {
         self.cpu += other.cpu;
     }
 
+    /// Adds what another engine of the same program has.
+    pub fn add_engine(&mut self, other: Self) {
+        self.regions.armed += other.regions.armed;
+        self.regions.armed_bytes += other.regions.armed_bytes;
+        self.regions.taken += other.regions.taken;
+        self.add(other);
+    }
+
     /// The counters of all connections, live and over.
     pub fn stats(&self) -> Stats {
         let mut sum = self.ended;

@@ -48,7 +48,7 @@ pub enum LinkAddress {
 }
 
 /// A link by its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LinkKind {
     /// `udp`
     Udp,

@@ -1,0 +1,252 @@
+//! Which of several links to a peer is used: those that pass bytes are measured, and the fastest is taken (decision 0052).
+//!
+//! It knows no runtime and no peer. Its callers, the TransferEngine and the node agent, say how bytes are written over a
+//! link, and keep the result.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::Hash;
+use std::pin::Pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use weft_link::LinkKind;
+
+/// Bytes of the memory that is written from and to, and of one write of a measurement.
+pub const MEASURED_BYTES: u64 = 256 << 10;
+
+/// A link passes when so many bytes arrive within this time, or within so many round trips of set-up: TCP takes some to
+/// connect and to open its window.
+const REACH_BYTES: u64 = 64 << 10;
+const REACH_MIN: Duration = Duration::from_millis(250);
+const REACH_ROUND_TRIPS: u32 = 8;
+
+/// Writes at once in the first round of a measurement. Each round has twice as many as the one before, up to the most: a
+/// fast link is filled, and a slow one is not measured for long.
+const ROUND_WRITES_FIRST: usize = 2;
+const ROUND_WRITES_MAX: usize = 16;
+const ROUND_MAX: Duration = Duration::from_secs(1);
+
+/// At least two rounds, for the first one meets small windows; more while they take less than this.
+const ROUNDS_MIN: usize = 2;
+const ROUNDS_MAX: Duration = Duration::from_millis(20);
+
+/// TCP has to be faster than UDP by a tenth: UDP uses more paths, and leaves one that is slow.
+const TCP_AT_LEAST: f64 = 1.1;
+
+/// How long a result holds: one of a link that has not passed may have met a passing fault.
+const HOLDS_FOR: Duration = Duration::from_secs(600);
+const HOLDS_WITHOUT_OTHERS: Duration = Duration::from_secs(30);
+
+/// The link to a peer, and why it is that one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkInUse {
+    /// Which.
+    pub link: LinkKind,
+    /// For people.
+    pub reason: String,
+}
+
+impl fmt::Display for LinkInUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.link.name(), self.reason)
+    }
+}
+
+/// Whether bytes have arrived.
+pub type Arrival = Pin<Box<dyn Future<Output = bool> + Send>>;
+
+/// A link over which both ends have connected, for a measurement.
+pub trait MeasuredLink {
+    /// Which.
+    fn link(&self) -> LinkKind;
+
+    /// Begins, when it is called, to write `count` times `bytes` bytes. Whether all have arrived within `limit`.
+    fn write(&self, count: usize, bytes: u64, limit: Duration) -> Arrival;
+}
+
+/// Those of the links that pass bytes, and why the others are not used. `round_trip` is that of a message of set-up.
+pub async fn passing<L: MeasuredLink>(links: Vec<L>, round_trip: Duration) -> (Vec<L>, String) {
+    let limit = REACH_MIN.max(round_trip * REACH_ROUND_TRIPS);
+    // All at once: one that passes nothing takes all the time.
+    let begin = |link: L| (link.write(1, REACH_BYTES, limit), link);
+    let begun: Vec<_> = links.into_iter().map(begin).collect();
+    let (mut passing, mut silent) = (Vec::new(), Vec::new());
+    for (write, link) in begun {
+        match write.await {
+            true => passing.push(link),
+            false => silent.push(link.link().name()),
+        }
+    }
+    let (silent, bytes) = (silent.join(" and "), REACH_BYTES >> 10);
+    let reason = format!(
+        "{silent} did not pass {bytes} KiB in {} ms",
+        limit.as_millis()
+    );
+    (passing, reason)
+}
+
+/// Measures links that pass, one after the other, and answers the fastest.
+pub async fn fastest<L: MeasuredLink>(links: &[L]) -> LinkInUse {
+    let mut rates = Vec::new();
+    for link in links {
+        rates.push((link.link(), measure(link).await));
+    }
+    fastest_of(&rates)
+}
+
+/// The rate of a link in bytes per second, 0 if it is too slow to be measured.
+async fn measure(link: &impl MeasuredLink) -> f64 {
+    let (begun, mut best) = (Instant::now(), 0.0_f64);
+    let mut writes = ROUND_WRITES_FIRST;
+    for round in 0.. {
+        if round >= ROUNDS_MIN && begun.elapsed() > ROUNDS_MAX {
+            break;
+        }
+        let at = Instant::now();
+        if !link.write(writes, MEASURED_BYTES, ROUND_MAX).await {
+            break;
+        }
+        let rate = writes as f64 * MEASURED_BYTES as f64 / at.elapsed().as_secs_f64();
+        best = best.max(rate);
+        writes = (2 * writes).min(ROUND_WRITES_MAX);
+    }
+    best
+}
+
+/// The fastest of links that were measured, in bytes per second.
+fn fastest_of(rates: &[(LinkKind, f64)]) -> LinkInUse {
+    let weight = |link| match link {
+        LinkKind::Udp | LinkKind::Xdp => TCP_AT_LEAST,
+        LinkKind::Tcp | LinkKind::Shm => 1.0,
+    };
+    let weighed = |(link, rate): &(LinkKind, f64)| rate * weight(*link);
+    let faster = |best, it| {
+        if weighed(it) > weighed(best) {
+            it
+        } else {
+            best
+        }
+    };
+    let best = rates.iter().reduce(faster);
+    let say = |(link, rate): &(LinkKind, f64)| format!("{} {:.2} GB/s", link.name(), rate / 1e9);
+    let said: Vec<_> = rates.iter().map(say).collect();
+    LinkInUse {
+        link: best.map_or(LinkKind::Udp, |(link, _)| *link),
+        reason: format!("measured: {}", said.join(", ")),
+    }
+}
+
+/// What came of measurements, by peer.
+#[derive(Debug)]
+pub struct LinkResults<K>(Mutex<HashMap<K, (Instant, LinkInUse)>>);
+
+impl<K> Default for LinkResults<K> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Eq + Hash> LinkResults<K> {
+    /// The result for a peer, while it holds: ten minutes, or 30 s where another link did not pass.
+    pub fn result(&self, peer: &K) -> Option<LinkInUse> {
+        let mut results = self.lock();
+        results.retain(|_, (until, _)| Instant::now() < *until);
+        results.get(peer).map(|(_, result)| result.clone())
+    }
+
+    /// Keeps a result. `is_measured` says whether all links have passed.
+    pub fn keep(&self, peer: K, result: &LinkInUse, is_measured: bool) {
+        let time = match is_measured {
+            true => HOLDS_FOR,
+            false => HOLDS_WITHOUT_OTHERS,
+        };
+        self.lock()
+            .insert(peer, (Instant::now() + time, result.clone()));
+    }
+
+    /// The next connection to a peer measures again.
+    pub fn forget(&self, peer: &K) {
+        self.lock().remove(peer);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<K, (Instant, LinkInUse)>> {
+        // Nothing panics while it holds the lock.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    #[test]
+    fn the_fastest_link_is_chosen_and_udp_where_tcp_is_hardly_faster() {
+        use LinkKind::{Tcp, Udp};
+        let rates = |udp, tcp| fastest_of(&[(Udp, udp), (Tcp, tcp)]);
+        assert_eq!(rates(4e9, 4.3e9).link, Udp);
+        let faster = rates(4e9, 4.5e9);
+        assert_eq!(
+            faster.to_string(),
+            "tcp: measured: udp 4.00 GB/s, tcp 4.50 GB/s"
+        );
+        assert_eq!(rates(0.0, 0.0).link, Udp);
+    }
+
+    /// Passes everything at once, or nothing.
+    struct Stub(LinkKind, bool);
+
+    impl MeasuredLink for Stub {
+        fn link(&self) -> LinkKind {
+            self.0
+        }
+
+        fn write(&self, _: usize, _: u64, _: Duration) -> Arrival {
+            Box::pin(ready(self.1))
+        }
+    }
+
+    /// Of a future that waits for nothing.
+    fn now<T>(future: impl Future<Output = T>) -> T {
+        match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(output) => output,
+            Poll::Pending => panic!("it waits"),
+        }
+    }
+
+    #[test]
+    fn a_link_that_passes_nothing_is_left_out_and_named() {
+        let links = || vec![Stub(LinkKind::Udp, false), Stub(LinkKind::Tcp, true)];
+        let (left, reason) = now(passing(links(), Duration::ZERO));
+        let kinds: Vec<_> = left.iter().map(MeasuredLink::link).collect();
+        assert_eq!(kinds, [LinkKind::Tcp]);
+        assert_eq!(reason, "udp did not pass 64 KiB in 250 ms");
+        // A peer that is far away has more time.
+        let (_, reason) = now(passing(links(), Duration::from_millis(100)));
+        assert_eq!(reason, "udp did not pass 64 KiB in 800 ms");
+    }
+
+    #[test]
+    fn a_link_that_stops_passing_while_it_is_measured_is_the_slowest() {
+        let links = [Stub(LinkKind::Udp, false), Stub(LinkKind::Tcp, true)];
+        assert_eq!(now(fastest(&links)).link, LinkKind::Tcp);
+    }
+
+    #[test]
+    fn a_result_is_there_until_it_is_forgotten() {
+        let results = LinkResults::default();
+        let result = LinkInUse {
+            link: LinkKind::Tcp,
+            reason: String::new(),
+        };
+        results.keep("n1", &result, true);
+        assert_eq!(results.result(&"n1"), Some(result));
+        assert_eq!(results.result(&"n2"), None);
+        results.forget(&"n1");
+        assert_eq!(results.result(&"n1"), None);
+    }
+}

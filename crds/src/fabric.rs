@@ -278,12 +278,13 @@ pub enum Encryption {
 /// What carries the packets.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Link {
-    /// Udp.
+    /// The faster of Udp and Tcp between two nodes, measured when a job connects them, or the one that passes. The job's
+    /// status says which and why.
     #[default]
     Auto,
-    /// Kernel UDP.
+    /// Kernel UDP. It never gives way: where it does not pass, jobs say so.
     Udp,
-    /// Kernel TCP, for networks that block UDP or slow it down. A path is a connection, 8 at most; the kernel controls
+    /// Kernel TCP, for networks that block UDP or slow it down. It never gives way either. A path is a connection, 8 at most; the kernel controls
     /// congestion. Virtual devices use UDP all the same.
     Tcp,
 }

@@ -487,7 +487,7 @@ pub struct PlanSummary {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct LinkInUse {
-    /// For example udp.
+    /// For example udp; "tcp, udp" where nodes receive over different ones.
     pub name: String,
     /// Why that one.
     pub reason: String,

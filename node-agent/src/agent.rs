@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use weft_core::units::Nanos;
 use weft_core::wire::Secret;
 use weft_device_socket::descriptor_store::{self, DescriptorStore};
 use weft_engine::{
-    BadNics, Egress, Encryption, Engine, EngineConfig, EngineError, NicAddresses, PortRange,
+    BadNics, Egress, Encryption, EngineConfig, EngineError, LinkKind, NicAddresses, PortRange,
 };
 use weft_identity::tls_listener::TlsRefusals;
 use weft_proto::engine::v1::RefusedAttempt;
@@ -30,6 +30,7 @@ use crate::devices::refused_attempts::RefusedAttempts;
 use crate::devices::{Devices, programs};
 use crate::fail_fast;
 use crate::files::{self, FileError, Root};
+use crate::links::Links;
 use crate::metrics;
 use crate::nic_state::EngineNics;
 use crate::node_key;
@@ -48,6 +49,9 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
 const JOBS_GRACE: Duration = Duration::from_secs(20);
 /// Calls that are still open when the agent stops are cut off after this.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// Parents that measure the links to this node at a time; others wait.
+const MEASUREMENTS_MAX: usize = 16;
 
 /// Why an agent cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -164,7 +168,7 @@ impl Agent {
         let roots = fail_fast::spawn_blocking("roots", move || opener.open(&entries)).await?;
         let reloadable = reloadable_config(config, roots);
         let control = listen("control.listen", config.control.listen).await?;
-        let engine = Arc::new(Engine::start(engine_config(config, &tls)?)?);
+        let links = Links::start(config.transport.link, engine_config(config, &tls)?)?;
         let nics = EngineNics::new(&config.data.nics());
         let (in_force, tls) = watch::channel(tls);
         let memory = config.limits.memory.0;
@@ -180,8 +184,7 @@ impl Agent {
         let registry_config = RegistryConfig {
             node: config.node.clone(),
             config_source: config.config_source,
-            engine,
-            link: config.transport.link,
+            links: Arc::new(links),
             tls,
             memory: budget.clone(),
             slots: config.limits.slots,
@@ -207,6 +210,7 @@ impl Agent {
             data: config.data.address,
             memory,
             devices: devices.clone(),
+            measurements: Arc::new(Semaphore::new(MEASUREMENTS_MAX)),
         };
         let (stop, stopped) = watch::channel(false);
         let refusals = TlsRefusals::default();
@@ -308,7 +312,7 @@ impl Agent {
     /// limited, and then the roots. Roots whose directories are the same stay open. When a root cannot be opened, all
     /// roots stay as they are.
     pub(crate) async fn apply(&self, config: &Config) -> Result<(), AgentError> {
-        self.registry.config.engine.set_egress(egress(config))?;
+        self.registry.config.links.set_egress(egress(config))?;
         let open = self.registry.reloadable_config().roots.clone();
         self.registry
             .set_reloadable_config(reloadable_config(config, open));
@@ -481,19 +485,20 @@ fn egress(config: &Config) -> Egress {
     }
 }
 
-fn engine_config(config: &Config, tls: &Tls) -> Result<EngineConfig, BadNics> {
+/// The settings of the engine over a link.
+fn engine_config(config: &Config, tls: &Tls) -> Result<impl Fn(LinkKind) -> EngineConfig, BadNics> {
     let ports = config.data.ports;
     let ports = PortRange {
         first: ports.first,
         count: ports.count,
     };
     let transport = &config.transport;
-    let link = transport.link.resolve();
     let nics = config.data.nics().into_iter().map(IpAddr::from);
     let nics = NicAddresses::try_from(nics.collect::<Vec<_>>())?;
-    Ok(EngineConfig {
+    let node_key = node_key(config, tls);
+    Ok(move |link| EngineConfig {
         mtu: config.data.mtu,
-        paths: config.paths(),
+        paths: config.paths_over(link),
         policy: transport.policy,
         congestion: transport.congestion.0,
         rto_min: Nanos::new(transport.rto_min.nanos()),
@@ -505,7 +510,7 @@ fn engine_config(config: &Config, tls: &Tls) -> Result<EngineConfig, BadNics> {
             config::Encryption::Required => Encryption::Required,
         },
         egress: egress(config),
-        ..EngineConfig::over(link, nics, ports, node_key(config, tls))
+        ..EngineConfig::over(link, nics, ports, node_key.clone())
     })
 }
 

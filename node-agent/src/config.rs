@@ -332,32 +332,13 @@ const TCP_PATHS_MAX: u16 = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkKind {
-    /// UDP.
+    /// The faster of UDP and TCP to each peer, or the one that passes.
     #[default]
     Auto,
     /// Kernel UDP with segmentation offload.
     Udp,
     /// Kernel TCP: each path is a connection.
     Tcp,
-}
-
-impl LinkKind {
-    /// What carries the packets.
-    pub(crate) fn resolve(self) -> weft_engine::LinkKind {
-        match self {
-            Self::Auto | Self::Udp => weft_engine::LinkKind::Udp,
-            Self::Tcp => weft_engine::LinkKind::Tcp,
-        }
-    }
-
-    /// Its name and why it is used, for users.
-    pub(crate) fn name_and_reason(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Auto => ("udp", "the default; transport.link chooses another"),
-            Self::Udp => ("udp", "chosen by transport.link"),
-            Self::Tcp => ("tcp", "chosen by transport.link"),
-        }
-    }
 }
 
 /// Whether the data path is encrypted: the same on all nodes of a fabric.
@@ -649,14 +630,22 @@ fn require(holds: bool, field: &str, message: &str) -> Result<(), ConfigError> {
 }
 
 impl Config {
-    /// Paths per pair of nodes: as configured, or 128, or all that the ports give. Over TCP 8 at most.
+    /// Paths per pair of nodes: as configured, or 128, or all that the ports give. Where the link is TCP, 8 at most.
     #[must_use]
     pub fn paths(&self) -> u16 {
+        self.paths_over(match self.transport.link {
+            LinkKind::Auto | LinkKind::Udp => weft_engine::LinkKind::Udp,
+            LinkKind::Tcp => weft_engine::LinkKind::Tcp,
+        })
+    }
+
+    /// The same over one of the links.
+    pub(crate) fn paths_over(&self, link: weft_engine::LinkKind) -> u16 {
         let ports = self.data.ports.count;
         let paths = self.transport.paths.unwrap_or((ports * ports).min(128));
-        match self.transport.link {
-            LinkKind::Auto | LinkKind::Udp => paths,
-            LinkKind::Tcp => paths.min(TCP_PATHS_MAX),
+        match link {
+            weft_engine::LinkKind::Tcp => paths.min(TCP_PATHS_MAX),
+            weft_engine::LinkKind::Udp | weft_engine::LinkKind::Shm => paths,
         }
     }
 }

@@ -21,6 +21,7 @@ mod fail_fast;
 pub mod fault;
 pub mod files;
 pub mod identity;
+mod links;
 mod metrics;
 mod nic_state;
 mod node_key;

@@ -21,7 +21,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use weft_core::path::{PathReport, PathState};
 use weft_core::units::Host;
-use weft_engine::Snapshot;
+use weft_engine::{LinkAddress, Snapshot};
 use weft_identity::tls_listener::TlsRefusals;
 use weft_proto::agent::v1::JobName;
 
@@ -85,7 +85,7 @@ impl Collector for AgentCollector {
                 .map(|known| sample(known))
                 .collect(),
             refused: self.registry.refused(),
-            engine: self.registry.config.engine.snapshot(),
+            engine: self.registry.config.links.snapshot(),
             buffer_bytes: self.budget.used(),
             nics: self.nics.states(),
         };
@@ -155,6 +155,7 @@ impl Metrics {
             refused.map(|(reason, count)| ([("reason", reason.to_owned())], count)),
         )?;
         encode_engine(&mut out, &self.engine)?;
+        encode_links(&mut out, &self.engine)?;
         encode_peers(&mut out, &self.engine)?;
         let nics = self.nics.into_iter();
         out.gauge(
@@ -338,6 +339,26 @@ fn encode_engine(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
     )
 }
 
+/// How many connections there are with each peer, over each link.
+fn encode_links(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
+    let mut links: BTreeMap<(Host, &str), u64> = BTreeMap::new();
+    for connection in &snapshot.connections {
+        let peer = &connection.peer;
+        *links.entry((peer.host(), peer.kind().name())).or_default() += 1;
+    }
+    out.gauge(
+        "peer_connections",
+        "Connections with a peer, by the link that carries them",
+        links
+            .into_iter()
+            .take(PEERS_MAX)
+            .map(|((peer, link), count)| {
+                let labels = [("peer", peer.to_string()), ("link", link.to_owned())];
+                (labels, count)
+            }),
+    )
+}
+
 /// The paths to one machine and the connections there are with it, together.
 #[derive(Debug, Default)]
 struct Peer {
@@ -446,7 +467,7 @@ struct PathCollector(Arc<AttemptRegistry>);
 
 impl Collector for PathCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let snapshot = self.0.config.engine.snapshot();
+        let snapshot = self.0.config.links.snapshot();
         let mut out = Out(encoder);
         encode_paths(&mut out, &snapshot)?;
         encode_nic_pairs(&mut out, &snapshot)
@@ -460,9 +481,8 @@ fn encode_paths(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
             .flat_map(|peer| {
                 peer.paths
                     .iter()
-                    .map(move |path| (peer.address.host(), path))
+                    .map(move |path| (path_labels(&peer.address, path), value(path)))
             })
-            .map(|(peer, path)| (path_labels(peer, path), value(path)))
             .collect::<Vec<_>>()
     };
     out.counter(
@@ -494,7 +514,7 @@ fn encode_paths(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
     let round_trips = peers.flat_map(|peer| {
         let known = peer.paths.iter();
         known.filter_map(|path| {
-            let labels = path_labels(peer.address.host(), path);
+            let labels = path_labels(&peer.address, path);
             Some((labels, seconds(path.srtt?.get())))
         })
     });
@@ -527,8 +547,14 @@ fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9
 }
 
-fn path_labels(peer: Host, path: &PathReport) -> [(&'static str, String); 2] {
-    [("peer", peer.to_string()), ("path", path.id.0.to_string())]
+fn path_labels(peer: &LinkAddress, path: &PathReport) -> [(&'static str, String); 3] {
+    let link = peer.kind().name().to_owned();
+    let host = peer.host().to_string();
+    [
+        ("peer", host),
+        ("path", path.id.0.to_string()),
+        ("link", link),
+    ]
 }
 
 /// Writes one metric after the other.
@@ -582,7 +608,7 @@ impl Out<'_> {
 mod tests {
     use weft_core::connection::Stats;
     use weft_core::units::{ConnectionId, Nanos, PathId};
-    use weft_engine::{ConnectionSnapshot, LinkAddress, NicPair, PeerSnapshot, PortRange};
+    use weft_engine::{ConnectionSnapshot, NicPair, PeerSnapshot, PortRange};
 
     use super::*;
     use crate::devices::DroppedOffers;

@@ -11,6 +11,7 @@ pub(crate) mod dial;
 pub(crate) mod fanout;
 pub mod frame;
 pub(crate) mod layout;
+pub(crate) mod link_probe;
 pub(crate) mod local;
 pub(crate) mod message;
 pub(crate) mod object_receiver;

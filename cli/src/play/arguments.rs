@@ -85,7 +85,8 @@ pub struct Args {
     /// How a chunk's path is chosen.
     #[arg(long, value_name = "POLICY", default_value = "reps")]
     pub path_policy: PathPolicy,
-    /// What carries the packets: auto, udp or tcp. Over tcp a path is a connection of the kernel, 8 at most.
+    /// What carries the packets: udp, tcp, or auto, which measures both between two nodes and takes the faster one. Over tcp
+    /// a path is a connection of the kernel, 8 at most.
     #[arg(
         long,
         value_name = "auto|udp|tcp",

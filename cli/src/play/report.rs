@@ -193,7 +193,7 @@ impl Summary {
                 .plan()
                 .map(|plan| plan.strategy.to_string())
                 .unwrap_or_default(),
-            link: link.to_owned(),
+            link,
             nodes,
             chunks: Chunks { sent, resent },
             spines,
@@ -211,7 +211,7 @@ impl Summary {
                 .unwrap_or_default()
                 + assumed,
             verification: transfer.spec().algorithm,
-            link_why: link_why.to_owned(),
+            link_why,
             attempts: transfer.attempt(),
             failures,
         }

@@ -97,7 +97,7 @@ impl fmt::Display for CongestionControl {
 /// What carries the packets; the agents know it by these names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Link {
-    /// UDP.
+    /// The faster of both between two nodes, or the one that passes.
     Auto,
     /// Kernel UDP.
     Udp,

@@ -1,7 +1,7 @@
 //! The control APIs of agents and operator; generated code, and how its messages are buffered (`codec`).
 //!
 //! The definitions are in `proto/`; every message and field is documented there. Callers: the agent
-//! serves its own, which the operator and `weft play` call, and agents each other's `Connect`,
+//! serves its own, which the operator and `weft play` call, and agents each other's `Measure`, `Connect`,
 //! `FetchManifest` and `OfferQueuePair`; the operator serves its own, which the agents of a cluster call; the engine of
 //! virtual devices serves its own, which its node's agent and `weft device` call; an agent serves its node's driver of
 //! volumes, and answers `FindClaim` to its node's device plugin.

@@ -68,8 +68,8 @@ pub(crate) struct DestinationStates {
     all: BTreeMap<String, Box<Destination>>,
     /// The source's newest progress; all zero before its first of this attempt.
     pub(crate) source: ProgressResponse,
-    /// The link in use and why, once an agent has reported it.
-    pub(crate) link: (String, String),
+    /// The link in use and why, as an agent has reported it last.
+    link: (String, String),
     /// By node and attempt.
     counts: BTreeMap<(String, u32), AttemptCounters>,
 }
@@ -204,6 +204,32 @@ impl DestinationStates {
         if !progress.link.is_empty() {
             self.link = (progress.link.clone(), progress.link_reason.clone());
         }
+    }
+
+    /// The link in use and why; empty before an agent has said. Nodes that receive over different ones are named.
+    pub(crate) fn link(&self) -> (String, String) {
+        let mut by_link: BTreeMap<&str, (&str, &str, usize)> = BTreeMap::new();
+        for (node, destination) in &self.all {
+            let ProgressResponse {
+                link, link_reason, ..
+            } = &destination.progress;
+            if !link.is_empty() {
+                let first = (node.as_str(), link_reason.as_str(), 0);
+                by_link.entry(link).or_insert(first).2 += 1;
+            }
+        }
+        if by_link.len() <= 1 {
+            let only = by_link.into_iter().next();
+            let only = only.map(|(link, (_, reason, _))| (link.to_owned(), reason.to_owned()));
+            return only.unwrap_or_else(|| self.link.clone());
+        }
+        let say = |(link, (node, reason, count)): (&&str, &(&str, &str, usize))| match count {
+            1 => format!("{link} to {node}: {reason}"),
+            _ => format!("{link} to {count} nodes, {node} among them: {reason}"),
+        };
+        let reasons: Vec<String> = by_link.iter().map(say).collect();
+        let names: Vec<&str> = by_link.into_keys().collect();
+        (names.join(", "), reasons.join("; "))
     }
 
     /// Records the progress of a destination, `since_start` after the first Start.

@@ -226,10 +226,9 @@ impl Transfer {
         &self.destinations.source
     }
 
-    /// The link in use and why; empty before an agent has said.
-    pub fn link(&self) -> (&str, &str) {
-        let (link, reason) = &self.destinations.link;
-        (link, reason)
+    /// The link in use and why; empty before an agent has said. Several where nodes receive over different ones.
+    pub fn link(&self) -> (String, String) {
+        self.destinations.link()
     }
 
     /// All destinations, in the order of the spec.

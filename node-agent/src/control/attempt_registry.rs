@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use weft_engine::{DomainId, Engine};
+use weft_engine::DomainId;
 use weft_proto::agent::v1::{AttemptRef, Location};
 
+use crate::config::ConfigSource;
 use crate::config::values::{NodeName, PublicKey};
-use crate::config::{ConfigSource, LinkKind};
 use crate::control::attempt_handle::AttemptHandle;
 use crate::control::manifests::Manifests;
 use crate::control::misuse::Misuses;
@@ -21,6 +21,7 @@ use crate::control::supervisor::supervise;
 use crate::fail_fast;
 use crate::fault::Fault;
 use crate::files::{Leftover, Root, RootPath};
+use crate::links::Links;
 use crate::object::{self, StoreSettings};
 use crate::tls::Tls;
 use crate::transfer::buffers::MemoryBudget;
@@ -36,9 +37,7 @@ pub struct RegistryConfig {
     /// Who wrote the configuration.
     pub config_source: ConfigSource,
     /// The transport.
-    pub engine: Arc<Engine>,
-    /// What carries its packets, as configured.
-    pub link: LinkKind,
+    pub links: Arc<Links>,
     /// This node's certificate, as it is now.
     pub tls: watch::Receiver<Tls>,
     /// The buffers of all transfers.

@@ -25,7 +25,7 @@ const CONNECT_BYTES_MAX: usize = 64 << 10;
 const OPERATOR_BYTES_MAX: usize = 2 << 20;
 
 /// The calls that agents make; all others are the operator's.
-const NODE_CALLS: [&str; 3] = ["Connect", "FetchManifest", "OfferQueuePair"];
+const NODE_CALLS: [&str; 4] = ["Measure", "Connect", "FetchManifest", "OfferQueuePair"];
 const OPERATOR_CALLS: [&str; 7] = [
     "Stat",
     "Prepare",

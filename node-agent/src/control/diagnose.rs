@@ -23,7 +23,7 @@ use weft_proto::agent::v1 as proto;
 
 use crate::convert::required;
 use crate::fault::Fault;
-use crate::transfer::dial::draw_secret;
+use crate::links::draw_secret;
 
 const PEERS_MAX: usize = 64;
 const SIZES_MAX: usize = 4;
@@ -149,44 +149,48 @@ fn ports(ports: proto::Ports) -> Result<std::ops::RangeInclusive<u16>, Fault> {
     }
 }
 
-/// Sends the probes of a request from an address of this node.
+/// Sends the probes of a request from an address of this node, over each link that it has.
 pub(crate) async fn diagnose(
     request: &proto::DiagnoseRequest,
     address: Ipv4Addr,
-    link: LinkKind,
+    links: &[LinkKind],
     memory_budget: u64,
 ) -> Result<proto::DiagnoseResponse, Fault> {
     let secret = draw_secret()?;
     let drawn = [secret.0[0], secret.0[1], secret.0[2], secret.0[3]];
-    let mut probes = Probes::of(request, u32::from_le_bytes(drawn))?;
     let socket =
         ProbeSocket::open(address.into()).map_err(|error| Fault::engine(error.to_string()))?;
     let offers = socket.offers();
     let socket = UdpSocket::from_std(socket.into_socket());
     let socket = socket.map_err(|error| Fault::engine(error.to_string()))?;
-    match link {
-        LinkKind::Udp | LinkKind::Xdp => {
-            let seal = Seal::new(&secret);
-            for _ in 0..ROUNDS {
-                if probes.open.is_empty() {
-                    break;
+    let mut reaches = Vec::new();
+    for link in links {
+        let mut probes = Probes::of(request, u32::from_le_bytes(drawn))?;
+        match link {
+            LinkKind::Udp | LinkKind::Xdp => {
+                let seal = Seal::new(&secret);
+                for _ in 0..ROUNDS {
+                    if probes.open.is_empty() {
+                        break;
+                    }
+                    round(&mut probes, &socket, &seal).await;
                 }
-                round(&mut probes, &socket, &seal).await;
+            }
+            LinkKind::Tcp => connect_all(&mut probes, address).await,
+            LinkKind::Shm => {
+                let text = "transport.link is shm: it reaches no other node; set it to udp or tcp";
+                return Err(Fault::engine(text.to_owned()));
             }
         }
-        LinkKind::Tcp => connect_all(&mut probes, address).await,
-        LinkKind::Shm => {
-            let text = "transport.link is shm: it reaches no other node; set it to udp or tcp";
-            return Err(Fault::engine(text.to_owned()));
+        for mut reach in probes.done() {
+            reach.link = link.name().to_owned();
+            reaches.push(reach);
         }
-    }
-    for reach in &mut probes.reaches {
-        reach.link = link.name().to_owned();
     }
     let clock = SystemTime::now().duration_since(UNIX_EPOCH);
     let wide = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
     Ok(proto::DiagnoseResponse {
-        reaches: probes.done(),
+        reaches,
         facts: Some(proto::NodeFacts {
             kernel: kernel(),
             gso: offers.gso,

@@ -10,13 +10,15 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use futures::Stream;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
+use weft_engine::{LinkInUse, LinkKind};
 use weft_identity::ticket::{self, TicketContext};
 use weft_proto::agent::v1 as proto;
-use weft_proto::agent::v1::Permission;
 use weft_proto::agent::v1::agent_server::Agent;
+use weft_proto::agent::v1::{Permission, Role};
 
 use crate::config::values::{FabricName, NodeName};
 use crate::control::attempt_handle::AttemptHandle;
@@ -34,7 +36,9 @@ use crate::identity::Caller;
 /// Interval between progress messages when the request names none.
 const INTERVAL_DEFAULT: Duration = Duration::from_millis(500);
 
-/// The link of this build, and why it is used.
+/// A parent takes milliseconds to measure, and less than this where the network is slow.
+const MEASUREMENT_MAX: Duration = Duration::from_secs(10);
+
 /// The message of a verified destination that has not appeared whole.
 const FILE_BY_FILE: &str = "the directory was there before, and its files were replaced one after the other: to have \
      it appear whole, give a path that is not there yet";
@@ -54,6 +58,8 @@ pub(crate) struct Service {
     pub memory: u64,
     /// The node's virtual devices.
     pub devices: Option<Arc<Devices>>,
+    /// As many parents may measure the links to this node at a time.
+    pub measurements: Arc<Semaphore>,
 }
 
 impl Service {
@@ -202,6 +208,31 @@ impl Agent for Service {
         self.answer(work())
     }
 
+    type MeasureStream = Pin<Box<dyn Stream<Item = Result<proto::MeasureResponse, Status>> + Send>>;
+
+    async fn measure(
+        &self,
+        request: Request<proto::MeasureRequest>,
+    ) -> Result<Response<Self::MeasureStream>, Status> {
+        // Each holds connections.
+        let turn = Arc::clone(&self.measurements).acquire_owned().await;
+        let work = || {
+            let signed = request.get_ref().ticket.clone();
+            let (parent, ticket) = self.ticket(&request, signed, Permission::Write)?;
+            self.registry.measure(&parent, &ticket, request.get_ref())
+        };
+        let (ends, response) = work().map_err(|fault| self.status(&fault))?;
+        let (answer, answered) = mpsc::channel(1);
+        fail_fast::spawn("measure", async move {
+            let _held = (turn, ends);
+            // Until the parent drops the answer.
+            if answer.send(Ok(response)).await.is_ok() {
+                let _ = timeout(MEASUREMENT_MAX, answer.closed()).await;
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(answered))))
+    }
+
     type FetchManifestStream =
         Pin<Box<dyn Stream<Item = Result<proto::ManifestPart, Status>> + Send>>;
 
@@ -251,8 +282,8 @@ impl Agent for Service {
         request: Request<proto::DiagnoseRequest>,
     ) -> Result<Response<proto::DiagnoseResponse>, Status> {
         let request = request.get_ref();
-        let link = self.registry.config.link.resolve();
-        let command = diagnose(request, self.data, link, self.memory);
+        let links: Vec<LinkKind> = self.registry.config.links.kinds().collect();
+        let command = diagnose(request, self.data, &links, self.memory);
         self.command(request.leader_epoch, command).await
     }
 
@@ -301,18 +332,21 @@ fn describe(registry: &AttemptRegistry, handle: &AttemptHandle) -> proto::Progre
     let (attempt, node) = (&handle.attempt, &registry.config.node);
     // Before the counters: a terminal state must come with its final numbers.
     let status = attempt.status();
-    let snapshot = registry.config.engine.snapshot();
-    let peers: Vec<_> = attempt
-        .peers()
+    let snapshot = registry.config.links.snapshot();
+    let peers = attempt.peers();
+    // The parent says how bytes come here; a source has children only.
+    let parent = peers.iter().find(|peer| peer.role == Role::Parent);
+    let mut by_parent_first = parent.into_iter().chain(&peers);
+    let (link, link_reason) = match by_parent_first.find_map(|peer| peer.link()) {
+        Some(LinkInUse { link, reason }) => (link.name().to_owned(), reason),
+        None => (String::new(), String::new()),
+    };
+    let peers: Vec<_> = peers
         .iter()
         .map(|peer| peer.to_proto(node.as_str(), registry.config.config_source, &snapshot))
         .collect();
     let counters = &attempt.counters;
     let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-    let (link, link_reason) = match peers.is_empty() {
-        true => ("", ""),
-        false => registry.config.link.name_and_reason(),
-    };
     let fault = status.fault.as_ref();
     proto::ProgressResponse {
         attempt: Some(attempt.attempt_ref.clone()),
@@ -338,8 +372,8 @@ fn describe(registry: &AttemptRegistry, handle: &AttemptHandle) -> proto::Progre
             .unwrap_or_default(),
         chunks_sent: peers.iter().map(|peer| peer.chunks_sent).sum(),
         chunks_resent: peers.iter().map(|peer| peer.chunks_resent).sum(),
-        link: link.to_owned(),
-        link_reason: link_reason.to_owned(),
+        link,
+        link_reason,
         peers,
         serving: status.state.is_terminal() && status.workers > 0,
     }

@@ -233,7 +233,7 @@ impl AttemptRegistry {
             attempt.add_peer(peer.clone());
         }
         let sender = Sender::new(SenderConfig {
-            engine: config.engine.clone(),
+            links: config.links.clone(),
             attempt: attempt.clone(),
             peers: peers.clone(),
             pool,
@@ -252,7 +252,7 @@ impl AttemptRegistry {
         })?;
         for (index, (child, peer)) in children.into_iter().zip(peers).enumerate() {
             let dialer = Dialer {
-                engine: config.engine.clone(),
+                links: config.links.clone(),
                 attempt: attempt.clone(),
                 child,
                 index,

@@ -5,17 +5,19 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use weft_core::units::Key;
-use weft_core::wire::{Secret, VERSION};
-use weft_engine::{DomainId, Engine, Event};
-use weft_proto::agent::v1::{Algorithm, Child, ConnectRequest, ConnectResponse};
+use weft_core::wire::VERSION;
+use weft_engine::{DomainId, Event};
+use weft_proto::agent::v1::{Algorithm, Child, ConnectRequest};
 
 use crate::convert;
 use crate::fault::Fault;
+use crate::links::{Links, draw_secret};
 use crate::tls::Tls;
 use crate::transfer::agent_client::{CONTROL_BYTES_MAX, PeerAgent};
 use crate::transfer::attempt::Attempt;
 use crate::transfer::fanout::ChildIndex;
 use crate::transfer::frame::SLOT_BYTES;
+use crate::transfer::link_probe::LinkChooser;
 use crate::transfer::message::PresentBlocks;
 use crate::transfer::peer::Peer;
 use crate::transfer::receive_window::WINDOW_MESSAGES;
@@ -29,7 +31,7 @@ const _: () = assert!(SLOTS_MAX <= WINDOW_MESSAGES as usize);
 #[derive(Debug)]
 pub(crate) struct Dialer {
     /// The transport.
-    pub engine: Arc<Engine>,
+    pub links: Arc<Links>,
     /// What it works for.
     pub attempt: Arc<Attempt>,
     /// Whom to call.
@@ -73,19 +75,45 @@ impl Dialer {
     }
 
     async fn connect(&self) -> Result<ChildConnection, Fault> {
+        let agent = PeerAgent {
+            node: &self.child.node,
+            address: &self.child.control_address,
+            field: "sends_to.control_address",
+        };
+        let client = agent
+            .client(&self.tls)?
+            .max_decoding_message_size(CONTROL_BYTES_MAX);
+        let chooser = LinkChooser {
+            links: &self.links,
+            agent,
+            client: client.clone(),
+            ticket: self.child.ticket.clone(),
+            domain: self.domain,
+            retry_for: self.retry_for,
+        };
+        let in_use = chooser.choose().await?;
+        let engine = self.links.engine(in_use.link);
         let secret = draw_secret()?;
-        let local = self.engine.allocate(self.domain, secret.clone());
-        let guard = ConnectionGuard::new(self.engine.clone(), local.id);
+        let local = engine.allocate(self.domain, secret.clone());
+        let guard = ConnectionGuard::new(engine.clone(), local.id);
         let request = ConnectRequest {
             ticket: self.child.ticket.clone(),
             wire_version: VERSION.into(),
             endpoint: Some(weft_connection_end::to_proto(&local, &secret)),
             manifest_digest: self.manifest_digest.to_vec(),
             algorithm: self.algorithm.into(),
+            link_reason: in_use.reason.clone(),
         };
-        let response = self.call(request).await?;
+        let call = || {
+            let (mut client, request) = (client.clone(), request.clone());
+            async move {
+                let response = agent.answer(client.connect(request)).await?;
+                Ok(response.into_inner())
+            }
+        };
+        let response = agent.retry(self.retry_for, call).await?;
         let remote =
-            convert::connection_end(&self.child.node, response.endpoint, self.engine.settings())?;
+            convert::connection_end(&self.child.node, response.endpoint, engine.settings())?;
         let faulty = |problem: &str| Fault::faulty(&self.child.node, problem);
         let fits = |slots: &[weft_proto::agent::v1::Slot]| {
             (1..=SLOTS_MAX).contains(&slots.len())
@@ -95,8 +123,9 @@ impl Dialer {
             return Err(faulty("slots that are too many, too few or too small"));
         }
         let present = PresentBlocks::new(response.have).map_err(faulty)?;
-        self.engine.connect(local.id, remote, self.events.clone())?;
-        self.peer.record_opened(local.id);
+        let events = self.events.clone();
+        self.links.connect(in_use.link, local.id, remote, events)?;
+        self.peer.record_opened(in_use, local.id);
         let slots = response
             .slots
             .iter()
@@ -109,33 +138,4 @@ impl Dialer {
             present,
         })
     }
-
-    async fn call(&self, request: ConnectRequest) -> Result<ConnectResponse, Fault> {
-        let agent = PeerAgent {
-            node: &self.child.node,
-            address: &self.child.control_address,
-            field: "sends_to.control_address",
-        };
-        let client = agent
-            .client(&self.tls)?
-            .max_decoding_message_size(CONTROL_BYTES_MAX);
-        let call = || {
-            let (mut client, request) = (client.clone(), request.clone());
-            async move {
-                let response = agent.answer(client.connect(request)).await?;
-                Ok(response.into_inner())
-            }
-        };
-        agent.retry(self.retry_for, call).await
-    }
-}
-
-/// A connection's secret for one direction.
-pub(crate) fn draw_secret() -> Result<Secret, Fault> {
-    use ring::rand::{SecureRandom as _, SystemRandom};
-    let mut secret = [0; 32];
-    SystemRandom::new()
-        .fill(&mut secret)
-        .map_err(|_| Fault::engine("the operating system gave no random bytes"))?;
-    Ok(Secret(secret))
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use weft_core::connection::Stats;
 use weft_core::units::ConnectionId;
-use weft_engine::Snapshot;
+use weft_engine::{LinkInUse, Snapshot};
 use weft_proto::agent::v1::{PeerProgress, Role};
 
 use crate::config::ConfigSource;
@@ -25,8 +25,8 @@ pub struct Peer {
 
 #[derive(Debug, Default)]
 struct PeerState {
-    /// In the engine, once it is agreed on.
-    connection: Option<ConnectionId>,
+    /// Over a link, in its engine, once it is agreed on.
+    connection: Option<(LinkInUse, ConnectionId)>,
     /// As they were when it left the engine.
     last: Option<Stats>,
     fault: Option<Fault>,
@@ -44,9 +44,16 @@ impl Peer {
         }
     }
 
-    /// It is in the engine.
-    pub fn record_opened(&self, id: ConnectionId) {
-        fail_fast::lock(&self.state).connection = Some(id);
+    /// It is in the engine of a link.
+    pub fn record_opened(&self, link: LinkInUse, id: ConnectionId) {
+        fail_fast::lock(&self.state).connection = Some((link, id));
+    }
+
+    /// Its link, once it is agreed on.
+    #[must_use]
+    pub fn link(&self) -> Option<LinkInUse> {
+        let state = fail_fast::lock(&self.state);
+        state.connection.as_ref().map(|(link, _)| link.clone())
     }
 
     /// It is about to leave the engine.
@@ -73,8 +80,11 @@ impl Peer {
 
     fn stats(&self, snapshot: &Snapshot) -> Stats {
         let state = fail_fast::lock(&self.state);
-        let mut connections = snapshot.connections.iter();
-        let open = connections.find(|open| Some(open.id) == state.connection);
+        // Engines have ids of their own.
+        let open = state.connection.as_ref().and_then(|(link, id)| {
+            let mut connections = snapshot.connections.iter();
+            connections.find(|open| open.id == *id && open.peer.kind() == link.link)
+        });
         let stats = state.last.or(open.map(|open| open.stats));
         stats.unwrap_or_default()
     }

@@ -12,6 +12,7 @@ use weft_core::units::{ConnectionId, Key};
 use weft_engine::{Engine, Event, WriteRequest};
 
 use crate::fault::Fault;
+use crate::links::Links;
 use crate::transfer::attempt::Attempt;
 use crate::transfer::buffers::{Buffer, BufferPool};
 use crate::transfer::fanout::{Action, ChildIndex, Fanout, SendLimits};
@@ -27,7 +28,7 @@ const BUFFER_INTERVAL: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(crate) struct SenderConfig {
     /// The transport.
-    pub engine: Arc<Engine>,
+    pub links: Arc<Links>,
     /// What it works for.
     pub attempt: Arc<Attempt>,
     /// One per child.
@@ -53,6 +54,7 @@ pub(crate) struct SenderConfig {
 struct OpenConnection {
     child: ChildIndex,
     connection: ConnectionId,
+    engine: Arc<Engine>,
     slots: Vec<Key>,
     /// Writes whose end was not reported.
     in_flight: usize,
@@ -144,9 +146,17 @@ impl Sender {
             SenderEvent::Connected(child, agreed) => {
                 // The child's answer was checked to have at most 64 slots.
                 let slots = agreed.slots.len() as u16;
+                let (connection, engine) = agreed.guard.into_parts();
+                // Engines draw their ids by themselves, and events name nothing else.
+                if self.open.iter().any(|open| open.connection == connection) {
+                    engine.close(connection);
+                    let problem = "two engines gave one id: the next attempt gets others";
+                    return self.fail(child, Fault::engine(problem));
+                }
                 self.open.push(OpenConnection {
                     child,
-                    connection: agreed.guard.into_id(),
+                    connection,
+                    engine,
                     slots: agreed.slots,
                     in_flight: 0,
                     failed: false,
@@ -182,6 +192,8 @@ impl Sender {
                     false => "while moving blocks",
                 };
                 let node = self.config.peers[child].node.clone();
+                // Its link may be why.
+                self.config.links.results.forget(&node);
                 self.fail(child, Fault::lost(node, stage, failure));
             }
             // This end posts writes only, and it has no regions: the engine places nothing for it.
@@ -253,7 +265,7 @@ impl Sender {
             immediate: Some(slot.into()),
             context: slot.into(),
         };
-        match self.config.engine.write(request) {
+        match open.engine.write(request) {
             Ok(()) => open.in_flight += 1,
             Err(error) => self.fail(child, Fault::engine(error.to_string())),
         }
@@ -263,7 +275,7 @@ impl Sender {
     fn ping(&mut self) {
         for open in &mut self.open {
             let idle = open.in_flight == 0 && !open.failed && !self.fanout.is_done(open.child);
-            if idle && signal::send(&self.config.engine, open.connection, PING) {
+            if idle && signal::send(&open.engine, open.connection, PING) {
                 open.in_flight += 1;
             }
         }
@@ -297,7 +309,7 @@ impl Sender {
         let mut left: Vec<ConnectionId> = Vec::new();
         for open in &self.open {
             let is_waiting = !open.failed && !self.fanout.is_done(open.child);
-            if is_waiting && signal::send(&self.config.engine, open.connection, ABORTED) {
+            if is_waiting && signal::send(&open.engine, open.connection, ABORTED) {
                 left.push(open.connection);
             }
         }
@@ -317,10 +329,10 @@ impl Sender {
 
     /// Ends all connections; each end is confirmed by the engine.
     fn close(&mut self) {
-        let snapshot = self.config.engine.snapshot();
+        let snapshot = self.config.links.snapshot();
         for open in &self.open {
             self.config.peers[open.child].record_closed(&snapshot);
-            self.config.engine.close(open.connection);
+            open.engine.close(open.connection);
         }
         // A connection that is agreed on meanwhile closes with its event, which is not read.
         let mut left: Vec<ConnectionId> = self.open.drain(..).map(|open| open.connection).collect();
@@ -344,35 +356,36 @@ mod tests {
     use weft_proto::agent::v1::{AttemptRef, Role};
 
     use super::*;
+    use crate::config::LinkKind;
     use crate::transfer::buffers::MemoryBudget;
     use crate::transfer::frame::SLOT_BYTES;
     use crate::transfer::message::PresentBlocks;
     use crate::transfer::sender_event::{ChildConnection, ConnectionGuard};
     use crate::transfer::state::State;
 
-    /// On one port that no other process has.
-    fn engine() -> Arc<Engine> {
+    /// With one port that no other process has.
+    fn links() -> Arc<Links> {
         let first = std::process::id();
         let free = (first..first + 100).find_map(|step| {
             let ports = PortRange {
                 first: 18_000 + (step % 400) as u16,
                 count: 1,
             };
-            let config = EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
-            Engine::start(config).ok()
+            let config = |_| EngineConfig::new(Ipv4Addr::LOCALHOST, ports, Secret([9; 32]));
+            Links::start(LinkKind::Udp, config).ok()
         });
         Arc::new(free.unwrap())
     }
 
     /// A source's sender with one child.
     fn sender(
-        engine: &Arc<Engine>,
+        links: &Arc<Links>,
         sender_events: Receiver<SenderEvent>,
         engine_events: Receiver<Event>,
     ) -> Sender {
         let budget = MemoryBudget::new(8 * SLOT_BYTES as u64);
         Sender::new(SenderConfig {
-            engine: engine.clone(),
+            links: links.clone(),
             attempt: Attempt::new(AttemptRef::default()),
             peers: vec![Arc::new(Peer::new("n1".to_owned(), Role::Child))],
             pool: budget.pool(2, 4).unwrap(),
@@ -387,11 +400,11 @@ mod tests {
 
     #[test]
     fn the_last_refusal_is_reported_though_no_dialer_is_left() {
-        let engine = engine();
+        let links = links();
         // Which of two channels is read first is drawn.
         for _ in 0..20 {
             let (feed, fed) = unbounded();
-            let sender = sender(&engine, fed, unbounded().1);
+            let sender = sender(&links, fed, unbounded().1);
             let attempt = sender.config.attempt.clone();
             feed.send(SenderEvent::Refused(0, Fault::ShuttingDown))
                 .unwrap();
@@ -402,9 +415,10 @@ mod tests {
 
     #[test]
     fn a_child_that_gives_up_is_not_reported_as_restarted() {
-        let engine = engine();
+        let links = links();
+        let engine = links.engine(weft_engine::LinkKind::Udp);
         let ((feed, fed), (happens, happened)) = (unbounded(), unbounded());
-        let sender = sender(&engine, fed, happened);
+        let sender = sender(&links, fed, happened);
         let attempt = sender.config.attempt.clone();
         let connection = engine
             .allocate(weft_engine::DomainId(1), Secret([1; 32]))

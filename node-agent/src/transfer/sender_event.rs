@@ -34,7 +34,7 @@ pub(crate) struct ChildConnection {
     pub present: PresentBlocks,
 }
 
-/// Closes an allocated connection when it is dropped, unless [`into_id`](Self::into_id) was called: also where a call
+/// Closes an allocated connection when it is dropped, unless [`into_parts`](Self::into_parts) was called: also where a call
 /// is given up half way, or an event is not read.
 #[derive(Debug)]
 pub(crate) struct ConnectionGuard {
@@ -51,9 +51,9 @@ impl ConnectionGuard {
         }
     }
 
-    /// The id. The caller closes the connection.
-    pub(crate) fn into_id(mut self) -> ConnectionId {
-        self.id.take().unwrap_or_default()
+    /// The id, and the engine that has the connection. The caller closes it.
+    pub(crate) fn into_parts(mut self) -> (ConnectionId, Arc<Engine>) {
+        (self.id.take().unwrap_or_default(), self.engine.clone())
     }
 }
 

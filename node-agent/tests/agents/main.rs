@@ -24,6 +24,7 @@ mod jobs;
 mod kept;
 #[cfg(test)]
 mod limits;
+mod links;
 #[cfg(test)]
 mod local;
 #[cfg(test)]

@@ -44,6 +44,7 @@ fn connect(ticket: SignedTicket) -> ConnectRequest {
         endpoint: None,
         manifest_digest: vec![0; 32],
         algorithm: Algorithm::Blake3.into(),
+        link_reason: String::new(),
     }
 }
 

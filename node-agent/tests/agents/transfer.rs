@@ -41,7 +41,8 @@ pub(crate) fn names(lab: &Lab, node: usize) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_goes_to_one_node_and_its_digest_is_that_of_b3sum() {
     let lab = Lab::new();
-    let agents = [lab.agent(0, "").await, lab.agent(1, "").await];
+    let udp = "transport: {link: udp}\n";
+    let agents = [lab.agent(0, udp).await, lab.agent(1, udp).await];
     let bytes = noise(5 * (1 << 20) + 12345, 1);
     write(&lab.root(0).join("model"), &bytes);
     let ends = lab.run(&job("direct", 1), &[(0, 1)]).await;
@@ -49,7 +50,10 @@ async fn a_file_goes_to_one_node_and_its_digest_is_that_of_b3sum() {
     assert_eq!(ends[1].digest, blake3::hash(&bytes).to_string());
     assert_eq!(ends[1].peers[0].bytes, bytes.len() as u64);
     assert!(ends[0].chunks_sent > 0);
-    assert_eq!(ends[0].link, "udp");
+    for end in &ends {
+        let link = (&*end.link, &*end.link_reason);
+        assert_eq!(link, ("udp", "chosen by transport.link"));
+    }
     assert!(std::fs::read(lab.root(1).join("model")).unwrap() == bytes);
     assert_eq!(names(&lab, 1), ["model"]);
     for agent in agents {
@@ -136,7 +140,8 @@ async fn what_is_there_already_is_not_sent_again() {
 }
 
 /// Slow enough to be killed half-way.
-pub(crate) const SLOW: &str = "transport: {congestion: 'fixed:4KiB', paths: 1, stallTimeout: 2s}\n";
+pub(crate) const SLOW: &str =
+    "transport: {link: udp, congestion: 'fixed:4KiB', paths: 1, stallTimeout: 2s}\n";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_destination_resumes_where_it_was() {
@@ -356,6 +361,7 @@ async fn a_file_goes_over_all_nics_of_two_nodes() {
         let text = std::fs::read_to_string(lab.configure(node, "")).unwrap();
         let both = format!("address: {first}, otherAddresses: [{other}]");
         let text = text.replace(&format!("address: {first}"), &both);
+        let text = text + "transport: {link: udp}\n";
         let config = weft_agent::config::parse(&text).unwrap();
         agents.push(Agent::start(&config).await.unwrap());
         nics.push([first, other]);
@@ -374,7 +380,9 @@ async fn a_file_goes_over_all_nics_of_two_nodes() {
     let peer = nics[1][0];
     // Two ports at either end: each path is between two NICs of its own.
     let sent: Vec<String> = (0..live.len())
-        .map(|path| format!("weft_path_chunks_sent_total{{peer=\"{peer}\",path=\"{path}\"}} "))
+        .map(|path| {
+            format!("weft_path_chunks_sent_total{{peer=\"{peer}\",path=\"{path}\",link=\"udp\"}} ")
+        })
         .collect();
     let all_carry = || async {
         let paths = lab.get(0, "/metrics/paths").await;

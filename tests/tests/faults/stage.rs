@@ -92,7 +92,8 @@ impl Stage {
             roots: (0..NODES).map(root).collect(),
             paths: PATHS,
             policy: PathPolicy::default(),
-            link: Link::Auto,
+            // What strikes is about its packets and paths.
+            link: Link::Udp,
             encryption: Encryption::Off,
             congestion: CongestionControl::default(),
             devices: None,

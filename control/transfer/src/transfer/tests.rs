@@ -419,6 +419,33 @@ fn bytes_that_were_there_and_the_copy_of_the_source_for_itself_are_not_received(
 }
 
 #[test]
+fn nodes_that_receive_over_different_links_are_named_with_the_reasons() {
+    let mut states = crate::destinations::DestinationStates::default();
+    assert_eq!(states.link(), (String::new(), String::new()));
+    let mut told = |node: &str, link: &str, reason: &str| {
+        states.add(&NodeLocation {
+            node: node.to_owned(),
+            root: "data".into(),
+            path: "x".into(),
+        });
+        let progress = ProgressResponse {
+            link: link.to_owned(),
+            link_reason: reason.to_owned(),
+            ..ProgressResponse::default()
+        };
+        states.count(node, 1, &progress, false);
+        states.record(node, progress, Duration::ZERO);
+        states.link()
+    };
+    let (udp, tcp) = ("measured", "udp did not pass");
+    let said = |name: &str, reason: &str| (name.to_owned(), reason.to_owned());
+    assert_eq!(told("node1", "udp", udp), said("udp", udp));
+    assert_eq!(told("node2", "udp", udp), said("udp", udp));
+    let both = "tcp to node3: udp did not pass; udp to 2 nodes, node1 among them: measured";
+    assert_eq!(told("node3", "tcp", tcp), said("tcp, udp", both));
+}
+
+#[test]
 fn a_late_destination_does_not_hold_up_the_others_and_gets_an_attempt_of_its_own() {
     let mut harness = Harness::chain(4);
     harness.dies(2);

@@ -46,7 +46,7 @@ async fn a_port_is_reached_by_the_sizes_that_it_answers_and_silence_is_told() {
     let deaf = StdSocket::bind("127.0.0.1:0").unwrap();
     let silent = deaf.local_addr().unwrap().port();
     let asked = request(&[open, silent], &[1500, 9000]);
-    let told = diagnose(&asked, Ipv4Addr::LOCALHOST, LinkKind::Udp, 77)
+    let told = diagnose(&asked, Ipv4Addr::LOCALHOST, &[LinkKind::Udp], 77)
         .await
         .unwrap();
     let ports: Vec<Vec<u32>> = told
@@ -81,7 +81,7 @@ async fn a_real_engine_answers_every_port_of_its_range() {
         first: ports.first.into(),
         count: ports.count.into(),
     });
-    let told = diagnose(&asked, Ipv4Addr::LOCALHOST, LinkKind::Udp, 0)
+    let told = diagnose(&asked, Ipv4Addr::LOCALHOST, &[LinkKind::Udp], 0)
         .await
         .unwrap();
     for reach in told.reaches {
@@ -109,7 +109,7 @@ async fn an_engine_over_tcp_is_reached_by_a_connection() {
     let link = weft_engine::LinkKind::Tcp;
     let config = weft_engine::EngineConfig::over(link, Ipv4Addr::LOCALHOST, ports, secret);
     let _engine = weft_engine::Engine::start(config).unwrap();
-    let told = diagnose(&asked, Ipv4Addr::LOCALHOST, LinkKind::Tcp, 0)
+    let told = diagnose(&asked, Ipv4Addr::LOCALHOST, &[LinkKind::Tcp], 0)
         .await
         .unwrap();
     assert_eq!(told.reaches.len(), 4);

@@ -104,8 +104,8 @@ impl Snapshot {
                 )),
             }),
             link: (!link.is_empty()).then(|| LinkInUse {
-                name: truncate(link),
-                reason: truncate(reason),
+                name: truncate(&link),
+                reason: truncate(&reason),
             }),
             destinations,
             was_there,

@@ -1,0 +1,141 @@
+//! `Links`: the agent's engines, one for each link that it has, and which of them carries the data to a peer.
+//!
+//! Where the configuration names a link there is one engine. With `auto` there is one over UDP and one over TCP, and
+//! [`crate::transfer::link_probe`] measures both to a peer. Everything of a connection belongs to one of the engines.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+
+use crossbeam_channel::Sender;
+use weft_core::units::{ConnectionId, Host};
+use weft_core::wire::Secret;
+use weft_engine::{
+    Egress, Engine, EngineConfig, EngineError, Event, LinkInUse, LinkKind, LinkResults,
+    MEASURED_BYTES, Region, RemoteEnd, Snapshot,
+};
+
+use crate::config;
+use crate::fail_fast;
+use crate::fault::Fault;
+
+/// The engines of an agent, and what is known of the links to its peers. Shared by all attempts.
+#[derive(Debug)]
+pub struct Links {
+    /// The first is that over UDP, unless the configuration names TCP.
+    engines: Vec<(LinkKind, Arc<Engine>)>,
+    /// Why there is no choice, where there is none.
+    only: Option<String>,
+    /// By the node of the peer.
+    pub(crate) results: LinkResults<String>,
+    /// Held by the call that measures: two at a time would measure each other.
+    pub(crate) turn: tokio::sync::Mutex<()>,
+    /// What is written to measure.
+    pub(crate) source: Arc<Region>,
+    /// Where peers write to measure; nobody reads it.
+    pub(crate) target: Arc<Region>,
+    /// The machines to which data has gone or from which it has come, and over what.
+    used: Mutex<HashSet<(LinkKind, Host)>>,
+}
+
+impl Links {
+    /// Starts the engines that a configuration asks for. With `auto`, UDP alone is enough: another program may have the port.
+    pub(crate) fn start(
+        link: config::LinkKind,
+        config: impl Fn(LinkKind) -> EngineConfig,
+    ) -> Result<Self, EngineError> {
+        let (kinds, mut only) = match link {
+            config::LinkKind::Auto => (&[LinkKind::Udp, LinkKind::Tcp][..], None),
+            config::LinkKind::Udp => (&[LinkKind::Udp][..], Some("chosen by transport.link")),
+            config::LinkKind::Tcp => (&[LinkKind::Tcp][..], Some("chosen by transport.link")),
+        };
+        let mut engines = Vec::new();
+        for link in kinds {
+            match Engine::start(config(*link)) {
+                Ok(engine) => engines.push((*link, Arc::new(engine))),
+                Err(error) if engines.is_empty() => return Err(error),
+                Err(error) => {
+                    tracing::warn!("jobs use UDP only, for TCP cannot be used: {error}");
+                    only = Some("TCP cannot be used on this node, as its agent's log says");
+                }
+            }
+        }
+        let memory = || Region::share(vec![0; MEASURED_BYTES as usize]);
+        Ok(Self {
+            engines,
+            only: only.map(str::to_owned),
+            results: LinkResults::default(),
+            turn: tokio::sync::Mutex::default(),
+            source: memory(),
+            target: memory(),
+            used: Mutex::default(),
+        })
+    }
+
+    /// The link to every peer, where there is no choice.
+    pub(crate) fn only(&self) -> Option<LinkInUse> {
+        self.only.clone().map(|reason| LinkInUse {
+            link: self.engines[0].0,
+            reason,
+        })
+    }
+
+    /// All of them.
+    pub(crate) fn kinds(&self) -> impl Iterator<Item = LinkKind> {
+        self.engines.iter().map(|(link, _)| *link)
+    }
+
+    /// The engine of a link, or the first one: it says what is wrong with ends of another link.
+    pub(crate) fn engine(&self, link: LinkKind) -> &Arc<Engine> {
+        let of_link = self.engines.iter().find(|(kind, _)| *kind == link);
+        &of_link.unwrap_or(&self.engines[0]).1
+    }
+
+    /// The engine of a link, if there is one.
+    pub(crate) fn find(&self, link: LinkKind) -> Option<&Arc<Engine>> {
+        self.kinds()
+            .any(|kind| kind == link)
+            .then(|| self.engine(link))
+    }
+
+    /// Connects an end of a link's engine for data.
+    pub(crate) fn connect(
+        &self,
+        link: LinkKind,
+        local: ConnectionId,
+        remote: RemoteEnd,
+        events: Sender<Event>,
+    ) -> Result<(), EngineError> {
+        fail_fast::lock(&self.used).insert((link, remote.address.host()));
+        self.engine(link).connect(local, remote, events)
+    }
+
+    /// How packets are marked and limited from now on, by each engine.
+    pub(crate) fn set_egress(&self, egress: Egress) -> Result<(), EngineError> {
+        let mut engines = self.engines.iter();
+        engines.try_for_each(|(_, engine)| engine.set_egress(egress))
+    }
+
+    /// What all engines have counted. The paths of a link to a peer are there once it has carried data: one that was only
+    /// measured may be blocked.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let mut whole = self.engines[0].1.snapshot();
+        for (_, engine) in &self.engines[1..] {
+            whole.add_engine(engine.snapshot());
+        }
+        let used = fail_fast::lock(&self.used);
+        whole
+            .peers
+            .retain(|peer| used.contains(&(peer.address.kind(), peer.address.host())));
+        whole
+    }
+}
+
+/// A connection's secret for one direction.
+pub(crate) fn draw_secret() -> Result<Secret, Fault> {
+    use ring::rand::{SecureRandom as _, SystemRandom};
+    let mut secret = [0; 32];
+    SystemRandom::new()
+        .fill(&mut secret)
+        .map_err(|_| Fault::engine("the operating system gave no random bytes"))?;
+    Ok(Secret(secret))
+}

@@ -5,7 +5,7 @@
 
 mod findings;
 
-use std::{fmt, io::Write};
+use std::{collections::BTreeSet, fmt, io::Write};
 
 use futures::{StreamExt as _, stream};
 use k8s_openapi::jiff::Timestamp;
@@ -166,7 +166,11 @@ fn measured(f: &mut fmt::Formatter<'_>, told: &[&Diagnosis], is_wide: bool) -> f
                 .filter(|reach| reach.packet_bytes == size);
             let whole =
                 |reach: &&weft_crds::Reach| reach.silent_ports.is_empty() && reach.error.is_empty();
-            let (all, whole) = (of_size.clone().count(), of_size.filter(whole).count());
+            // A peer with several links is reached when one of them passes.
+            let nodes = |reach: &weft_crds::Reach| reach.node.clone();
+            let all: BTreeSet<String> = of_size.clone().map(nodes).collect();
+            let whole: BTreeSet<String> = of_size.filter(whole).map(nodes).collect();
+            let (all, whole) = (all.len(), whole.len());
             format!("{whole}/{all} by {size} B")
         };
         let reach: Vec<String> = sizes.into_iter().map(of_size).collect();

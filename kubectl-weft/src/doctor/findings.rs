@@ -274,13 +274,14 @@ fn mtus(nodes: &[FabricNode], found: &mut Vec<Finding>) {
     }
 }
 
-/// For each peer what is wrong by the smallest packets, and what is wrong by larger ones besides.
+/// For each peer and link what is wrong by the smallest packets, and what is wrong by larger ones besides.
 fn reaches(one: &Diagnosis, found: &mut Vec<Finding>) {
-    let mut peers: BTreeMap<&str, Vec<&Reach>> = BTreeMap::new();
+    let mut peers: BTreeMap<(&str, &str), Vec<&Reach>> = BTreeMap::new();
     for reach in &one.reaches {
-        peers.entry(&reach.node).or_default().push(reach);
+        let peer = (reach.node.as_str(), reach.link.as_str());
+        peers.entry(peer).or_default().push(reach);
     }
-    for (peer, mut reaches) in peers {
+    for ((peer, _), mut reaches) in peers {
         reaches.sort_by_key(|reach| reach.packet_bytes);
         let mut smaller: Option<&Reach> = None;
         for reach in reaches {

@@ -1,4 +1,4 @@
-//! Engines of two nodes where a network does not pass everything, and over several NICs.
+//! Engines and agents of two nodes where a network does not pass everything, and over several NICs.
 //!
 //! This program starts itself again in namespaces, before any thread exists; where that is refused, it fails and says what
 //! would allow it.
@@ -7,17 +7,26 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::Write as _;
 use std::net::IpAddr;
+use std::path::Path;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
+use tokio::runtime::Runtime;
+use weft_cli::stage::{Access, CongestionControl, Ground, Link, PathPolicy, Root, Setup, Stage};
 use weft_fabric::isolation::{self, Entered};
 use weft_fabric::{Fabric, Spec};
+use weft_planner::Strategy;
+use weft_proto::agent::v1::{Algorithm, Overwrite, Symlinks};
+use weft_tests::program;
+use weft_transfer::{LeaderContext, Runner, Timing};
 use weft_transfer_engine::{
-    LinkChoice, LinkKind, MemoryRegion, MrDescriptor, Operation, Options, Outcome, SingleWrite,
-    TransferEngine, TransferEngineConfig,
+    LinkChoice, LinkInUse, LinkKind, MemoryRegion, MrDescriptor, Operation, Options, Outcome,
+    SingleWrite, TransferEngine, TransferEngineConfig,
 };
 
 /// Nothing here takes a tenth of this on an idle machine.
@@ -37,6 +46,14 @@ fn main() {
         Trial::test(
             "where_udp_is_blocked_peers_that_are_called_at_once_are_reached_over_tcp",
             where_udp_is_blocked,
+        ),
+        Trial::test(
+            "a_job_goes_over_the_link_that_passes_to_each_node_and_says_why",
+            a_job_over_the_link_that_passes,
+        ),
+        Trial::test(
+            "a_job_whose_link_is_chosen_by_name_fails_where_that_does_not_pass",
+            a_job_over_a_link_by_name,
         ),
         Trial::test(
             "where_only_set_up_passes_connecting_fails_and_nothing_is_remembered_of_it",
@@ -124,7 +141,7 @@ impl End {
     }
 
     /// The link to a peer, once it is connected.
-    fn link(&self, to: &Self) -> weft_transfer_engine::LinkInUse {
+    fn link(&self, to: &Self) -> LinkInUse {
         loop {
             if let Some(link) = self.engine.link(to.engine.main_address()) {
                 return link;
@@ -155,6 +172,13 @@ fn nft(fabric: &Fabric, node: usize, rules: &str) {
     assert!(child.wait().unwrap().success());
 }
 
+/// The time depends on how long set-up took.
+fn assert_udp_is_blocked(link: &LinkInUse) {
+    let said = link.to_string();
+    let is_named = said.starts_with("tcp: udp did not pass 64 KiB in ") && said.ends_with(" ms");
+    assert!(is_named, "{said}");
+}
+
 fn where_udp_is_blocked() -> Result<(), Failed> {
     let fabric = fabric(1);
     let [a, b, c] = [0, 1, 2].map(|node| End::start(&fabric, node));
@@ -166,9 +190,108 @@ fn where_udp_is_blocked() -> Result<(), Failed> {
         assert_eq!(write.wait(), Outcome::Done);
     }
     for peer in [&b, &c] {
-        assert_eq!(a.link(peer).to_string(), "tcp: the others do not pass");
+        assert_udp_is_blocked(&a.link(peer));
     }
     Ok(())
+}
+
+/// Agents at the nodes of a fabric, which use this link.
+fn stage(fabric: &Arc<Fabric>, home: &Path, link: Link) -> Stage {
+    let root = |node| Root {
+        name: "data",
+        directory: home.join(format!("root{node}")),
+        access: Access::ReadWrite,
+    };
+    let setup = Setup {
+        name: "links",
+        ground: Ground::Fabric(Arc::clone(fabric)),
+        program: program("weft-agent"),
+        home: home.join("agents"),
+        roots: (0..fabric.spec().nodes).map(root).collect(),
+        paths: 16,
+        policy: PathPolicy::default(),
+        link,
+        encryption: weft_cli::stage::Encryption::Off,
+        congestion: CongestionControl::default(),
+        devices: None,
+        stays: false,
+    };
+    Stage::set(setup).unwrap()
+}
+
+/// Sends a file from node 0 to the others, to the end of the job.
+async fn send(stage: &Stage, backoff_limit: u32) -> Runner {
+    fs::write(stage.root(0).join("model"), vec![7; 4 << 20]).unwrap();
+    let mut runner = stage.begin(weft_transfer::Spec {
+        uid: "job".to_owned(),
+        name: None,
+        source: stage.place(0, "model"),
+        symlinks: Symlinks::Follow,
+        object: None,
+        destinations: (1..stage.nodes())
+            .map(|node| stage.place(node, "model"))
+            .collect(),
+        topology: stage.topology(),
+        strategy: Strategy::Direct,
+        payload_share: stage.ground().payload_share(),
+        algorithm: Algorithm::Blake3,
+        expect: String::new(),
+        overwrite: Overwrite::IfDifferent,
+        backoff_limit,
+        timing: Timing::INTERACTIVE,
+        leader: LeaderContext::ONLY,
+    });
+    while !runner.transfer().is_over() {
+        runner.run_once().await;
+    }
+    runner
+}
+
+/// The data port of a node over TCP is the first one of its range.
+fn block_tcp(fabric: &Fabric, stage: &Stage, node: usize) {
+    let port = stage.ground().addresses(node).first_port;
+    block(fabric, node, &format!("tcp dport {port}"));
+}
+
+fn a_job_over_the_link_that_passes() -> Result<(), Failed> {
+    let (fabric, home) = (Arc::new(fabric(1)), tempfile::tempdir()?);
+    let mut stage = stage(&fabric, home.path(), Link::Auto);
+    Runtime::new()?.block_on(async {
+        stage.start_all().await.unwrap();
+        block(&fabric, 1, "meta l4proto udp");
+        block_tcp(&fabric, &stage, 2);
+        let runner = send(&stage, 0).await;
+        let job = runner.transfer();
+        assert!(job.is_complete(), "{:?}", job.source_fault());
+        let (name, reason) = job.link();
+        assert_eq!(name, "tcp, udp");
+        let (tcp, udp) = reason.split_once("; ").unwrap();
+        for (said, link, other, node) in [(tcp, "tcp", "udp", 1), (udp, "udp", "tcp", 2)] {
+            let begin = format!("{link} to node{node}: {other} did not pass 64 KiB in ");
+            assert!(said.starts_with(&begin), "{reason}");
+        }
+        Ok(())
+    })
+}
+
+fn a_job_over_a_link_by_name() -> Result<(), Failed> {
+    let (fabric, home) = (Arc::new(fabric(1)), tempfile::tempdir()?);
+    let mut stage = stage(&fabric, home.path(), Link::Udp);
+    Runtime::new()?.block_on(async {
+        stage.start_all().await.unwrap();
+        block(&fabric, 1, "meta l4proto udp");
+        let runner = send(&stage, 0).await;
+        let job = runner.transfer();
+        let nodes: Vec<String> = job
+            .destinations()
+            .map(|it| format!("{:?}", it.phase))
+            .collect();
+        assert!(nodes[0].contains("PeerStalled"), "{nodes:?}");
+        assert!(nodes[1].contains("Verified"), "{nodes:?}");
+        let chosen = ("udp".to_owned(), "chosen by transport.link".to_owned());
+        assert_eq!(job.link(), chosen);
+        Ok(())
+    })
 }
 
 fn where_only_set_up_passes() -> Result<(), Failed> {
@@ -267,7 +390,7 @@ fn open_in_one_direction() -> Result<(), Failed> {
     // What node 0 sends arrives, and no answer comes back.
     block(&fabric, 0, "meta l4proto udp");
     assert_eq!(a.write(&b).wait(), Outcome::Done);
-    assert_eq!(a.link(&b).to_string(), "tcp: the others do not pass");
+    assert_udp_is_blocked(&a.link(&b));
     let Outcome::Failed(failure) = c.write(&d).wait() else {
         panic!("nothing comes back");
     };

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout, timeout_at};
-use weft_engine::{Arrival, Key, LinkInUse, LinkKind, MeasuredLink, Write, fastest, passing};
+use weft_engine::{
+    Arrival, Key, LinkInUse, LinkKind, MeasuredLink, TOO_SLOW, Write, fastest, passing,
+};
 
 use crate::address::EngineAddress;
 use crate::ends::Ends;
@@ -91,7 +93,10 @@ pub(crate) async fn choose(
                 let reason = "not measured: other peers are being measured".to_owned();
                 return Ok(because(first.link(), reason));
             };
-            (fastest(&passing).await, true)
+            match fastest(&passing).await {
+                Some(result) => (result, true),
+                None => (because(first.link(), TOO_SLOW.to_owned()), false),
+            }
         }
     };
     results.keep(peer.host, &result, is_measured);

@@ -11,7 +11,7 @@ use weft_core::units::Key;
 use weft_core::wire::Secret;
 use weft_engine::{
     Access, Arrival, DomainId, Engine, Event, LinkInUse, LinkKind, LocalEnd, MeasuredLink, Region,
-    WriteRequest, fastest, passing,
+    TOO_SLOW, WriteRequest, fastest, passing,
 };
 use weft_proto::agent::v1 as proto;
 
@@ -76,9 +76,15 @@ impl LinkChooser<'_> {
                     return Ok(LinkInUse { link, reason });
                 };
                 // Another attempt may have measured it meanwhile.
-                match links.results.result(&node) {
-                    Some(known) => return Ok(known),
-                    None => (fastest(&passing).await, true),
+                if let Some(known) = links.results.result(&node) {
+                    return Ok(known);
+                }
+                match fastest(&passing).await {
+                    Some(result) => (result, true),
+                    None => {
+                        let (link, reason) = (first.link(), TOO_SLOW.to_owned());
+                        (LinkInUse { link, reason }, false)
+                    }
                 }
             }
         };

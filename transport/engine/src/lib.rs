@@ -47,7 +47,7 @@ pub use engine::{Engine, WriteRequest};
 pub use error::EngineError;
 pub use event::Event;
 pub use link_measurement::{
-    Arrival, LinkInUse, LinkResults, MEASURED_BYTES, MeasuredLink, fastest, passing,
+    Arrival, LinkInUse, LinkResults, MEASURED_BYTES, MeasuredLink, TOO_SLOW, fastest, passing,
 };
 pub use post::{Piece, Post};
 pub use saved::{SavedConnection, SavedEngine, SavedPost};

@@ -27,6 +27,9 @@ const ROUND_WRITES_FIRST: usize = 2;
 const ROUND_WRITES_MAX: usize = 16;
 const ROUND_MAX: Duration = Duration::from_secs(1);
 
+/// Why a link is used where [`fastest`] says nothing.
+pub const TOO_SLOW: &str = "not measured: the links are too slow, or a machine is too busy";
+
 /// At least two rounds, for the first one meets small windows; more while they take less than this.
 const ROUNDS_MIN: usize = 2;
 const ROUNDS_MAX: Duration = Duration::from_millis(20);
@@ -86,13 +89,14 @@ pub async fn passing<L: MeasuredLink>(links: Vec<L>, round_trip: Duration) -> (V
     (passing, reason)
 }
 
-/// Measures links that pass, one after the other, and answers the fastest.
-pub async fn fastest<L: MeasuredLink>(links: &[L]) -> LinkInUse {
+/// Measures links that pass, one after the other, and answers the fastest; `None` where no round of any came to its end.
+pub async fn fastest<L: MeasuredLink>(links: &[L]) -> Option<LinkInUse> {
     let mut rates = Vec::new();
     for link in links {
         rates.push((link.link(), measure(link).await));
     }
-    fastest_of(&rates)
+    let is_measured = rates.iter().any(|(_, rate)| *rate > 0.0);
+    is_measured.then(|| fastest_of(&rates))
 }
 
 /// The rate of a link in bytes per second, 0 if it is too slow to be measured.
@@ -233,7 +237,9 @@ mod tests {
     #[test]
     fn a_link_that_stops_passing_while_it_is_measured_is_the_slowest() {
         let links = [Stub(LinkKind::Udp, false), Stub(LinkKind::Tcp, true)];
-        assert_eq!(now(fastest(&links)).link, LinkKind::Tcp);
+        let result = now(fastest(&links)).unwrap();
+        assert_eq!(result.link, LinkKind::Tcp);
+        assert_eq!(now(fastest(&links[..1])), None);
     }
 
     #[test]

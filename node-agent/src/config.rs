@@ -645,7 +645,9 @@ impl Config {
         let paths = self.transport.paths.unwrap_or((ports * ports).min(128));
         match link {
             weft_engine::LinkKind::Tcp => paths.min(TCP_PATHS_MAX),
-            weft_engine::LinkKind::Udp | weft_engine::LinkKind::Shm => paths,
+            weft_engine::LinkKind::Udp
+            | weft_engine::LinkKind::Xdp
+            | weft_engine::LinkKind::Shm => paths,
         }
     }
 }

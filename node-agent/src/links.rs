@@ -4,6 +4,7 @@
 //! [`crate::transfer::link_probe`] measures both to a peer. Everything of a connection belongs to one of the engines.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::Sender;
@@ -33,6 +34,8 @@ pub struct Links {
     pub(crate) source: Arc<Region>,
     /// Where peers write to measure; nobody reads it.
     pub(crate) target: Arc<Region>,
+    /// There is a limit of bandwidth, which each engine keeps by itself.
+    is_capped: AtomicBool,
     /// The machines to which data has gone or from which it has come, and over what.
     used: Mutex<HashSet<(LinkKind, Host)>>,
 }
@@ -48,6 +51,7 @@ impl Links {
             config::LinkKind::Udp => (&[LinkKind::Udp][..], Some("chosen by transport.link")),
             config::LinkKind::Tcp => (&[LinkKind::Tcp][..], Some("chosen by transport.link")),
         };
+        let is_capped = config(LinkKind::Udp).egress.cap_bps.is_some();
         let mut engines = Vec::new();
         for link in kinds {
             match Engine::start(config(*link)) {
@@ -67,6 +71,7 @@ impl Links {
             turn: tokio::sync::Mutex::default(),
             source: memory(),
             target: memory(),
+            is_capped: is_capped.into(),
             used: Mutex::default(),
         })
     }
@@ -111,8 +116,15 @@ impl Links {
 
     /// How packets are marked and limited from now on, by each engine.
     pub(crate) fn set_egress(&self, egress: Egress) -> Result<(), EngineError> {
+        self.is_capped
+            .store(egress.cap_bps.is_some(), Ordering::Relaxed);
         let mut engines = self.engines.iter();
         engines.try_for_each(|(_, engine)| engine.set_egress(egress))
+    }
+
+    /// Whether there is a limit of bandwidth. Then nothing is gained by a faster link, and by two links the limit is exceeded.
+    pub(crate) fn is_capped(&self) -> bool {
+        self.is_capped.load(Ordering::Relaxed)
     }
 
     /// What all engines have counted. The paths of a link to a peer are there once it has carried data: one that was only

@@ -92,7 +92,7 @@ fn every_node_gets_the_bytes_and_the_json_object_is_all_there_is() {
 
 #[test]
 fn every_node_gets_the_bytes_over_both_of_its_nics() {
-    let (output, report) = output("--nodes 2 --nics 2 --size 32MiB --node-rate 100mbit");
+    let (output, report) = output("--nodes 2 --nics 2 --link udp --size 32MiB --node-rate 100mbit");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{report:#}\n{said}");
     all_verified(&report);

@@ -69,6 +69,11 @@ impl LinkChooser<'_> {
                 let (link, reason) = (only.link(), silent);
                 (LinkInUse { link, reason }, false)
             }
+            [first, ..] if links.is_capped() => {
+                let reason = "not measured: bandwidth is limited".to_owned();
+                let link = first.link();
+                return Ok(LinkInUse { link, reason });
+            }
             [first, ..] => {
                 let Ok(_turn) = timeout(TURN_MAX, links.turn.lock()).await else {
                     let reason = "not measured: other nodes are being measured".to_owned();

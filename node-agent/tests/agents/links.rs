@@ -70,3 +70,13 @@ async fn nodes_of_one_fabric_with_tcp_use_it_and_measure_nothing() {
     let ends = lab.run(&job("tcp", 1), &[(0, 1)]).await;
     assert_eq!(link(&ends), ("tcp", "chosen by transport.link"));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_bandwidth_is_limited_udp_is_used_if_it_passes() {
+    let lab = Lab::new();
+    let capped = "transport: {capMbps: 5000}\n";
+    let _agents = [lab.agent(0, capped).await, lab.agent(1, "").await];
+    write(&lab.root(0).join("model"), &noise(1 << 20, 5));
+    let ends = lab.run(&job("capped", 1), &[(0, 1)]).await;
+    assert_eq!(link(&ends), ("udp", "not measured: bandwidth is limited"));
+}

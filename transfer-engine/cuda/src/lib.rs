@@ -65,6 +65,23 @@ fn failed(call: &'static str) -> impl FnOnce(DriverError) -> CudaError {
     move |source| CudaError::Driver { call, source }
 }
 
+/// Makes the thread's current context the one that it was before.
+struct Restore(Option<sys::CUcontext>);
+
+impl Restore {
+    fn later() -> Self {
+        Self(result::ctx::get_current().ok().flatten())
+    }
+}
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        let context = self.0.unwrap_or(std::ptr::null_mut());
+        // SAFETY: it was current, and its owner is not this library.
+        let _ = unsafe { result::ctx::set_current(context) };
+    }
+}
+
 /// A GPU, by its primary context: the one that programs with the CUDA runtime and torch use.
 pub struct Gpu {
     context: Arc<CudaContext>,
@@ -90,6 +107,7 @@ impl Gpu {
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaError::NoDriver);
         }
+        let _restore = Restore::later();
         let context = CudaContext::new(ordinal).map_err(failed("cuDevicePrimaryCtxRetain"))?;
         let stream = context.new_stream().map_err(failed("cuStreamCreate"))?;
         let gpu = Arc::new(Self { context, stream });
@@ -109,6 +127,7 @@ impl Gpu {
         owner: Box<dyn Any + Send + Sync>,
     ) -> Result<Arc<Region>, CudaError> {
         let not_allocated = CudaError::NotAllocated { address, bytes };
+        let _restore = Restore::later();
         self.context
             .bind_to_thread()
             .map_err(failed("cuCtxSetCurrent"))?;
@@ -155,6 +174,7 @@ impl fmt::Debug for Memory {
 
 impl DeviceMemory for Memory {
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DropReason> {
+        let _restore = Restore::later();
         self.gpu.bind()?;
         // SAFETY: the address is in a region, whose memory is allocated (`Gpu::region`), and `bytes` outlive the copy, which
         // `finish` waits for.
@@ -164,6 +184,7 @@ impl DeviceMemory for Memory {
     }
 
     fn read(&self, address: u64, out: &mut [u8]) -> Result<(), DropReason> {
+        let _restore = Restore::later();
         self.gpu.bind()?;
         // SAFETY: as in `write`.
         let copied =

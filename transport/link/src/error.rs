@@ -170,7 +170,9 @@ pub enum XdpProblem {
         source: std::io::Error,
     },
     /// Loopback, bridges and many virtual devices.
-    #[error("its driver has no XDP: use the link udp, or another interface")]
+    #[error(
+        "its driver has no XDP, or not with its present settings (MTU, LRO): use the link udp, or another interface"
+    )]
     NoDriver,
     /// AF_XDP was left out of the kernel.
     #[error("the kernel has no AF_XDP: use the link udp, or another kernel")]
@@ -184,6 +186,16 @@ pub enum XdpProblem {
         mtu: usize,
         /// The largest possible.
         most: usize,
+    },
+    /// The engine's packets are longer than the interface takes.
+    #[error(
+        "mtu {mtu} is more than its MTU {least}: lower mtu to {least} or less on both ends, or raise that of the interface"
+    )]
+    MtuTooSmall {
+        /// The configured MTU, bytes of IP packet.
+        mtu: usize,
+        /// The interface's.
+        least: u32,
     },
     /// The interface's own MTU, or on a veth that of its peer.
     #[error(
@@ -201,7 +213,9 @@ pub enum XdpProblem {
     )]
     QueueTaken,
     /// The limit on locked memory.
-    #[error("the frames are more memory than may be locked: raise the limit (`ulimit -l`)")]
+    #[error(
+        "the frames are more memory than may be locked, 24 MiB or more: raise the limit (`ulimit -l`) or grant CAP_IPC_LOCK"
+    )]
     LockedMemory,
     /// The link has one interface.
     #[error("several NICs were given: give one, or use the link udp")]

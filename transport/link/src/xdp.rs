@@ -23,7 +23,7 @@ use nix::sys::socket::SockProtocol;
 use weft_core::received::Received;
 use weft_core::units::{Nanos, PathId, Time};
 use weft_core::wire::CHUNK_PACKETS_MAX;
-use xdp::nic::NicIndex;
+use xdp::nic::{NicIndex, Queues};
 
 use crate::address::LinkAddress;
 use crate::datagram::{header_bytes, source};
@@ -58,7 +58,7 @@ const HOP_RETRY: Nanos = Nanos::from_millis(1);
 /// A device does not say when it has sent: it is looked at again after this.
 const RETRY_AFTER: Nanos = Nanos::from_micros(50);
 
-/// A device that sends nothing for this long does not work: the sockets say why.
+/// A device that sends nothing for this long does not work: the sockets say why, and it is tried again after as long.
 const BLOCKED_MAX: Nanos = Nanos::from_millis(10);
 
 /// The kernel gives a queue back a moment after the socket before has closed: it is tried for so many milliseconds.
@@ -87,6 +87,8 @@ struct Interface {
     name: String,
     index: u32,
     mac: Mac,
+    /// Of the longest IP packet that is sent.
+    packet_bytes: usize,
 }
 
 /// What the kernel has said about the way to a peer.
@@ -129,6 +131,14 @@ impl XdpLink {
             .is_some_and(|blocked| self.now - blocked.since < BLOCKED_MAX)
     }
 
+    /// How many packets can be put. None while the device does not work: they go by the sockets.
+    fn room(&self) -> usize {
+        match self.blocked.is_some() && !self.is_blocked() {
+            true => 0,
+            false => self.queues[0].room(),
+        }
+    }
+
     /// The Ethernet address that packets to `peer` go to. None: they go by the sockets.
     fn next_hop(&mut self, peer: IpAddr) -> Option<Mac> {
         let here = self.udp.config().nics.first();
@@ -141,7 +151,13 @@ impl XdpLink {
             return hop.mac;
         }
         let was_known = hop.mac.is_some();
-        hop.mac = self.netlink.next_hop(self.interface.index, here, peer);
+        // The sockets say that a packet is too long, where the MTU has been lowered.
+        let device = self.netlink.device(self.interface.index);
+        let fits = device.is_some_and(|device| device.mtu as usize >= self.interface.packet_bytes);
+        hop.mac = match fits {
+            true => self.netlink.next_hop(self.interface.index, here, peer),
+            false => None,
+        };
         let valid = if hop.mac.is_some() {
             HOP_VALID
         } else {
@@ -199,7 +215,12 @@ impl XdpLink {
         }
         counters.blocked += 1;
         let since = self.blocked.map_or(self.now, |blocked| blocked.since);
-        let retry_at = self.now + RETRY_AFTER;
+        let retry_at = self.now
+            + if self.now - since < BLOCKED_MAX {
+                RETRY_AFTER
+            } else {
+                BLOCKED_MAX
+            };
         self.blocked = Some(Blocked { since, retry_at });
     }
 }
@@ -210,7 +231,8 @@ impl Link for XdpLink {
 
     fn open(config: UdpConfig) -> Result<Self, LinkError> {
         let address = config.nics.first();
-        let interface = Interface::of(address)?;
+        let mtu = usize::from(config.datagram_bytes) + usize::from(header_bytes(address));
+        let interface = Interface::of(address, mtu)?;
         let name = interface.name.clone();
         let failed = |problem: XdpProblem| LinkError::Xdp {
             interface: name.clone(),
@@ -219,21 +241,30 @@ impl Link for XdpLink {
         if config.nics.len() > 1 {
             return Err(failed(XdpProblem::SeveralNics));
         }
-        let mtu = usize::from(config.datagram_bytes) + usize::from(header_bytes(address));
         if mtu > MTU_MAX {
             return Err(failed(XdpProblem::MtuTooBig { mtu, most: MTU_MAX }));
         }
         let (class, ports) = (traffic_class(config.dscp), config.ports);
         let udp = UdpLink::open(config)?;
-        let counts = NicIndex::new(interface.index).queue_counts();
-        let count = counts.map_or(1, |counts| counts.rx_count().max(1));
+        let netlink = Netlink::open(SockProtocol::NetlinkRoute);
+        let mut netlink = netlink.map_err(|source| {
+            let call = "socket AF_NETLINK";
+            failed(XdpProblem::System { call, source })
+        })?;
+        let device = netlink.device(interface.index);
+        let device = device.ok_or(LinkError::AddressNotHere { address })?;
+        if (device.mtu as usize) < mtu {
+            let least = device.mtu;
+            return Err(failed(XdpProblem::MtuTooSmall { mtu, least }));
+        }
+        let count = queues_of(interface.index);
         if count > QUEUES_MAX {
             let most = QUEUES_MAX;
             return Err(failed(XdpProblem::TooManyQueues { count, most }));
         }
         let frames = (RECEIVE_FRAMES / count.next_power_of_two()).max(FRAMES_PER_QUEUE_MIN);
         let refused = |(call, source)| failed(of_call(call, source));
-        let program = Program::attach(interface.index, (address, ports), count);
+        let program = Program::attach(interface.index, (interface.mac, address, ports), count);
         let program = program.map_err(refused)?;
         let open = |queue| {
             let opened = open_queue(interface.index, queue, frames)?;
@@ -242,14 +273,9 @@ impl Link for XdpLink {
         };
         let queues = (0..count).map(open).collect::<Result<Vec<_>, _>>();
         let queues = queues.map_err(refused)?;
-        let napi = Napi::set(interface.index);
-        let polls = queues.iter().all(|queue| queue.prefer_polling().is_ok());
-        let netlink = Netlink::open(SockProtocol::NetlinkRoute).map_err(|source| {
-            failed(XdpProblem::System {
-                call: "socket AF_NETLINK",
-                source,
-            })
-        })?;
+        // A veth forgets these settings with the program, also when this process is killed. A NIC would keep them.
+        let napi = device.is_veth.then(|| Napi::set(interface.index)).flatten();
+        let polls = napi.is_some() && queues.iter().all(|queue| queue.prefer_polling().is_ok());
         Ok(Self {
             udp,
             napi: napi.filter(|_| polls),
@@ -360,7 +386,7 @@ impl Link for XdpLink {
         seal: impl FnMut(u32, &mut [u8]) -> usize,
     ) -> Sent {
         self.now = now;
-        let has_room = self.queues[0].room() >= packets as usize;
+        let has_room = self.room() >= packets as usize;
         if !has_room || self.udp.reaches_in_process(peer) {
             return self.udp.send_chunk(now, peer, path, packets, seal);
         }
@@ -401,7 +427,7 @@ impl Link for XdpLink {
             Destination::Source(_) => None,
         };
         let way = way.filter(|(peer, _)| !self.udp.reaches_in_process(peer));
-        let way = way.filter(|_| self.queues[0].room() > 0);
+        let way = way.filter(|_| self.room() > 0);
         let way = way.and_then(|(peer, pair)| {
             let mac = self.next_hop(peer.port(pair.remote).ip())?;
             Some((mac, pair, peer))
@@ -439,7 +465,7 @@ impl Link for XdpLink {
 
 impl Interface {
     /// The one that has an address.
-    fn of(address: IpAddr) -> Result<Self, LinkError> {
+    fn of(address: IpAddr, packet_bytes: usize) -> Result<Self, LinkError> {
         let not_here = || LinkError::AddressNotHere { address };
         let entries: Vec<_> = getifaddrs().map_err(|_| not_here())?.collect();
         let name = entries.iter().find_map(|entry| {
@@ -460,7 +486,22 @@ impl Interface {
             interface: name.clone(),
             problem: XdpProblem::NoDriver,
         })?;
-        Ok(Self { name, index, mac })
+        Ok(Self {
+            name,
+            index,
+            mac,
+            packet_bytes,
+        })
+    }
+}
+
+/// How many queues an interface receives by. A NIC whose queues also send says 0 to the first question.
+fn queues_of(interface: u32) -> u32 {
+    let nic = NicIndex::new(interface);
+    let count = |counts: io::Result<Queues>| counts.map_or(0, |counts| counts.rx_count());
+    match count(nic.queue_counts()) {
+        0 => count(nic.queues_from_fs()).max(1),
+        count => count,
     }
 }
 

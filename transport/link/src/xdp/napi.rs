@@ -1,7 +1,7 @@
 //! Has the worker take packets out of an interface, and no interrupt (NAPI busy polling).
 //!
-//! Otherwise the kernel interrupts whoever runs for each packet, on a veth its sender. While the worker polls, and for a
-//! moment after, packets wait for it. When it sleeps the kernel takes them as before.
+//! Otherwise the kernel interrupts whoever runs for each packet, on a veth its sender. As long as the
+//! link is open, packets wait a moment for the worker: those of others, too.
 
 use std::io;
 
@@ -104,7 +104,7 @@ impl Napi {
 }
 
 impl Drop for Napi {
-    /// As it was. On a veth they have gone with the program.
+    /// As it was.
     fn drop(&mut self) {
         for settings in std::mem::take(&mut self.before) {
             let _ = self.change(&settings);

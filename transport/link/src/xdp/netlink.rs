@@ -18,6 +18,11 @@ const GET_NEIGHBOUR: u16 = 30;
 const REQUEST: u16 = 1;
 const MULTIPART: u16 = 2;
 const DONE: u16 = 3;
+const NEW_LINK: u16 = 16;
+const GET_LINK: u16 = 18;
+const LINK_MTU: u16 = 4;
+const LINK_INFO: u16 = 18;
+const LINK_INFO_KIND: u16 = 1;
 const FAMILY_IPV4: u8 = 2;
 const FAMILY_IPV6: u8 = 10;
 const ROUTE_DESTINATION: u16 = 1;
@@ -37,6 +42,16 @@ pub(super) const HEADER: usize = 16;
 /// `rtmsg` and `ndmsg`.
 const ROUTE_BODY: usize = 12;
 
+/// `ifinfomsg`.
+const LINK_BODY: usize = 16;
+
+/// What an interface is now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Device {
+    pub(super) mtu: u32,
+    pub(super) is_veth: bool,
+}
+
 /// A socket that asks the kernel, in the network namespace in which it was made.
 pub(super) struct Netlink {
     socket: OwnedFd,
@@ -55,6 +70,14 @@ impl Netlink {
             socket,
             sequence: 0,
         })
+    }
+
+    /// What the kernel says of an interface.
+    pub(super) fn device(&mut self, interface: u32) -> Option<Device> {
+        let mut body = [0; LINK_BODY];
+        body[4..8].copy_from_slice(&interface.to_ne_bytes());
+        let answers = self.ask((GET_LINK, 0), &body, &[])?;
+        device(answers.first()?)
     }
 
     /// The Ethernet address that packets from `here` to `peer` go to, where they leave by this interface and the kernel
@@ -138,6 +161,19 @@ impl Netlink {
     }
 }
 
+fn device(answer: &[u8]) -> Option<Device> {
+    if kind_of(answer)? != NEW_LINK {
+        return None;
+    }
+    let mtu = attribute_behind(LINK_BODY, answer, LINK_MTU).and_then(|it| number(it, 0))?;
+    let info = attribute_behind(LINK_BODY, answer, LINK_INFO);
+    let kind = info.and_then(|info| attribute_in(info, LINK_INFO_KIND));
+    Some(Device {
+        mtu: u32::from_ne_bytes(mtu),
+        is_veth: kind == Some(b"veth\0"),
+    })
+}
+
 fn family(address: IpAddr) -> u8 {
     match address {
         IpAddr::V4(_) => FAMILY_IPV4,
@@ -189,7 +225,10 @@ fn attribute(answer: &[u8], wanted: u16) -> Option<&[u8]> {
 
 /// The attribute with this number behind a body of so many bytes.
 pub(super) fn attribute_behind(body: usize, answer: &[u8], wanted: u16) -> Option<&[u8]> {
-    let mut rest = answer.get(HEADER + body..)?;
+    attribute_in(answer.get(HEADER + body..)?, wanted)
+}
+
+fn attribute_in(mut rest: &[u8], wanted: u16) -> Option<&[u8]> {
     loop {
         let bytes = usize::from(u16::from_ne_bytes(number(rest, 0)?));
         let value = rest.get(4..bytes)?;

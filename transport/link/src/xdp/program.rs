@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use super::packet::{
-    ETHERNET_BYTES, ETHERTYPE_IPV4, ETHERTYPE_IPV6, FRAGMENT, IPV4_WITHOUT_OPTIONS, UDP,
+    ETHERNET_BYTES, ETHERTYPE_IPV4, ETHERTYPE_IPV6, FRAGMENT, IPV4_WITHOUT_OPTIONS, Mac, UDP,
     headers_bytes,
 };
 use crate::ports::PortRange;
@@ -52,7 +52,7 @@ impl Program {
     /// Which call the kernel refused, and why.
     pub(super) fn attach(
         interface: u32,
-        (address, ports): (IpAddr, PortRange),
+        (mac, address, ports): (Mac, IpAddr, PortRange),
         queues: u32,
     ) -> Result<Self, (&'static str, io::Error)> {
         let failed = |call: &'static str| move |source: io::Error| (call, source);
@@ -64,7 +64,7 @@ impl Program {
         let sockets = sockets
             .create(MAP_CREATE)
             .map_err(failed("bpf MAP_CREATE"))?;
-        let instructions = filter(address, ports, sockets.as_raw_fd());
+        let instructions = filter(mac, address, ports, sockets.as_raw_fd());
         let licence = c"Apache-2.0";
         let program = Attributes::default()
             .u32(0, PROG_TYPE_XDP)
@@ -224,8 +224,8 @@ impl Filter {
     }
 }
 
-/// Whole packets without options to these ports of an address go to the map's socket for their queue.
-fn filter(address: IpAddr, ports: PortRange, map: i32) -> Vec<Instruction> {
+/// Whole packets without options to these ports of an address at this Ethernet address go to the map's socket for their queue.
+fn filter(mac: Mac, address: IpAddr, ports: PortRange, map: i32) -> Vec<Instruction> {
     let mut filter = Filter::default();
     filter.add(MOVE, CONTEXT, 1, 0, 0);
     filter.add(LOAD_32, DATA, CONTEXT, CONTEXT_DATA, 0);
@@ -234,6 +234,9 @@ fn filter(address: IpAddr, ports: PortRange, map: i32) -> Vec<Instruction> {
     let headers = headers_bytes(address);
     filter.add(ADD_IMMEDIATE, END, 0, 0, headers as i32);
     filter.pass_if(JUMP_IF_GREATER, END, DATA_END, 0);
+    let [.., high, low] = mac;
+    filter.pass_unless_bytes(0, &mac[..4]);
+    filter.pass_unless_16(4, [high, low]);
     let ip = ETHERNET_BYTES;
     match address {
         IpAddr::V4(address) => {

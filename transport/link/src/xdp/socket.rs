@@ -44,6 +44,8 @@ pub(super) struct Queue {
     free: usize,
     /// Packets in the ring since the kernel was last told.
     untold: usize,
+    /// Frames to receive into that the kernel has not got back yet.
+    owed: usize,
     frames: Umem,
 }
 
@@ -93,6 +95,7 @@ impl Queue {
             send: rings.tx_ring,
             free: send_frames as usize,
             untold: 0,
+            owed: 0,
             frames,
         };
         // Where it is refused the kernel's usual buffer blocks sooner.
@@ -153,8 +156,10 @@ impl Queue {
             take(&mut packet);
             self.frames.free_packet(packet);
         }
+        // The ring may look full for a moment: the kernel says that it has taken frames after it has handed packets over.
+        self.owed += received;
         // SAFETY: the frames are a field of the queue, which ends after the socket.
-        unsafe { self.fill.enqueue(&mut self.frames, received) };
+        self.owed -= unsafe { self.fill.enqueue(&mut self.frames, self.owed) };
         received
     }
 
@@ -189,12 +194,14 @@ impl Queue {
             let refused = slab.push_front(packet);
             debug_assert!(refused.is_none());
         }
-        let packets = slab.len();
         // SAFETY: the frames are a field of the queue, which ends after the socket.
         let sent = unsafe { send.send(&mut slab) };
-        debug_assert_eq!(sent, packets, "the ring has a place for every frame");
-        self.free -= packets;
-        self.untold += packets;
+        self.free -= sent;
+        self.untold += sent;
+        // The ring may look full for a moment, as above. What it does not take is lost, as on a network.
+        while let Some(packet) = slab.pop_back() {
+            self.frames.free_packet(packet);
+        }
         sum
     }
 

@@ -79,8 +79,12 @@ fn xdp(config: UdpConfig) -> Result<XdpLink, LinkError> {
 }
 
 fn config_of(version: usize, end: usize) -> UdpConfig {
-    let address = ADDRESSES[version][end].parse().expect("an address");
-    config(address, PORT, PORTS)
+    let address: IpAddr = ADDRESSES[version][end].parse().expect("an address");
+    UdpConfig {
+        // With its headers, all that a veth takes.
+        datagram_bytes: if address.is_ipv4() { 1472 } else { 1452 },
+        ..config(address, PORT, PORTS)
+    }
 }
 
 /// A thread in the far namespace, which does what it is sent.
@@ -410,9 +414,46 @@ fn what_stands_in_the_way_is_said_by_name() {
         .err()
         .unwrap();
     assert_eq!(nobody.reason(), "AddressNotHere");
+    ip("link set near mtu 1400");
+    refused(config_of(0, 0), "mtu 1500 is more than its MTU 1400");
     ip("link set near mtu 9000");
     there.run(|| ip("link set far mtu 9000"));
     refused(config_of(0, 0), "lower the MTU of the interface");
+}
+
+#[test]
+fn another_mac_and_a_smaller_mtu_have_the_sockets_carry_what_goes_on() {
+    if !inside(
+        "another_mac_and_a_smaller_mtu_have_the_sockets_carry_what_goes_on",
+        &["--net"],
+    ) {
+        return;
+    }
+    let Some(there) = veth(1500) else { return };
+    let mut near = xdp(config_of(0, 0)).unwrap();
+    let mut far = there.run(|| xdp(config_of(0, 1))).unwrap();
+    exchange(&mut near, &mut far, PATH);
+    let chunk = source(CHUNK);
+    // The sender's kernel asks again once its entry has gone.
+    ip("link set near address 02:00:00:00:00:77");
+    there.run(|| ip("neigh flush dev far"));
+    let (before, now) = (count_of("InDatagrams"), Time::from_nanos(90_000_000_000));
+    let peer = far.peer(&near.address()).unwrap();
+    far.flush(now);
+    assert_eq!(
+        send_at(&mut far, now, &peer, PATH, &chunk, PACKET),
+        Sent::Whole
+    );
+    far.send_gathered();
+    assert!(receive(&mut near, CHUNK).bytes() == chunk, "other bytes");
+    assert_eq!(count_of("InDatagrams") - before, 40);
+    assert_eq!(near.counters().malformed, 0);
+    // Packets of full length do not fit any more: the sockets say so.
+    ip("link set near mtu 1300");
+    let peer = near.peer(&far.address()).unwrap();
+    near.flush(now);
+    let sent = send_at(&mut near, now, &peer, PATH, &chunk, PACKET);
+    assert_eq!(sent, Sent::Dropped(Refusal::TooBig));
 }
 
 #[test]

@@ -32,8 +32,6 @@ pub struct Links {
     pub(crate) turn: tokio::sync::Mutex<()>,
     /// What is written to measure.
     pub(crate) source: Arc<Region>,
-    /// Where peers write to measure; nobody reads it.
-    pub(crate) target: Arc<Region>,
     /// There is a limit of bandwidth, which each engine keeps by itself.
     is_capped: AtomicBool,
     /// The machines to which data has gone or from which it has come, and over what.
@@ -63,14 +61,12 @@ impl Links {
                 }
             }
         }
-        let memory = || Region::share(vec![0; MEASURED_BYTES as usize]);
         Ok(Self {
             engines,
             only: only.map(str::to_owned),
             results: LinkResults::default(),
             turn: tokio::sync::Mutex::default(),
-            source: memory(),
-            target: memory(),
+            source: Region::share(vec![0; MEASURED_BYTES as usize]),
             is_capped: is_capped.into(),
             used: Mutex::default(),
         })
@@ -116,8 +112,10 @@ impl Links {
 
     /// How packets are marked and limited from now on, by each engine.
     pub(crate) fn set_egress(&self, egress: Egress) -> Result<(), EngineError> {
-        self.is_capped
-            .store(egress.cap_bps.is_some(), Ordering::Relaxed);
+        let is_capped = egress.cap_bps.is_some();
+        if self.is_capped.swap(is_capped, Ordering::Relaxed) != is_capped {
+            self.results.clear();
+        }
         let mut engines = self.engines.iter();
         engines.try_for_each(|(_, engine)| engine.set_egress(egress))
     }

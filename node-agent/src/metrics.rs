@@ -348,7 +348,7 @@ fn encode_links(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
     }
     out.gauge(
         "peer_connections",
-        "Connections with a peer, by the link that carries them",
+        "Connections with a peer, by link, those that measure it included",
         links
             .into_iter()
             .take(PEERS_MAX)

@@ -12,6 +12,7 @@ use tonic::codegen::{BoxFuture, Service as Serve, http};
 use tonic::server::NamedService;
 use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
 use weft_proto::agent::v1::agent_server::AgentServer;
+use weft_proto::agent::v1::link_measurement_server::LinkMeasurementServer;
 
 use crate::control::service::Service;
 use crate::fault::Fault;
@@ -114,6 +115,50 @@ impl Serve<http::Request<Body>> for Authorization {
         request.extensions_mut().insert(caller);
         server.call(request)
     }
+}
+
+/// The calls by which other agents measure links, with their authorization.
+#[derive(Debug, Clone)]
+pub(crate) struct MeasurementAuthorization {
+    authorization: Authorization,
+    server: LinkMeasurementServer<Service>,
+}
+
+impl From<Authorization> for MeasurementAuthorization {
+    fn from(authorization: Authorization) -> Self {
+        let server = LinkMeasurementServer::new(authorization.service.clone());
+        Self {
+            authorization,
+            server: server.max_decoding_message_size(CONNECT_BYTES_MAX),
+        }
+    }
+}
+
+impl Serve<http::Request<Body>> for MeasurementAuthorization {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        match self.authorization.authorize(&request) {
+            Ok(caller) => {
+                request.extensions_mut().insert(caller);
+                self.server.call(request)
+            }
+            Err(fault) => {
+                let refused = self.authorization.service.status(&fault).into_http();
+                Box::pin(async { Ok(refused) })
+            }
+        }
+    }
+}
+
+impl NamedService for MeasurementAuthorization {
+    const NAME: &'static str = LinkMeasurementServer::<Service>::NAME;
 }
 
 impl NamedService for Authorization {

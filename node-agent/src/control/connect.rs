@@ -83,7 +83,7 @@ impl AttemptRegistry {
         Ok(response)
     }
 
-    /// Joins ends for the parent, which measures the links to this node. They close with what is answered first.
+    /// Joins ends for the parent, which measures the links to this node. Dropping the `MeasuredEnds` closes them.
     pub(crate) fn measure(
         &self,
         parent: &NodeName,

@@ -14,7 +14,7 @@ use tonic::transport::Server;
 use weft_identity::cause::chain;
 use weft_identity::tls_listener::{TlsListener, TlsRefusals};
 
-use crate::control::authorization::Authorization;
+use crate::control::authorization::{Authorization, MeasurementAuthorization};
 use crate::fail_fast;
 use crate::tls::Tls;
 use crate::transfer::agent_client::{PING_INTERVAL, PING_TIMEOUT};
@@ -120,6 +120,7 @@ impl ControlListener {
             .http2_keepalive_interval(Some(PING_INTERVAL))
             .http2_keepalive_timeout(Some(PING_TIMEOUT))
             .max_concurrent_streams(self.streams_max)
+            .add_service(MeasurementAuthorization::from(self.authorization.clone()))
             .add_service(self.authorization.clone());
         let stopped = stopped(self.stop.clone());
         self.servers.spawn(async move {

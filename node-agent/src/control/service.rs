@@ -18,6 +18,7 @@ use weft_engine::{LinkInUse, LinkKind};
 use weft_identity::ticket::{self, TicketContext};
 use weft_proto::agent::v1 as proto;
 use weft_proto::agent::v1::agent_server::Agent;
+use weft_proto::agent::v1::link_measurement_server::LinkMeasurement;
 use weft_proto::agent::v1::{Permission, Role};
 
 use crate::config::values::{FabricName, NodeName};
@@ -38,6 +39,8 @@ const INTERVAL_DEFAULT: Duration = Duration::from_millis(500);
 
 /// A parent takes milliseconds to measure, and less than this where the network is slow.
 const MEASUREMENT_MAX: Duration = Duration::from_secs(10);
+/// How long a parent waits for others to end theirs; then it connects without.
+const MEASUREMENT_WAIT: Duration = Duration::from_secs(1);
 
 /// The message of a verified destination that has not appeared whole.
 const FILE_BY_FILE: &str = "the directory was there before, and its files were replaced one after the other: to have \
@@ -208,31 +211,6 @@ impl Agent for Service {
         self.answer(work())
     }
 
-    type MeasureStream = Pin<Box<dyn Stream<Item = Result<proto::MeasureResponse, Status>> + Send>>;
-
-    async fn measure(
-        &self,
-        request: Request<proto::MeasureRequest>,
-    ) -> Result<Response<Self::MeasureStream>, Status> {
-        // Each holds connections.
-        let turn = Arc::clone(&self.measurements).acquire_owned().await;
-        let work = || {
-            let signed = request.get_ref().ticket.clone();
-            let (parent, ticket) = self.ticket(&request, signed, Permission::Write)?;
-            self.registry.measure(&parent, &ticket, request.get_ref())
-        };
-        let (ends, response) = work().map_err(|fault| self.status(&fault))?;
-        let (answer, answered) = mpsc::channel(1);
-        fail_fast::spawn("measure", async move {
-            let _held = (turn, ends);
-            // Until the parent drops the answer.
-            if answer.send(Ok(response)).await.is_ok() {
-                let _ = timeout(MEASUREMENT_MAX, answer.closed()).await;
-            }
-        });
-        Ok(Response::new(Box::pin(ReceiverStream::new(answered))))
-    }
-
     type FetchManifestStream =
         Pin<Box<dyn Stream<Item = Result<proto::ManifestPart, Status>> + Send>>;
 
@@ -299,6 +277,38 @@ impl Agent for Service {
             }
         };
         self.command(request.leader_epoch, command).await
+    }
+}
+
+#[tonic::async_trait]
+impl LinkMeasurement for Service {
+    type MeasureStream = Pin<Box<dyn Stream<Item = Result<proto::MeasureResponse, Status>> + Send>>;
+
+    async fn measure(
+        &self,
+        request: Request<proto::MeasureRequest>,
+    ) -> Result<Response<Self::MeasureStream>, Status> {
+        // Each holds connections.
+        let free = Arc::clone(&self.measurements).acquire_owned();
+        let Ok(turn) = timeout(MEASUREMENT_WAIT, free).await else {
+            let busy = "other nodes measure their links to this one";
+            return Err(self.status(&Fault::engine(busy.to_owned())));
+        };
+        let work = || {
+            let signed = request.get_ref().ticket.clone();
+            let (parent, ticket) = self.ticket(&request, signed, Permission::Write)?;
+            self.registry.measure(&parent, &ticket, request.get_ref())
+        };
+        let (ends, response) = work().map_err(|fault| self.status(&fault))?;
+        let (answer, answered) = mpsc::channel(1);
+        fail_fast::spawn("measure", async move {
+            let _held = (turn, ends);
+            // Until the parent drops the answer.
+            if answer.send(Ok(response)).await.is_ok() {
+                let _ = timeout(MEASUREMENT_MAX, answer.closed()).await;
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(answered))))
     }
 }
 

@@ -43,8 +43,13 @@ pub(crate) struct PeerAgent<'a> {
 }
 
 impl PeerAgent<'_> {
-    /// Connects with the first call.
+    /// Makes calls of a transfer and of devices. Connects with the first call.
     pub(crate) fn client(&self, tls: &Tls) -> Result<Client, Fault> {
+        self.channel(tls).map(AgentClient::new)
+    }
+
+    /// For any service. Connects with the first call.
+    pub(crate) fn channel(&self, tls: &Tls) -> Result<Channel, Fault> {
         let address = self.address;
         let bad = |problem: String| Fault::bad(self.field, format!("`{address}` {problem}"));
         let channel = Endpoint::from_shared(format!("https://{address}"))
@@ -55,7 +60,7 @@ impl PeerAgent<'_> {
             .http2_keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT)
             .connect_lazy();
-        Ok(AgentClient::new(channel))
+        Ok(channel)
     }
 
     /// Makes a call until it succeeds, fails for good, or the time is over.

@@ -6,14 +6,15 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 use weft_core::units::Key;
 use weft_core::wire::VERSION;
-use weft_engine::{DomainId, Event};
+use weft_engine::{DomainId, Event, LinkInUse};
+use weft_proto::agent::v1::link_measurement_client::LinkMeasurementClient;
 use weft_proto::agent::v1::{Algorithm, Child, ConnectRequest};
 
 use crate::convert;
 use crate::fault::Fault;
 use crate::links::{Links, draw_secret};
 use crate::tls::Tls;
-use crate::transfer::agent_client::{CONTROL_BYTES_MAX, PeerAgent};
+use crate::transfer::agent_client::{CONTROL_BYTES_MAX, Client, PeerAgent};
 use crate::transfer::attempt::Attempt;
 use crate::transfer::fanout::ChildIndex;
 use crate::transfer::frame::SLOT_BYTES;
@@ -80,18 +81,31 @@ impl Dialer {
             address: &self.child.control_address,
             field: "sends_to.control_address",
         };
-        let client = agent
-            .client(&self.tls)?
-            .max_decoding_message_size(CONTROL_BYTES_MAX);
+        let channel = agent.channel(&self.tls)?;
+        let client = Client::new(channel.clone()).max_decoding_message_size(CONTROL_BYTES_MAX);
         let chooser = LinkChooser {
             links: &self.links,
             agent,
-            client: client.clone(),
+            client: LinkMeasurementClient::new(channel),
             ticket: self.child.ticket.clone(),
             domain: self.domain,
             retry_for: self.retry_for,
         };
         let in_use = chooser.choose().await?;
+        let opened = self.open(agent, client, in_use).await;
+        if opened.is_err() {
+            // The child's links may be others now.
+            self.links.results.forget(&self.child.node);
+        }
+        opened
+    }
+
+    async fn open(
+        &self,
+        agent: PeerAgent<'_>,
+        client: Client,
+        in_use: LinkInUse,
+    ) -> Result<ChildConnection, Fault> {
         let engine = self.links.engine(in_use.link);
         let secret = draw_secret()?;
         let local = engine.allocate(self.domain, secret.clone());

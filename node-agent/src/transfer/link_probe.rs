@@ -7,32 +7,34 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
 use tokio::time::timeout;
+use tonic::transport::Channel;
 use weft_core::units::Key;
 use weft_core::wire::Secret;
 use weft_engine::{
-    Access, Arrival, DomainId, Engine, Event, LinkInUse, LinkKind, LocalEnd, MeasuredLink, Region,
-    TOO_SLOW, WriteRequest, fastest, passing,
+    Access, Arrival, DomainId, Engine, Event, LinkInUse, LinkKind, LocalEnd, MEASURED_BYTES,
+    MeasuredLink, Region, TOO_SLOW, WriteRequest, fastest, passing,
 };
 use weft_proto::agent::v1 as proto;
+use weft_proto::agent::v1::link_measurement_client::LinkMeasurementClient;
 
 use crate::convert;
 use crate::fail_fast;
 use crate::fault::Fault;
 use crate::links::{Links, draw_secret};
-use crate::transfer::agent_client::{Client, PeerAgent};
+use crate::transfer::agent_client::PeerAgent;
 use crate::transfer::sender_event::ConnectionGuard;
 
-/// How long a call waits while others measure.
-const TURN_MAX: Duration = Duration::from_secs(1);
+/// How long a call waits while others measure. A measurement takes some 50 ms; of a slow link up to a few seconds.
+const TURN_MAX: Duration = Duration::from_secs(10);
 
-/// Of a message of set-up: the first one connects too, and a busy agent answers late.
+/// Longest round trip of set-up that is believed: the first message connects too, and a busy agent answers late.
 const ROUND_TRIP_MAX: Duration = Duration::from_millis(250);
 
 /// What a child is called with, to measure the links to it.
 pub(crate) struct LinkChooser<'a> {
     pub(crate) links: &'a Arc<Links>,
     pub(crate) agent: PeerAgent<'a>,
-    pub(crate) client: Client,
+    pub(crate) client: LinkMeasurementClient<Channel>,
     pub(crate) ticket: Option<proto::SignedTicket>,
     pub(crate) domain: DomainId,
     pub(crate) retry_for: Duration,
@@ -45,20 +47,35 @@ impl LinkChooser<'_> {
         if let Some(known) = links.only().or_else(|| links.results.result(&node)) {
             return Ok(known);
         }
-        let (probes, _held, round_trip) = match self.join().await {
+        let Ok(_turn) = timeout(TURN_MAX, links.turn.lock()).await else {
+            let reason = "not measured: other nodes are being measured".to_owned();
+            return Ok(over_udp(reason));
+        };
+        // Another attempt may have measured it meanwhile.
+        if let Some(known) = links.results.result(&node) {
+            return Ok(known);
+        }
+        let joined = match self.join().await {
             Ok(joined) => joined,
-            Err(Fault::PeerRefused { reason, .. })
-                if ["Unimplemented", "NotAllowed"].contains(&reason.as_str()) =>
-            {
+            Err(Fault::PeerRefused { reason, .. }) if reason == "Unimplemented" => {
                 let reason =
                     format!("node {node} measures no links: its release is an earlier one");
                 return Ok(over_udp(reason));
             }
-            Err(fault) => return Err(fault),
+            // It would not answer the call to connect either.
+            Err(fault @ Fault::PeerUnreachable { .. }) => return Err(fault),
+            Err(fault) => return Ok(over_udp(format!("not measured: {fault}"))),
         };
+        let Joined {
+            probes,
+            refused,
+            round_trip,
+            _held,
+        } = joined;
         let [_, _, ..] = &probes[..] else {
             let link = probes.first().map_or(LinkKind::Udp, MeasuredLink::link);
-            let reason = format!("node {node} has no other link in common with this one");
+            let none = || format!("node {node} has no other link in common with this one");
+            let reason = refused.unwrap_or_else(none);
             return Ok(LinkInUse { link, reason });
         };
         let (passing, silent) = passing(probes, round_trip).await;
@@ -74,41 +91,21 @@ impl LinkChooser<'_> {
                 let link = first.link();
                 return Ok(LinkInUse { link, reason });
             }
-            [first, ..] => {
-                let Ok(_turn) = timeout(TURN_MAX, links.turn.lock()).await else {
-                    let reason = "not measured: other nodes are being measured".to_owned();
-                    let link = first.link();
-                    return Ok(LinkInUse { link, reason });
-                };
-                // Another attempt may have measured it meanwhile.
-                if let Some(known) = links.results.result(&node) {
-                    return Ok(known);
+            [first, ..] => match fastest(&passing).await {
+                Some(result) => (result, true),
+                None => {
+                    let (link, reason) = (first.link(), TOO_SLOW.to_owned());
+                    (LinkInUse { link, reason }, false)
                 }
-                match fastest(&passing).await {
-                    Some(result) => (result, true),
-                    None => {
-                        let (link, reason) = (first.link(), TOO_SLOW.to_owned());
-                        (LinkInUse { link, reason }, false)
-                    }
-                }
-            }
+            },
         };
         tracing::info!(child = node, "link {result}");
         links.results.keep(node, &result, is_measured);
         Ok(result)
     }
 
-    /// Joins a connection over each link. While what is answered second lives, the child holds its ends.
-    async fn join(
-        &self,
-    ) -> Result<
-        (
-            Vec<Probe>,
-            tonic::Streaming<proto::MeasureResponse>,
-            Duration,
-        ),
-        Fault,
-    > {
+    /// Joins a connection over each link.
+    async fn join(&self) -> Result<Joined, Fault> {
         let ends = self.links.kinds().map(|link| {
             let engine = self.links.engine(link);
             End::allocate(link, engine, self.domain)
@@ -131,32 +128,42 @@ impl LinkChooser<'_> {
             }
         };
         let (answer, held, round_trip) = self.agent.retry(self.retry_for, call).await?;
-        let mut probes = Vec::new();
-        for endpoint in answer.endpoints {
-            let link = link_of(&endpoint);
-            let Some(end) = ends.iter().find(|end| Some(end.link) == link) else {
+        let (mut probes, mut refused) = (Vec::new(), None);
+        for end in ends {
+            let (link, mut answers) = (end.link, answer.endpoints.iter());
+            let Some(endpoint) = answers.find(|endpoint| link_of(endpoint) == Some(link)) else {
                 continue;
             };
-            let settings = end.engine.settings();
-            let remote = convert::connection_end(self.agent.node, Some(endpoint), settings)?;
-            let (to_probe, events) = unbounded();
-            end.engine.connect(end.local.id, remote, to_probe)?;
-            probes.push((end.link, events));
-        }
-        let mut joined = Vec::new();
-        for end in ends {
-            if let Some((_, events)) = probes.iter().find(|(link, _)| *link == end.link) {
-                joined.push(Probe {
-                    events: events.clone(),
+            // A link that cannot be joined leaves the other one.
+            match end.connect(self.agent.node, endpoint.clone()) {
+                Ok(events) => probes.push(Probe {
+                    events,
                     key: Key(answer.key),
                     source: self.links.source.clone(),
                     round: AtomicU64::new(0),
                     end,
-                });
+                }),
+                Err(fault) => refused = Some(format!("{} cannot be used: {fault}", link.name())),
             }
         }
-        Ok((joined, held, round_trip))
+        Ok(Joined {
+            probes,
+            refused,
+            round_trip,
+            _held: held,
+        })
     }
+}
+
+/// Connections to a child, to measure.
+struct Joined {
+    probes: Vec<Probe>,
+    /// Why there is none over another link.
+    refused: Option<String>,
+    /// Of a message of set-up.
+    round_trip: Duration,
+    /// The child holds its ends until this is dropped.
+    _held: tonic::Streaming<proto::MeasureResponse>,
 }
 
 fn over_udp(reason: String) -> LinkInUse {
@@ -197,6 +204,14 @@ impl End {
 
     fn to_proto(&self) -> proto::ConnectionEnd {
         weft_connection_end::to_proto(&self.local, &self.secret)
+    }
+
+    /// Joins it to an end of another node.
+    fn connect(&self, node: &str, remote: proto::ConnectionEnd) -> Result<Receiver<Event>, Fault> {
+        let remote = convert::connection_end(node, Some(remote), self.engine.settings())?;
+        let (from_engine, events) = unbounded();
+        self.engine.connect(self.local.id, remote, from_engine)?;
+        Ok(events)
     }
 }
 
@@ -253,7 +268,7 @@ impl MeasuredLink for Probe {
 /// The ends of a child, while its parent measures. Dropped, they close.
 #[derive(Debug)]
 pub(crate) struct MeasuredEnds {
-    ends: Vec<(End, Receiver<Event>)>,
+    ends: Vec<End>,
     key: Key,
 }
 
@@ -271,24 +286,31 @@ impl MeasuredEnds {
             ends: Vec::new(),
             key: Key(u64::from_le_bytes(key)),
         };
+        // For these alone, so that no parent disturbs another one; nobody reads it.
+        let target = Region::share(vec![0; MEASURED_BYTES as usize]);
+        let mut refused = None;
         for endpoint in endpoints {
             let Some(link) = link_of(endpoint) else {
                 continue;
             };
-            let is_new = joined.ends.iter().all(|(end, _)| end.link != link);
+            let is_new = joined.ends.iter().all(|end| end.link != link);
             let Some(engine) = links.find(link).filter(|_| is_new) else {
                 continue;
             };
-            let remote =
-                convert::connection_end(parent, Some(endpoint.clone()), engine.settings())?;
             let end = End::allocate(link, engine, domain)?;
-            let (from_engine, events) = unbounded();
-            engine.connect(end.local.id, remote, from_engine)?;
-            engine.register_as(joined.key, domain, Access::WRITE, links.target.clone());
-            joined.ends.push((end, events));
+            // A link that cannot be joined leaves the other one. Nobody takes the events of an end that only receives.
+            if let Err(fault) = end.connect(parent, endpoint.clone()) {
+                refused = Some(fault);
+                continue;
+            }
+            engine.register_as(joined.key, domain, Access::WRITE, target.clone());
+            joined.ends.push(end);
+        }
+        if let (true, Some(fault)) = (joined.ends.is_empty(), refused) {
+            return Err(fault);
         }
         let response = proto::MeasureResponse {
-            endpoints: joined.ends.iter().map(|(end, _)| end.to_proto()).collect(),
+            endpoints: joined.ends.iter().map(End::to_proto).collect(),
             key: joined.key.0,
         };
         Ok((joined, response))
@@ -297,7 +319,7 @@ impl MeasuredEnds {
 
 impl Drop for MeasuredEnds {
     fn drop(&mut self) {
-        for (end, _) in &self.ends {
+        for end in &self.ends {
             end.engine.deregister(self.key);
         }
     }

@@ -7,6 +7,7 @@ use crate::support::{
     DEADLINE, Lab, Wire, eventually, job, noise, reason, start_source, stat, write,
 };
 use tonic::{Code, Status};
+use weft_proto::agent::v1::link_measurement_client::LinkMeasurementClient;
 use weft_proto::agent::v1::*;
 
 /// Two agents, a model, and an attempt that is prepared at node 1.
@@ -140,6 +141,16 @@ async fn a_ticket_holds_for_its_nodes_its_time_and_its_transfer() {
     } = &prepared("tickets", ["", ""]).await;
     let as_node = |name: &str| lab.issue(&format!("weft://lab/node/{name}"), "x.lab.weft");
     let mut sender = lab.client_as(1, &as_node("n0")).await.unwrap();
+    let measure = async |name: &str, ticket| {
+        let channel = lab.channel_by(&lab.control(1), 1, &as_node(name)).await;
+        let request = MeasureRequest {
+            ticket,
+            endpoints: Vec::new(),
+        };
+        LinkMeasurementClient::new(channel.unwrap())
+            .measure(request)
+            .await
+    };
     type Change = fn(&mut Ticket);
     let table: [(&str, Change); 7] = [
         ("TicketExpired", |t| t.expires_unix_s = 1),
@@ -156,14 +167,18 @@ async fn a_ticket_holds_for_its_nodes_its_time_and_its_transfer() {
     ];
     for (expected, change) in table {
         let ticket = lab.ticket(attempt, 0, 1, change);
+        refused(measure("n0", Some(ticket.clone())).await, expected);
         refused(sender.connect(connect(ticket)).await, expected);
     }
     let mut forged = lab.ticket(attempt, 0, 1, |_| {});
     forged.signature[0] ^= 1;
+    refused(measure("n0", Some(forged.clone())).await, "TicketForged");
+    refused(measure("n0", None).await, "BadRequest");
     refused(sender.connect(connect(forged)).await, "TicketForged");
     // A good ticket in the hands of another node.
     let mut thief = lab.client_as(1, &as_node("n2")).await.unwrap();
     let ticket = lab.ticket(attempt, 0, 1, |_| {});
+    refused(measure("n2", Some(ticket.clone())).await, "TicketOtherNode");
     refused(thief.connect(connect(ticket)).await, "TicketOtherNode");
 }
 

@@ -209,6 +209,16 @@ impl Lab {
         node: usize,
         pair: &Pair,
     ) -> Result<Client, String> {
+        self.channel_by(address, node, pair).await.map(Client::new)
+    }
+
+    /// A connection to a node, for any of its services.
+    pub(crate) async fn channel_by(
+        &self,
+        address: &str,
+        node: usize,
+        pair: &Pair,
+    ) -> Result<Channel, String> {
         let tls = ClientTlsConfig::new()
             .ca_certificate(Certificate::from_pem(self.issuer.pem()))
             .identity(Identity::from_pem(&pair.certificate, &pair.key))
@@ -220,7 +230,6 @@ impl Lab {
         endpoint
             .connect()
             .await
-            .map(Client::new)
             .map_err(|error| format!("{error:?}"))
     }
 

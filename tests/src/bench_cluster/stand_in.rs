@@ -16,9 +16,9 @@ use weft_proto::agent::v1::start_request::Task;
 use weft_proto::agent::v1::{
     AttemptRef, CancelRequest, CancelResponse, ConnectRequest, ConnectResponse, DiagnoseRequest,
     DiagnoseResponse, FetchManifestRequest, ListPodDevicesRequest, ListPodDevicesResponse,
-    ManifestPart, MeasureRequest, MeasureResponse, OfferQueuePairRequest, OfferQueuePairResponse,
-    PrepareRequest, PrepareResponse, ProgressRequest, ProgressResponse, StartRequest,
-    StartResponse, StatRequest, StatResponse, State,
+    ManifestPart, OfferQueuePairRequest, OfferQueuePairResponse, PrepareRequest, PrepareResponse,
+    ProgressRequest, ProgressResponse, StartRequest, StartResponse, StatRequest, StatResponse,
+    State,
 };
 
 /// Of every source.
@@ -170,15 +170,6 @@ impl Agent for StandIn {
         _: Request<ListPodDevicesRequest>,
     ) -> Result<Response<ListPodDevicesResponse>, Status> {
         Ok(Response::new(ListPodDevicesResponse::default()))
-    }
-
-    type MeasureStream = Pin<Box<dyn Stream<Item = Result<MeasureResponse, Status>> + Send>>;
-
-    async fn measure(
-        &self,
-        _: Request<MeasureRequest>,
-    ) -> Result<Response<Self::MeasureStream>, Status> {
-        Err(Status::unimplemented("a stand-in sends nothing"))
     }
 
     type FetchManifestStream = Pin<Box<dyn Stream<Item = Result<ManifestPart, Status>> + Send>>;

@@ -27,7 +27,7 @@ const ROUND_WRITES_FIRST: usize = 2;
 const ROUND_WRITES_MAX: usize = 16;
 const ROUND_MAX: Duration = Duration::from_secs(1);
 
-/// Why a link is used where [`fastest`] says nothing.
+/// Why a link is used where [`fastest`] returns `None`.
 pub const TOO_SLOW: &str = "not measured: the links are too slow, or a machine is too busy";
 
 /// At least two rounds, for the first one meets small windows; more while they take less than this.
@@ -37,7 +37,7 @@ const ROUNDS_MAX: Duration = Duration::from_millis(20);
 /// TCP has to be faster than UDP by a tenth: UDP uses more paths, and leaves one that is slow.
 const TCP_AT_LEAST: f64 = 1.1;
 
-/// How long a result holds: one of a link that has not passed may have met a passing fault.
+/// How long a result holds. What kept a link from passing bytes may be over soon.
 const HOLDS_FOR: Duration = Duration::from_secs(600);
 const HOLDS_WITHOUT_OTHERS: Duration = Duration::from_secs(30);
 
@@ -169,6 +169,11 @@ impl<K: Eq + Hash> LinkResults<K> {
             .insert(peer, (Instant::now() + time, result.clone()));
     }
 
+    /// The next connection to any peer measures again.
+    pub fn clear(&self) {
+        self.lock().clear();
+    }
+
     /// The next connection to a peer measures again.
     pub fn forget(&self, peer: &K) {
         self.lock().remove(peer);
@@ -250,9 +255,12 @@ mod tests {
             reason: String::new(),
         };
         results.keep("n1", &result, true);
-        assert_eq!(results.result(&"n1"), Some(result));
+        assert_eq!(results.result(&"n1"), Some(result.clone()));
         assert_eq!(results.result(&"n2"), None);
         results.forget(&"n1");
+        assert_eq!(results.result(&"n1"), None);
+        results.keep("n1", &result, true);
+        results.clear();
         assert_eq!(results.result(&"n1"), None);
     }
 }

@@ -256,15 +256,6 @@ impl Agent for Service {
         Ok(Response::new(Default::default()))
     }
 
-    type MeasureStream = Pin<Box<dyn Stream<Item = Result<MeasureResponse, Status>> + Send>>;
-
-    async fn measure(
-        &self,
-        _: Request<MeasureRequest>,
-    ) -> Result<Response<Self::MeasureStream>, Status> {
-        none()
-    }
-
     type FetchManifestStream = Pin<Box<dyn Stream<Item = Result<ManifestPart, Status>> + Send>>;
 
     async fn fetch_manifest(

@@ -175,7 +175,12 @@ pub(crate) fn the_columns_say_how_it_went(cluster: &TestCluster) {
         ["minilm", "Complete", "100%", "of"],
         "{shown}"
     );
-    assert_eq!(lines[1].last(), Some(&"udp"), "{shown}");
+    // Which one is faster here is not for this test to say.
+    let link = lines[1].last();
+    assert!(
+        link.is_some_and(|it| ["udp", "tcp"].contains(it)),
+        "{shown}"
+    );
     print!("{shown}");
 }
 

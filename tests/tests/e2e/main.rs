@@ -55,7 +55,7 @@ fn from_helm_install_to_a_verified_copy_and_to_helm_uninstall() {
     install::two_managers_have_roots_of_their_own(&cluster);
     install::agents_need_the_namespaces_label(&cluster);
     install::helm_test_finds_it_well(&cluster);
-    plugin::a_doctor_finds_every_pair_reached(&cluster, "udp");
+    plugin::a_doctor_finds_every_pair_reached(&cluster, &["udp", "tcp"]);
     journey::a_pod_waits_for_the_model(&cluster);
     journey::a_directory_of_files_reaches_all_nodes(&cluster, &files);
     journey::the_pod_runs_where_the_model_is(&cluster, &files);
@@ -67,7 +67,7 @@ fn from_helm_install_to_a_verified_copy_and_to_helm_uninstall() {
     journey::a_node_that_loses_a_file_loses_the_label(&cluster, &files);
     journey::a_deleted_job_is_gone_and_its_files_stay(&cluster, &files);
     install::another_configuration_of_the_fabric_replaces_the_pods(&cluster);
-    plugin::a_doctor_finds_every_pair_reached(&cluster, "tcp");
+    plugin::a_doctor_finds_every_pair_reached(&cluster, &["tcp"]);
     journey::a_job_moves_over_tcp(&cluster, &files);
     install::helm_uninstall_leaves_nothing_that_does_not_end(&cluster);
     journey::the_labels_are_back_after_a_new_installation(&cluster, &files);

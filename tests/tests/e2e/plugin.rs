@@ -37,8 +37,8 @@ pub(crate) fn told(cluster: &TestCluster, arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// By packets large and small, or by connections.
-pub(crate) fn a_doctor_finds_every_pair_reached(cluster: &TestCluster, link: &str) {
+/// Over each of the fabric's links, by packets large and small or by connections.
+pub(crate) fn a_doctor_finds_every_pair_reached(cluster: &TestCluster, links: &[&str]) {
     // The API server asks the operator for its live resources now and then only.
     let live = "apiservice/v1alpha1.live.weft.dev";
     cluster.kubectl(&["wait", "--for=condition=Available", live, "--timeout=120s"]);
@@ -48,10 +48,13 @@ pub(crate) fn a_doctor_finds_every_pair_reached(cluster: &TestCluster, link: &st
     assert_eq!(nodes.len(), 3);
     for node in nodes {
         let reaches = node["diagnosis"]["reaches"].as_array().unwrap();
-        let sizes = reaches.iter().map(|reach| reach["packetBytes"].as_u64());
-        let sizes: Vec<u64> = sizes.flatten().collect();
-        assert_eq!(sizes, [1500, 9000, 1500, 9000], "{node}");
-        assert!(reaches.iter().all(|reach| reach["link"] == link), "{node}");
+        assert_eq!(reaches.len(), 4 * links.len(), "{node}");
+        for link in links {
+            let over = reaches.iter().filter(|reach| reach["link"] == *link);
+            let sizes = over.map(|reach| reach["packetBytes"].as_u64());
+            let sizes: Vec<u64> = sizes.flatten().collect();
+            assert_eq!(sizes, [1500, 9000, 1500, 9000], "{node}");
+        }
     }
 }
 

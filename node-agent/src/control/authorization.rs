@@ -37,6 +37,8 @@ const OPERATOR_CALLS: [&str; 7] = [
     "ListPodDevices",
 ];
 
+type Answer = BoxFuture<http::Response<Body>, Infallible>;
+
 /// The control API with its authorization.
 #[derive(Debug, Clone)]
 pub(crate) struct Authorization {
@@ -91,29 +93,37 @@ impl Authorization {
     }
 }
 
+impl Authorization {
+    /// Notes in the request who calls, or answers the refusal.
+    fn admit(&self, request: &mut http::Request<Body>) -> Result<Caller, Answer> {
+        match self.authorize(request) {
+            Ok(caller) => {
+                request.extensions_mut().insert(caller.clone());
+                Ok(caller)
+            }
+            Err(fault) => {
+                let refused = self.service.status(&fault).into_http();
+                Err(Box::pin(async { Ok(refused) }))
+            }
+        }
+    }
+}
+
 impl Serve<http::Request<Body>> for Authorization {
     type Response = http::Response<Body>;
     type Error = Infallible;
-    type Future = BoxFuture<Self::Response, Infallible>;
+    type Future = Answer;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
-        let caller = match self.authorize(&request) {
-            Ok(caller) => caller,
-            Err(fault) => {
-                let refused = self.service.status(&fault).into_http();
-                return Box::pin(async { Ok(refused) });
-            }
-        };
-        let server = match caller {
-            Caller::Operator => &mut self.operator,
-            Caller::Node(_) => &mut self.node,
-        };
-        request.extensions_mut().insert(caller);
-        server.call(request)
+        match self.admit(&mut request) {
+            Ok(Caller::Operator) => self.operator.call(request),
+            Ok(Caller::Node(_)) => self.node.call(request),
+            Err(refused) => refused,
+        }
     }
 }
 
@@ -137,22 +147,16 @@ impl From<Authorization> for MeasurementAuthorization {
 impl Serve<http::Request<Body>> for MeasurementAuthorization {
     type Response = http::Response<Body>;
     type Error = Infallible;
-    type Future = BoxFuture<Self::Response, Infallible>;
+    type Future = Answer;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
-        match self.authorization.authorize(&request) {
-            Ok(caller) => {
-                request.extensions_mut().insert(caller);
-                self.server.call(request)
-            }
-            Err(fault) => {
-                let refused = self.authorization.service.status(&fault).into_http();
-                Box::pin(async { Ok(refused) })
-            }
+        match self.authorization.admit(&mut request) {
+            Ok(_) => self.server.call(request),
+            Err(refused) => refused,
         }
     }
 }

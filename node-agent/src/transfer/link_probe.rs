@@ -24,8 +24,9 @@ use crate::links::{Links, draw_secret};
 use crate::transfer::agent_client::PeerAgent;
 use crate::transfer::sender_event::ConnectionGuard;
 
-/// How long a call waits while others measure. A measurement takes some 50 ms; of a slow link up to a few seconds.
-const TURN_MAX: Duration = Duration::from_secs(10);
+/// How long a joined child waits while others are measured: less than it holds its ends for. A measurement takes some 50 ms,
+/// that of a slow link up to a few seconds.
+const TURN_MAX: Duration = Duration::from_secs(8);
 
 /// Longest round trip of set-up that is believed: the first message connects too, and a busy agent answers late.
 const ROUND_TRIP_MAX: Duration = Duration::from_millis(250);
@@ -45,14 +46,6 @@ impl LinkChooser<'_> {
     pub(crate) async fn choose(&self) -> Result<LinkInUse, Fault> {
         let (links, node) = (self.links, self.agent.node.to_owned());
         if let Some(known) = links.only().or_else(|| links.results.result(&node)) {
-            return Ok(known);
-        }
-        let Ok(_turn) = timeout(TURN_MAX, links.turn.lock()).await else {
-            let reason = "not measured: other nodes are being measured".to_owned();
-            return Ok(over_udp(reason));
-        };
-        // Another attempt may have measured it meanwhile.
-        if let Some(known) = links.results.result(&node) {
             return Ok(known);
         }
         let joined = match self.join().await {
@@ -80,7 +73,7 @@ impl LinkChooser<'_> {
         };
         let (passing, silent) = passing(probes, round_trip).await;
         let (result, is_measured) = match &passing[..] {
-            // Set-up passes, and slow networks take longer.
+            // The control call succeeded, so the network may only be slow.
             [] => return Ok(over_udp(silent)),
             [only] => {
                 let (link, reason) = (only.link(), silent);
@@ -91,13 +84,25 @@ impl LinkChooser<'_> {
                 let link = first.link();
                 return Ok(LinkInUse { link, reason });
             }
-            [first, ..] => match fastest(&passing).await {
-                Some(result) => (result, true),
-                None => {
-                    let (link, reason) = (first.link(), TOO_SLOW.to_owned());
-                    (LinkInUse { link, reason }, false)
+            [first, ..] => {
+                // Not while it joins: a node that does not answer must not keep the others waiting.
+                let Ok(_turn) = timeout(TURN_MAX, links.turn.lock()).await else {
+                    let reason = "not measured: other nodes are being measured".to_owned();
+                    let link = first.link();
+                    return Ok(LinkInUse { link, reason });
+                };
+                // Another attempt may have measured it meanwhile.
+                if let Some(known) = links.results.result(&node) {
+                    return Ok(known);
                 }
-            },
+                match fastest(&passing).await {
+                    Some(result) => (result, true),
+                    None => {
+                        let (link, reason) = (first.link(), TOO_SLOW.to_owned());
+                        (LinkInUse { link, reason }, false)
+                    }
+                }
+            }
         };
         tracing::info!(child = node, "link {result}");
         links.results.keep(node, &result, is_measured);

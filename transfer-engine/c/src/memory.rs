@@ -1,5 +1,6 @@
 //! Registered memory.
 
+use std::any::Any;
 use std::ffi::{CString, c_char, c_void};
 use std::fmt::Display;
 use std::mem::MaybeUninit;
@@ -97,6 +98,18 @@ impl WeftMr {
         }
     }
 
+    /// Registers memory that the program owns: `region` is given what is dropped when the engine lets go of it.
+    fn borrowed(
+        engine: &TransferEngine,
+        access: Access,
+        region: impl FnOnce(Box<dyn Any + Send + Sync>) -> Result<Arc<Region>, Refusal>,
+    ) -> Result<Self, Refusal> {
+        let borrowed = Arc::new(Borrowed::default());
+        let region = region(Box::new(Owner(Arc::clone(&borrowed))))?;
+        let registered = engine.reg_mr(region, access)?;
+        Ok(Self::new(engine, registered, Some(borrowed)))
+    }
+
     /// For an operation.
     pub(crate) fn region(&self, name: impl Display) -> Result<MemoryRegion, Refusal> {
         let region = self.region.clone();
@@ -140,12 +153,9 @@ pub extern "C" fn weft_reg_mr(
         let to = given(mr, "mr")?;
         let (start, length) = self::memory(memory, bytes)?;
         let access = self::access(access)?;
-        let borrowed = Arc::new(Borrowed::default());
-        let owner = Box::new(Owner(Arc::clone(&borrowed)));
         // SAFETY: memory that stays until `weft_dereg_mr` has succeeded, which waits for the owner's drop (invariant 2).
-        let region = unsafe { Region::borrow(start, length, owner) };
-        let registered = engine.reg_mr(region, access)?;
-        give(to, WeftMr::new(engine, registered, Some(borrowed)));
+        let region = |owner| Ok(unsafe { Region::borrow(start, length, owner) });
+        give(to, WeftMr::borrowed(engine, access, region)?);
         Ok(())
     })
 }
@@ -173,12 +183,9 @@ pub extern "C" fn weft_reg_cuda_mr(
         }
         let access = self::access(access)?;
         let gpu = Gpu::open(gpu as usize)?;
-        let borrowed = Arc::new(Borrowed::default());
-        let owner = Box::new(Owner(Arc::clone(&borrowed)));
         // SAFETY: as in `weft_reg_mr`.
-        let region = unsafe { gpu.region(address, bytes, owner)? };
-        let registered = engine.reg_mr(region, access)?;
-        give(to, WeftMr::new(engine, registered, Some(borrowed)));
+        let region = |owner| Ok(unsafe { gpu.region(address, bytes, owner)? });
+        give(to, WeftMr::borrowed(engine, access, region)?);
         Ok(())
     })
 }

@@ -27,7 +27,7 @@ class Engine:
         cls,
         *,
         nics: Iterable[str] = ["127.0.0.1"],
-        link: Literal["auto", "network", "udp", "tcp", "shm"] = "auto",
+        link: Literal["auto", "network", "udp", "tcp", "shm", "xdp"] = "auto",
         port_count: int = 16,
         ports: tuple[int, int] = (20000, 32767),
         workers: int = 1,

@@ -68,6 +68,10 @@ fn main() {
             || nics(LinkKind::Tcp),
         ),
         Trial::test(
+            "engines_with_af_xdp_by_name_reach_each_other_and_those_with_udp",
+            af_xdp_by_name,
+        ),
+        Trial::test(
             "a_way_that_is_open_in_one_direction_only_is_not_taken_and_ends_what_was_on_it_by_name",
             open_in_one_direction,
         ),
@@ -380,6 +384,37 @@ fn udp_only() -> TransferEngineConfig {
         stall_timeout: Duration::from_secs(2),
         ..TransferEngineConfig::default()
     }
+}
+
+fn af_xdp_by_name() -> Result<(), Failed> {
+    let spec = Spec {
+        nodes: 3,
+        leaves: 1,
+        spines: 1,
+        mtu: 1500,
+        ..Spec::default()
+    };
+    let fabric = Fabric::build(&spec).unwrap();
+    let config = || TransferEngineConfig {
+        link: "xdp".parse().unwrap(),
+        ..TransferEngineConfig::default()
+    };
+    let [a, b] = [0, 1].map(|node| End::start_over(&fabric, node, config()));
+    let udp = End::start(&fabric, 2);
+    for (from, to, link) in [
+        (&a, &b, LinkKind::Xdp),
+        (&a, &udp, LinkKind::Xdp),
+        (&udp, &b, LinkKind::Udp),
+    ] {
+        from.memory.0.write(0, &[7; BYTES as usize]).unwrap();
+        to.memory.0.write(0, &[0; BYTES as usize]).unwrap();
+        assert_eq!(from.write(to).wait(), Outcome::Done);
+        let mut arrived = vec![0; BYTES as usize];
+        to.memory.0.read(0, &mut arrived).unwrap();
+        assert!(arrived.iter().all(|byte| *byte == 7));
+        assert_eq!(from.link(to).link, link);
+    }
+    Ok(())
 }
 
 fn open_in_one_direction() -> Result<(), Failed> {

@@ -219,7 +219,7 @@ async fn call(
         ours.push((link, ends));
     }
     let offer = |(link, ends): &(LinkKind, Ends<'_>)| Offer {
-        link: link.name().to_owned(),
+        link: link.wire().name().to_owned(),
         ends: ends.offer(),
     };
     let hello = Hello {
@@ -258,7 +258,7 @@ async fn call(
         }
     }
     let chosen = choose(shared, &called, &candidates, &refused).await?;
-    let name = chosen.link.name().to_owned();
+    let name = chosen.link.wire().name().to_owned();
     send(&mut stream, &name).await.map_err(broken)?;
     let is_chosen = |it: &Candidate<'_>| it.link == chosen.link;
     let index = candidates.iter().position(is_chosen).unwrap_or_default();

@@ -35,7 +35,7 @@ impl<'a> Ends<'a> {
     /// What the peer's program is told.
     pub(crate) fn allocate(shared: &'a Shared, link: LinkKind) -> Result<Self, String> {
         let mut engines = shared.engines.iter();
-        let Some(engine) = engines.position(|it| it.link == link) else {
+        let Some(engine) = engines.position(|it| it.link.wire() == link.wire()) else {
             return Err(format!(
                 "the peer has no link {}: its setting is {}",
                 link.name(),

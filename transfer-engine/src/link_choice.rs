@@ -18,7 +18,7 @@ pub enum LinkChoice {
     Auto,
     /// As `Auto`, without shared memory.
     Network,
-    /// This one. A peer that does not have it is an error.
+    /// This one. A peer that does not have it is an error. AF_XDP and UDP are one link to the peer: each end may have either.
     Only(LinkKind),
 }
 
@@ -51,10 +51,10 @@ impl FromStr for LinkChoice {
             "auto" => Ok(Self::Auto),
             "network" => Ok(Self::Network),
             name => match name.parse() {
-                Ok(kind) if kind != LinkKind::Xdp => Ok(Self::Only(kind)),
-                _ => Err(TransferError::Invalid {
+                Ok(kind) => Ok(Self::Only(kind)),
+                Err(_) => Err(TransferError::Invalid {
                     field: "link",
-                    problem: "must be auto, network, udp, tcp or shm",
+                    problem: "must be auto, network, udp, tcp, shm or xdp",
                 }),
             },
         }
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn a_choice_is_parsed_from_what_it_prints() {
-        for name in ["auto", "network", "udp", "tcp", "shm"] {
+        for name in ["auto", "network", "udp", "tcp", "shm", "xdp"] {
             let choice: LinkChoice = name.parse().unwrap();
             assert_eq!(choice.to_string(), name);
         }
@@ -82,7 +82,7 @@ mod tests {
         assert!(
             error
                 .to_string()
-                .contains("link must be auto, network, udp, tcp or shm"),
+                .contains("link must be auto, network, udp, tcp, shm or xdp"),
             "{error}"
         );
     }

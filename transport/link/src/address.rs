@@ -70,6 +70,14 @@ impl LinkKind {
             Self::Xdp => "xdp",
         }
     }
+
+    /// What peers see of it: AF_XDP sends and receives the datagrams of UDP.
+    pub fn wire(self) -> Self {
+        match self {
+            Self::Xdp => Self::Udp,
+            other => other,
+        }
+    }
 }
 
 impl FromStr for LinkKind {

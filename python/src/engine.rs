@@ -40,7 +40,8 @@ use crate::watcher::Watcher;
 /// - `nics`: addresses of 1 to 16 NICs. Every operation is spread over all of them, and over those of the peer. Default:
 ///   127.0.0.1.
 /// - `link`: `"udp"`, `"tcp"` or `"shm"`, or `"auto"`: shared memory in a node, else the faster of the two others, which is
-///   measured when engines connect. `"network"` is the same without shared memory. `"xdp"`: UDP past the kernel's stack.
+///   measured when engines connect. `"network"` is the same without shared memory. `"xdp"` is UDP past the
+///   kernel's stack, for root, one NIC and one worker; `"auto"` never takes it.
 /// - `port_count`: UDP ports, at least as many for each worker as there are NICs; both ends must agree.
 /// - `ports`: the first and the last port of those where the engine looks for free ones.
 /// - `workers`: worker threads, a divisor of `port_count`; both ends must agree.
@@ -153,7 +154,7 @@ impl Engine {
             let name = link.extract::<String>().unwrap_or_default();
             config.link = name.parse().map_err(|_| {
                 let problem = format!(
-                    "is {link}: it must be \"auto\", \"network\", \"udp\", \"tcp\" or \"shm\""
+                    "is {link}: it must be \"auto\", \"network\", \"udp\", \"tcp\", \"shm\" or \"xdp\""
                 );
                 wrong_value("link", problem)
             })?;

@@ -104,7 +104,7 @@ def test_a_region_of_another_engine_is_refused(pair):
         ({"mtu": 70_000}, ValueError, "mtu is 70000"),
         ({"ports": 20_000}, ValueError, "ports is 20000: it must be"),
         ({"ports": (20_000, 70_000)}, ValueError, "the last of ports is 70000"),
-        ({"link": "rdma"}, ValueError, "link is rdma: it must be"),
+        ({"link": "rdma"}, ValueError, 'link is rdma: it must be "auto", "network", "udp", "tcp", "shm" or "xdp"'),
         ({"cpus": 1}, TypeError, "cpus must be a list of int"),
         ({"cpus": [1000]}, OSError, "cpus has 1000"),
         ({"link": 7}, ValueError, "link is 7: it must be"),

@@ -399,12 +399,33 @@ fn af_xdp_by_name() -> Result<(), Failed> {
         link: "xdp".parse().unwrap(),
         ..TransferEngineConfig::default()
     };
+    let start_again = |node: usize| {
+        let config = TransferEngineConfig {
+            nics: vec![fabric.node(node).data_address.into()],
+            ..config()
+        };
+        let started = fabric.in_node(node, || TransferEngine::start(config));
+        started.unwrap().map(drop).unwrap_err().to_string()
+    };
+    if isolation::is_own_user_namespace() {
+        let refused = start_again(0);
+        assert!(refused.contains("AF_XDP"), "{refused}");
+        return Ok(());
+    }
     let [a, b] = [0, 1].map(|node| End::start_over(&fabric, node, config()));
-    let udp = End::start(&fabric, 2);
+    // The NICs have its program.
+    for node in [0, 1] {
+        let refused = start_again(node);
+        assert!(refused.contains("another XDP program"), "{refused}");
+    }
+    let over_udp = End::start_over(&fabric, 2, udp_only());
+    let auto = End::start(&fabric, 2);
     for (from, to, link) in [
         (&a, &b, LinkKind::Xdp),
-        (&a, &udp, LinkKind::Xdp),
-        (&udp, &b, LinkKind::Udp),
+        (&a, &over_udp, LinkKind::Xdp),
+        (&a, &auto, LinkKind::Xdp),
+        (&over_udp, &b, LinkKind::Udp),
+        (&auto, &b, LinkKind::Udp),
     ] {
         from.memory.0.write(0, &[7; BYTES as usize]).unwrap();
         to.memory.0.write(0, &[0; BYTES as usize]).unwrap();

@@ -118,6 +118,12 @@ impl TransferEngineConfig {
                 problem: "must be 1 where the program polls",
             });
         }
+        if self.link == LinkChoice::Only(LinkKind::Xdp) && self.workers != 1 {
+            return Err(TransferError::Invalid {
+                field: "workers",
+                problem: "must be 1 over the link xdp: a queue of the NIC has one socket",
+            });
+        }
         let node_key = Secret(random()?);
         // Set-up has the first TCP port.
         let count = self.port_count.max(self.workers.saturating_add(1));

@@ -169,10 +169,11 @@ async fn answer(
     drop(permit);
     let mut sessions: Vec<(LinkKind, Ends<'_>, Arc<Session>)> = Vec::new();
     let mut join = |offer: Offer| {
-        if sessions.iter().any(|(link, ..)| link.name() == offer.link) {
+        let link: LinkKind = offer.link.parse().map_err(|it: LinkError| it.to_string())?;
+        let is_same = |(other, ..): &(LinkKind, _, _)| other.wire() == link.wire();
+        if sessions.iter().any(is_same) {
             return Err("it offers a link twice".to_owned());
         }
-        let link: LinkKind = offer.link.parse().map_err(|it: LinkError| it.to_string())?;
         if link == LinkKind::Shm && hello.place != shared.place {
             return Err("the engines are not in one network namespace of a node".to_owned());
         }

@@ -36,10 +36,13 @@ impl<'a> Ends<'a> {
     pub(crate) fn allocate(shared: &'a Shared, link: LinkKind) -> Result<Self, String> {
         let mut engines = shared.engines.iter();
         let Some(engine) = engines.position(|it| it.link.wire() == link.wire()) else {
+            let name = match link.wire() {
+                LinkKind::Udp => "udp or xdp",
+                link => link.name(),
+            };
+            let setting = shared.config.link;
             return Err(format!(
-                "the peer has no link {}: its setting is {}",
-                link.name(),
-                shared.config.link
+                "the peer has no link {name}: its setting is {setting}"
             ));
         };
         let mut ends = Self {

@@ -89,6 +89,18 @@ fn of_two_engines_one_of_which_has_one_link_that_one_is_used() {
     assert_eq!(in_use.link, LinkKind::Tcp);
     assert_eq!(
         in_use.reason,
-        "the peer has no link udp: its setting is tcp"
+        "the peer has no link udp or xdp: its setting is tcp"
     );
+}
+
+#[test]
+fn over_af_xdp_an_engine_has_one_worker() {
+    let config = TransferEngineConfig {
+        link: LinkChoice::Only(LinkKind::Xdp),
+        workers: 2,
+        ..TransferEngineConfig::default()
+    };
+    let refused = TransferEngine::start(config).map(drop).unwrap_err();
+    let said = "workers must be 1 over the link xdp";
+    assert!(refused.to_string().contains(said), "{refused}");
 }

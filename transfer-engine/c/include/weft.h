@@ -146,7 +146,8 @@ typedef struct {
     // How often the words of watchers are read. 0: 50 us.
     uint64_t watch_interval_us;
     // The link to peers: "udp", "tcp" or "shm", or "auto": shared memory in a node, else the faster of the two others, which
-    // is measured when engines connect; "network" is the same without shared memory. "xdp": UDP past the kernel's stack. NULL: "auto".
+    // is measured when engines connect; "network" is the same without shared memory. "xdp" is UDP past the kernel's stack, for
+    // root, one NIC and one worker; "auto" never takes it. NULL: "auto".
     const char *link;
     // No thread of the engine moves bytes: the program does, by weft_poll. Then `workers` is 1.
     bool program_polls;

@@ -74,7 +74,8 @@ pub struct WeftConfig {
     /// How often the words of watchers are read. 0: 50 us.
     pub watch_interval_us: u64,
     /// The link to peers: "udp", "tcp" or "shm", or "auto": shared memory in a node, else the faster of the two others, which
-    /// is measured when engines connect; "network" is the same without shared memory. "xdp": UDP past the kernel's stack. NULL: "auto".
+    /// is measured when engines connect; "network" is the same without shared memory. "xdp" is UDP past the kernel's stack, for
+    /// root, one NIC and one worker; "auto" never takes it. NULL: "auto".
     pub link: *const c_char,
     /// No thread of the engine moves bytes: the program does, by weft_poll. Then `workers` is 1.
     pub program_polls: bool,

@@ -222,7 +222,7 @@ pub(super) fn an_upgrade_that_takes_away_what_pods_have_is_refused_and_made_when
     start_with_claim();
     let said = devices.pair(a, (TEAM, BY_CLAIM), &["ibv_rc_pingpong", "-c", "-g", "0"]);
     said.unwrap_or_else(|said| cluster.fail(&said));
-    // A status that does not say yet that this device is in use looks like one that says so no more.
+    // Before the status shows the device, it says 0 as it does afterwards.
     devices.until_in_use("node2", 1, 0);
     devices.delete(TEAM, BY_CLAIM);
     devices.until_in_use("node2", 0, 0);

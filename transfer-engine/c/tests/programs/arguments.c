@@ -29,7 +29,7 @@ static void an_engine_refuses_its_settings(void) {
     REFUSED(weft_engine_start(&config, &engine), WEFT_NIC, "");
     memset(&config, 0, sizeof config);
     config.link = "rdma";
-    REFUSED(weft_engine_start(&config, &engine), WEFT_INVALID, "link must be auto, network, udp, tcp or shm");
+    REFUSED(weft_engine_start(&config, &engine), WEFT_INVALID, "link must be auto, network, udp, tcp, shm or xdp");
     memset(&config, 0, sizeof config);
     config.cpu_count = 1;
     REFUSED(weft_engine_start(&config, &engine), WEFT_INVALID, "config.cpus is NULL");

@@ -25,6 +25,7 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::transport::Channel;
+use weft_metrics::table;
 use weft_proto::agent::v1::{
     ListPodDevicesRequest, ListPodDevicesResponse, OfferQueuePairRequest, QueuePairName,
     QueuePairOffer,
@@ -65,11 +66,7 @@ pub(crate) struct DroppedOffers(Counter);
 impl DroppedOffers {
     /// Exports it.
     pub(crate) fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "offers_dropped",
-            "Offers of this node's queue pairs that were dropped, as too many waited for another node's agent",
-            self.0.clone(),
-        );
+        weft_metrics::register(registry, &table::OFFERS_DROPPED, self.0.clone());
     }
 }
 

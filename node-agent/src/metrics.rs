@@ -12,10 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
@@ -23,6 +20,7 @@ use weft_core::path::{PathReport, PathState};
 use weft_core::units::Host;
 use weft_engine::{LinkAddress, Snapshot};
 use weft_identity::tls_listener::TlsRefusals;
+use weft_metrics::{Out, register, table};
 use weft_proto::agent::v1::JobName;
 
 use crate::control::attempt_handle::AttemptHandle;
@@ -48,15 +46,15 @@ pub(crate) fn registries(
     nics: EngineNics,
     tls_refusals: &TlsRefusals,
 ) -> Registries {
-    let mut agent = Registry::with_prefix("weft");
-    let labels = vec![
-        ("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
-        ("node".to_owned(), registry.config.node.to_string()),
-        ("wire".to_owned(), weft_core::wire::VERSION.to_string()),
-    ];
-    agent.register("build", "The agent that answers", Info::new(labels));
-    tls_refusals.register(&mut agent, "tls_refused");
-    let mut paths = Registry::with_prefix("weft");
+    let mut agent = Registry::default();
+    let build = table::BUILD.with([
+        env!("CARGO_PKG_VERSION").to_owned(),
+        registry.config.node.to_string(),
+        weft_core::wire::VERSION.to_string(),
+    ]);
+    register(&mut agent, &table::BUILD, Info::new(build.to_vec()));
+    tls_refusals.register(&mut agent, &table::TLS_REFUSED);
+    let mut paths = Registry::default();
     paths.register_collector(Box::new(PathCollector(registry.clone())));
     agent.register_collector(Box::new(AgentCollector {
         registry,
@@ -146,32 +144,20 @@ struct Metrics {
 
 impl Metrics {
     fn encode(self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut out = Out(encoder);
+        let mut out = Out::from(encoder);
         encode_jobs(&mut out, &exported(self.jobs))?;
         let refused = self.refused.into_iter();
-        out.counter(
-            "refused",
-            "Calls that were refused, by reason: a wrong certificate or ticket among them",
-            refused.map(|(reason, count)| ([("reason", reason.to_owned())], count)),
-        )?;
+        let refused = refused.map(|(reason, count)| ([reason.to_owned()], count));
+        out.put(&table::REFUSED, refused)?;
         encode_engine(&mut out, &self.engine)?;
         encode_links(&mut out, &self.engine)?;
         encode_peers(&mut out, &self.engine)?;
-        let nics = self.nics.into_iter();
-        out.gauge(
-            "nic_up",
-            "1 for a NIC of the data path that is up and has a carrier; 0 for another one",
-            nics.map(|nic| {
-                let address = nic.address.to_string();
-                let labels = [("interface", nic.interface), ("address", address)];
-                (labels, nic.is_up.into())
-            }),
-        )?;
-        out.gauge(
-            "buffer_bytes",
-            "Transfer buffers in use by all jobs",
-            [([], self.buffer_bytes)],
-        )
+        let nics = self.nics.into_iter().map(|nic| {
+            let labels = [nic.interface, nic.address.to_string()];
+            (labels, u64::from(nic.is_up))
+        });
+        out.put(&table::NIC_UP, nics)?;
+        out.put(&table::BUFFER_BYTES, [([], self.buffer_bytes)])
     }
 }
 
@@ -181,27 +167,17 @@ pub(crate) struct DeviceCollector(pub(crate) watch::Receiver<NodeDevices>);
 
 impl Collector for DeviceCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        encode_devices(&mut Out(encoder), &self.0.borrow())
+        encode_devices(&mut Out::from(encoder), &self.0.borrow())
     }
 }
 
 fn encode_devices(out: &mut Out<'_>, devices: &NodeDevices) -> fmt::Result {
-    out.gauge(
-        "devices",
-        "Virtual devices that the pods of this node can have",
-        [([], devices.total.into())],
-    )?;
-    out.gauge(
-        "devices_in_use",
-        "Virtual devices that pods have",
-        [([], devices.health.in_use.into())],
-    )?;
+    out.put(&table::DEVICES, [([], u64::from(devices.total))])?;
+    let in_use = u64::from(devices.health.in_use);
+    out.put(&table::DEVICES_IN_USE, [([], in_use)])?;
     let unhealthy = devices.unhealthy().into_iter();
-    out.gauge(
-        "devices_unhealthy",
-        "Virtual devices that no pod can use, by reason",
-        unhealthy.map(|(reason, count)| ([("reason", reason.to_owned())], count.into())),
-    )?;
+    let unhealthy = unhealthy.map(|(reason, count)| ([reason.to_owned()], u64::from(count)));
+    out.put(&table::DEVICES_UNHEALTHY, unhealthy)?;
     // Where the device plugin says nothing there is no series: one that fell to 0 would look like a restart.
     let refused = devices.health.refused.iter().flat_map(|refused| {
         [
@@ -211,21 +187,13 @@ fn encode_devices(out: &mut Out<'_>, devices: &NodeDevices) -> fmt::Result {
             ("Connection", refused.connections),
         ]
     });
-    out.counter(
-        "devices_refused",
-        "Attempts at this node's virtual devices that were refused, by what they were",
-        refused.map(|(what, count)| ([("what", what.to_owned())], count)),
-    )
+    let refused = refused.map(|(what, count)| ([what.to_owned()], count));
+    out.put(&table::DEVICES_REFUSED, refused)
 }
 
-type JobLabels = [(&'static str, String); 2];
-
-fn job_labels(job: &JobSample) -> JobLabels {
-    let JobName {
-        namespace, name, ..
-    } = job.name.clone();
-    // `job` and `namespace` are labels that Prometheus itself gives what it scrapes.
-    [("job_namespace", namespace), ("job_name", name)]
+/// `job` and `namespace` are labels that Prometheus itself gives what it scrapes.
+fn job_labels(job: &JobSample) -> [String; 2] {
+    [job.name.namespace.clone(), job.name.name.clone()]
 }
 
 fn encode_jobs(out: &mut Out<'_>, jobs: &[JobSample]) -> fmt::Result {
@@ -233,110 +201,41 @@ fn encode_jobs(out: &mut Out<'_>, jobs: &[JobSample]) -> fmt::Result {
         let labelled = jobs.iter().map(move |job| (job_labels(job), value(job)));
         labelled.collect::<Vec<_>>()
     };
-    out.gauge(
-        "job_attempt",
-        "The latest attempt of a job that this node knows",
-        of(|job| job.attempt.into()),
-    )?;
-    out.counter(
-        "job_bytes",
-        "Bytes of a job that are on this node and checked; at its source, read and hashed",
-        of(|job| job.bytes),
-    )?;
-    out.counter(
-        "job_resumed_bytes",
-        "Bytes of a job that were on this node before and were not sent again",
-        of(|job| job.bytes_resumed),
-    )?;
-    out.gauge(
-        "job_size_bytes",
-        "Bytes of all files of a job",
-        of(|job| job.bytes_total),
-    )?;
-    let with = |job: &JobSample, key, value: String| {
+    out.put(&table::JOB_ATTEMPT, of(|job| job.attempt.into()))?;
+    out.put(&table::JOB_BYTES, of(|job| job.bytes))?;
+    out.put(&table::JOB_RESUMED_BYTES, of(|job| job.bytes_resumed))?;
+    out.put(&table::JOB_SIZE_BYTES, of(|job| job.bytes_total))?;
+    let with = |job: &JobSample, value: String| {
         let [namespace, name] = job_labels(job);
-        ([namespace, name, (key, value)], 1)
+        ([namespace, name, value], 1u64)
     };
-    out.gauge(
-        "job_state",
-        "1, with the state of a job's latest attempt at this node",
-        jobs.iter()
-            .map(|job| with(job, "state", job.state.to_string())),
-    )?;
-    let failed = jobs.iter().filter_map(|job| {
-        let reason = job.failure?;
-        Some(with(job, "reason", reason.to_owned()))
-    });
-    out.gauge(
-        "job_failed",
-        "1 for a job whose latest attempt has ended at this node without a copy, by reason; Cancelled and Superseded are no faults",
-        failed,
-    )
+    let states = jobs.iter().map(|job| with(job, job.state.to_string()));
+    out.put(&table::JOB_STATE, states)?;
+    let failed = jobs
+        .iter()
+        .filter_map(|job| Some(with(job, job.failure?.to_owned())));
+    out.put(&table::JOB_FAILED, failed)
 }
 
 fn encode_engine(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
     let stats = snapshot.stats();
-    let counters: [(&str, &str, u64); 8] = [
-        (
-            "chunks_sent",
-            "Chunks sent, resends included",
-            stats.chunks_sent,
-        ),
-        (
-            "chunks_resent",
-            "Chunks of which something was sent again",
-            stats.chunks_resent,
-        ),
-        (
-            "packets_sent",
-            "Packets sent, again or not",
-            stats.packets_sent,
-        ),
-        (
-            "acknowledged_bytes",
-            "Payload bytes that peers have acknowledged",
-            stats.bytes_acked,
-        ),
-        (
-            "placed_bytes",
-            "Payload bytes placed in receive regions",
-            stats.bytes_placed,
-        ),
-        ("timeouts", "Retransmission timeouts", stats.timeouts),
-        (
-            "spurious_resends",
-            "Resends that were not needed",
-            stats.spurious,
-        ),
-        (
-            "resets_sent",
-            "Resets sent for packets of no connection",
-            snapshot.resets_sent,
-        ),
-    ];
-    for (name, help, value) in counters {
-        out.counter(name, help, [([], value)])?;
+    for (metric, value) in [
+        (&table::CHUNKS_SENT, stats.chunks_sent),
+        (&table::CHUNKS_RESENT, stats.chunks_resent),
+        (&table::PACKETS_SENT, stats.packets_sent),
+        (&table::ACKNOWLEDGED_BYTES, stats.bytes_acked),
+        (&table::PLACED_BYTES, stats.bytes_placed),
+        (&table::TIMEOUTS, stats.timeouts),
+        (&table::SPURIOUS_RESENDS, stats.spurious),
+        (&table::RESETS_SENT, snapshot.resets_sent),
+        (&table::CONNECTIONS, snapshot.connections.len() as u64),
+        (&table::ARMED_BYTES, snapshot.regions.armed_bytes),
+    ] {
+        out.put(metric, [([], value)])?;
     }
-    let drops = snapshot
-        .drops
-        .iter()
-        .map(|(reason, count)| ([("reason", reason.reason().to_owned())], count));
-    out.counter(
-        "dropped_packets",
-        "Arriving packets that were not used, by reason",
-        drops,
-    )?;
-    let connections = snapshot.connections.len() as u64;
-    out.gauge(
-        "connections",
-        "Connections in the engine",
-        [([], connections)],
-    )?;
-    out.gauge(
-        "armed_bytes",
-        "Receive regions that are ready",
-        [([], snapshot.regions.armed_bytes)],
-    )
+    let drops = snapshot.drops.iter();
+    let drops = drops.map(|(reason, count)| ([reason.reason().to_owned()], count));
+    out.put(&table::DROPPED_PACKETS, drops)
 }
 
 /// How many connections there are with each peer, over each link.
@@ -346,17 +245,9 @@ fn encode_links(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
         let peer = &connection.peer;
         *links.entry((peer.host(), peer.kind().name())).or_default() += 1;
     }
-    out.gauge(
-        "peer_connections",
-        "Connections with a peer, by link, those that measure it included",
-        links
-            .into_iter()
-            .take(PEERS_MAX)
-            .map(|((peer, link), count)| {
-                let labels = [("peer", peer.to_string()), ("link", link.to_owned())];
-                (labels, count)
-            }),
-    )
+    let links = links.into_iter().take(PEERS_MAX);
+    let links = links.map(|((peer, link), count)| ([peer.to_string(), link.to_owned()], count));
+    out.put(&table::PEER_CONNECTIONS, links)
 }
 
 /// The paths to one machine and the connections there are with it, together.
@@ -407,9 +298,8 @@ fn peers(snapshot: &Snapshot) -> BTreeMap<Host, Peer> {
 fn encode_peers(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
     let peers = peers(snapshot);
     let of = |value: fn(&Peer) -> u64| {
-        let labelled = peers
-            .iter()
-            .map(move |(host, peer)| ([("peer", host.to_string())], value(peer)));
+        let labelled = peers.iter();
+        let labelled = labelled.map(move |(host, peer)| ([host.to_string()], value(peer)));
         labelled.collect::<Vec<_>>()
     };
     let round_trips = peers.iter().flat_map(|(host, peer)| {
@@ -420,45 +310,18 @@ fn encode_peers(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
             ("max", known.last()),
         ];
         values.into_iter().filter_map(move |(of, value)| {
-            let labels = [("peer", host.to_string()), ("of_paths", of.to_owned())];
+            let labels = [host.to_string(), of.to_owned()];
             Some((labels, seconds(*value?)))
         })
     });
-    out.gauge_f64(
-        "peer_rtt_seconds",
-        "Smoothed round-trip time of the paths to a peer: the smallest, the median and the largest",
-        round_trips,
-    )?;
-    out.gauge(
-        "peer_paths_down",
-        "Paths to a peer that are not given data",
-        of(|peer| peer.paths_down),
-    )?;
-    out.counter(
-        "peer_acknowledged_bytes",
-        "Payload bytes that a peer has acknowledged on the connections there are",
-        of(|peer| peer.acknowledged_bytes),
-    )?;
-    out.counter(
-        "peer_chunks_sent",
-        "Chunks sent to a peer, resends included",
-        of(|peer| peer.sent_chunks),
-    )?;
-    out.counter(
-        "peer_chunks_lost",
-        "Chunks lost on the way to a peer",
-        of(|peer| peer.lost_chunks),
-    )?;
-    out.counter(
-        "peer_ce_packets",
-        "Packets to a peer that were marked Congestion Experienced",
-        of(|peer| peer.ce_packets),
-    )?;
-    out.counter(
-        "peer_timeouts",
-        "Timeouts on the paths to a peer, probes included",
-        of(|peer| peer.timeouts),
-    )
+    out.put(&table::PEER_RTT, round_trips)?;
+    out.put(&table::PEER_PATHS_DOWN, of(|peer| peer.paths_down))?;
+    let acknowledged = of(|peer| peer.acknowledged_bytes);
+    out.put(&table::PEER_ACKNOWLEDGED_BYTES, acknowledged)?;
+    out.put(&table::PEER_CHUNKS_SENT, of(|peer| peer.sent_chunks))?;
+    out.put(&table::PEER_CHUNKS_LOST, of(|peer| peer.lost_chunks))?;
+    out.put(&table::PEER_CE_PACKETS, of(|peer| peer.ce_packets))?;
+    out.put(&table::PEER_TIMEOUTS, of(|peer| peer.timeouts))
 }
 
 /// Each path by itself.
@@ -468,7 +331,7 @@ struct PathCollector(Arc<AttemptRegistry>);
 impl Collector for PathCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let snapshot = self.0.config.links.snapshot();
-        let mut out = Out(encoder);
+        let mut out = Out::from(encoder);
         encode_paths(&mut out, &snapshot)?;
         encode_nic_pairs(&mut out, &snapshot)
     }
@@ -485,31 +348,12 @@ fn encode_paths(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
             })
             .collect::<Vec<_>>()
     };
-    out.counter(
-        "path_chunks_sent",
-        "Chunks sent on a path, resends included",
-        of(|p| p.sent_chunks),
-    )?;
-    out.counter(
-        "path_chunks_lost",
-        "Chunks lost on a path",
-        of(|p| p.lost_chunks),
-    )?;
-    out.counter(
-        "path_ce_packets",
-        "Packets marked Congestion Experienced",
-        of(|p| p.ce_packets),
-    )?;
-    out.counter(
-        "path_timeouts",
-        "Timeouts on a path, probes included",
-        of(|p| p.timeouts),
-    )?;
-    out.gauge(
-        "path_live",
-        "1 for a path that is given data",
-        of(|p| u64::from(matches!(p.state, PathState::Live))),
-    )?;
+    out.put(&table::PATH_CHUNKS_SENT, of(|path| path.sent_chunks))?;
+    out.put(&table::PATH_CHUNKS_LOST, of(|path| path.lost_chunks))?;
+    out.put(&table::PATH_CE_PACKETS, of(|path| path.ce_packets))?;
+    out.put(&table::PATH_TIMEOUTS, of(|path| path.timeouts))?;
+    let is_live = of(|path| u64::from(matches!(path.state, PathState::Live)));
+    out.put(&table::PATH_LIVE, is_live)?;
     let peers = snapshot.peers.iter().take(PATH_PEERS_MAX);
     let round_trips = peers.flat_map(|peer| {
         let known = peer.paths.iter();
@@ -518,11 +362,7 @@ fn encode_paths(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
             Some((labels, seconds(path.srtt?.get())))
         })
     });
-    out.gauge_f64(
-        "path_rtt_seconds",
-        "Smoothed round-trip time of a path, once it is measured",
-        round_trips,
-    )
+    out.put(&table::PATH_RTT, round_trips)
 }
 
 /// Nothing where every node has one NIC.
@@ -533,75 +373,18 @@ fn encode_nic_pairs(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
     for pair in peers.flat_map(|peer| &peer.nic_pairs) {
         *live.entry((pair.here, pair.there)).or_default() += pair.live_paths as u64;
     }
-    out.gauge(
-        "nic_pair_live_paths",
-        "Paths that are given data between a NIC of this node and one of a peer; 0 where the two do not reach each other",
-        live.into_iter().map(|((here, there), paths)| {
-            let labels = [("here", here.to_string()), ("there", there.to_string())];
-            (labels, paths)
-        }),
-    )
+    let live = live.into_iter();
+    let live = live.map(|((here, there), paths)| ([here.to_string(), there.to_string()], paths));
+    out.put(&table::NIC_PAIR_LIVE_PATHS, live)
 }
 
 fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9
 }
 
-fn path_labels(peer: &LinkAddress, path: &PathReport) -> [(&'static str, String); 3] {
+fn path_labels(peer: &LinkAddress, path: &PathReport) -> [String; 3] {
     let link = peer.kind().name().to_owned();
-    let host = peer.host().to_string();
-    [
-        ("peer", host),
-        ("path", path.id.0.to_string()),
-        ("link", link),
-    ]
-}
-
-/// Writes one metric after the other.
-struct Out<'a>(DescriptorEncoder<'a>);
-
-impl Out<'_> {
-    fn counter<const N: usize>(
-        &mut self,
-        name: &str,
-        help: &str,
-        values: impl IntoIterator<Item = ([(&'static str, String); N], u64)>,
-    ) -> fmt::Result {
-        self.family(name, help, MetricType::Counter, ConstCounter::new, values)
-    }
-
-    fn gauge<const N: usize>(
-        &mut self,
-        name: &str,
-        help: &str,
-        values: impl IntoIterator<Item = ([(&'static str, String); N], u64)>,
-    ) -> fmt::Result {
-        self.family(name, help, MetricType::Gauge, ConstGauge::new, values)
-    }
-
-    fn gauge_f64<const N: usize>(
-        &mut self,
-        name: &str,
-        help: &str,
-        values: impl IntoIterator<Item = ([(&'static str, String); N], f64)>,
-    ) -> fmt::Result {
-        self.family(name, help, MetricType::Gauge, ConstGauge::new, values)
-    }
-
-    fn family<const N: usize, V, M: EncodeMetric>(
-        &mut self,
-        name: &str,
-        help: &str,
-        kind: MetricType,
-        metric: fn(V) -> M,
-        values: impl IntoIterator<Item = ([(&'static str, String); N], V)>,
-    ) -> fmt::Result {
-        let mut family = self.0.encode_descriptor(name, help, None, kind)?;
-        for (labels, value) in values {
-            metric(value).encode(family.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
+    [peer.host().to_string(), path.id.0.to_string(), link]
 }
 
 #[cfg(test)]
@@ -609,6 +392,8 @@ mod tests {
     use weft_core::connection::Stats;
     use weft_core::units::{ConnectionId, Nanos, PathId};
     use weft_engine::{ConnectionSnapshot, NicPair, PeerSnapshot, PortRange};
+
+    use weft_metrics::{Page, check};
 
     use super::*;
     use crate::devices::DroppedOffers;
@@ -676,23 +461,26 @@ mod tests {
     }
 
     #[derive(Debug)]
-    struct Pairs(Snapshot);
+    struct Paths(Snapshot);
 
-    impl Collector for Pairs {
+    impl Collector for Paths {
         fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-            encode_nic_pairs(&mut Out(encoder), &self.0)
+            let mut out = Out::from(encoder);
+            encode_paths(&mut out, &self.0)?;
+            encode_nic_pairs(&mut out, &self.0)
         }
     }
 
     fn page(metrics: fn() -> Metrics) -> String {
-        let mut registry = Registry::with_prefix("weft");
+        let mut registry = Registry::default();
+        let build = table::BUILD.with(["1", "n", "1"]).to_vec();
+        register(&mut registry, &table::BUILD, Info::new(build));
         registry.register_collector(Box::new(Fixed(metrics)));
         let refusals = TlsRefusals::default();
-        refusals.register(&mut registry, "tls_refused");
+        refusals.register(&mut registry, &table::TLS_REFUSED);
         DroppedOffers::default().register(&mut registry);
         let devices = watch::channel(NodeDevices::default()).1;
         registry.register_collector(Box::new(DeviceCollector(devices)));
-        registry.register_collector(Box::new(Pairs(Snapshot::default())));
         // All reasons that an agent has.
         for reason in ["Handshake", "Timeout", "TooMany"] {
             refusals.count(reason);
@@ -726,6 +514,22 @@ mod tests {
         let peers = 9 * PEERS_MAX;
         let jobs = 6 * JOBS_MAX;
         assert!((peers + jobs..=2000).contains(&series), "{series}");
+        assert_eq!(check(&text, Page::Agent), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_path_is_exported_as_it_is_declared() {
+        let peers = (0..70).map(|number| {
+            let paths = (0..4).map(|id| path(id, 1000, PathState::Live));
+            peer([10, 0, 0, number], paths.collect())
+        });
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Paths(Snapshot {
+            peers: peers.collect(),
+            ..Snapshot::default()
+        })));
+        let text = weft_identity::metrics::page(&registry).2;
+        assert_eq!(check(&text, Page::Paths), Vec::<String>::new());
     }
 
     #[test]
@@ -825,8 +629,8 @@ mod tests {
             there: IpAddr::from([10, 0, 0, 6]),
             ..pair(0, 8)
         }];
-        let mut registry = Registry::with_prefix("weft");
-        registry.register_collector(Box::new(Pairs(Snapshot {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Paths(Snapshot {
             peers: vec![of_several, of_one],
             ..Snapshot::default()
         })));
@@ -839,32 +643,5 @@ mod tests {
                 r#"weft_nic_pair_live_paths{here="192.168.1.5",there="192.168.0.6"} 0"#,
             ]
         );
-    }
-
-    #[test]
-    fn every_metric_that_the_documentation_names_is_exported() {
-        let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operations.md");
-        let guide = std::fs::read_to_string(guide).unwrap();
-        let text = page(|| Metrics {
-            jobs: vec![job(1)],
-            refused: BTreeMap::new(),
-            engine: Snapshot::default(),
-            buffer_bytes: 0,
-            nics: Vec::new(),
-        });
-        let is_of_name = |c: char| c.is_ascii_lowercase() || c == '_';
-        let words = guide.split(|c: char| !is_of_name(c));
-        let names = words.filter(|word| word.starts_with("weft_"));
-        let names: BTreeSet<&str> = names
-            .filter(|name| !name.starts_with("weft_operator_"))
-            .map(|name| name.trim_end_matches("_total"))
-            .collect();
-        assert!(names.len() > 5, "{names:?}");
-        for name in names {
-            assert!(
-                text.contains(&format!("# HELP {name} ")),
-                "{name} in\n{text}"
-            );
-        }
     }
 }

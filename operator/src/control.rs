@@ -29,6 +29,7 @@ use weft_identity::{
     tls::{self, ClientCertificate, TlsError},
     tls_listener::{TlsListener, TlsRefusals},
 };
+use weft_metrics::{register, table};
 use weft_proto::claims::v1::{FindClaimRequest, FindClaimResponse};
 use weft_proto::operator::v1::{
     EnrollRequest, EnrollResponse, FindJobRequest, FindJobResponse, FindNodeRequest,
@@ -80,34 +81,18 @@ pub struct Metrics {
     connected: Gauge,
     reports: Counter,
     refused: Family<Vec<(&'static str, &'static str)>, Counter>,
-    tls_refusals: TlsRefusals,
+    pub(crate) tls_refusals: TlsRefusals,
 }
 
 impl Metrics {
     /// Shows it.
     pub fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "weft_operator_enrolled",
-            "Certificates that agents were given, renewals included",
-            self.enrolled.clone(),
-        );
-        registry.register(
-            "weft_operator_agents",
-            "Agents whose stream of reports is open",
-            self.connected.clone(),
-        );
-        registry.register(
-            "weft_operator_reports",
-            "Reports of agents",
-            self.reports.clone(),
-        );
-        registry.register(
-            "weft_operator_refused",
-            "Calls of agents that were refused, by call and reason",
-            self.refused.clone(),
-        );
-        let name = "weft_operator_tls_refused";
-        self.tls_refusals.register(registry, name);
+        register(registry, &table::OPERATOR_ENROLLED, self.enrolled.clone());
+        register(registry, &table::OPERATOR_AGENTS, self.connected.clone());
+        register(registry, &table::OPERATOR_REPORTS, self.reports.clone());
+        register(registry, &table::OPERATOR_REFUSED, self.refused.clone());
+        let metric = &table::OPERATOR_TLS_REFUSED;
+        self.tls_refusals.register(registry, metric);
     }
 }
 
@@ -303,9 +288,9 @@ impl Control {
 }
 
 impl Metrics {
-    fn refuse(&self, call: &'static str, fault: &Fault) {
-        let labels = vec![("call", call), ("reason", fault.reason())];
-        self.refused.get_or_create(&labels).inc();
+    pub(crate) fn refuse(&self, call: &'static str, fault: &Fault) {
+        let labels = table::OPERATOR_REFUSED.with([call, fault.reason()]);
+        self.refused.get_or_create(&labels.to_vec()).inc();
     }
 }
 

@@ -38,6 +38,7 @@ use weft_identity::{
     health_server,
     tls_listener::TlsRefusals,
 };
+use weft_metrics::{register, table};
 use weft_transfer::ConnectionPool;
 
 use crate::{
@@ -289,16 +290,14 @@ struct Meters {
 impl Meters {
     fn registry(&self) -> Registry {
         let mut registry = Registry::default();
-        let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("weft_operator_build", "The operator that answers", build);
-        registry.register(
-            "weft_operator_leader_epoch",
-            "The epoch of this process's commands; 0 while another one leads",
-            self.epoch.clone(),
-        );
+        let build = table::OPERATOR_BUILD.with([env!("CARGO_PKG_VERSION")]);
+        let build = Info::new(build.to_vec());
+        register(&mut registry, &table::OPERATOR_BUILD, build);
+        let epoch = self.epoch.clone();
+        register(&mut registry, &table::OPERATOR_LEADER_EPOCH, epoch);
         self.control.register(&mut registry);
         self.live
-            .register(&mut registry, "weft_operator_live_tls_refused");
+            .register(&mut registry, &table::OPERATOR_LIVE_TLS_REFUSED);
         self.controllers.register(&mut registry);
         registry
     }
@@ -512,4 +511,25 @@ fn stopped() -> Result<impl Future<Output = ()>, ProcessError> {
             _ = interrupt.recv() => tracing::info!("SIGINT: ending"),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_identity::metrics;
+    use weft_metrics::{Page, check};
+
+    use super::*;
+    use crate::fault::Fault;
+
+    #[test]
+    fn an_operator_exports_what_is_declared() {
+        let meters = Meters::default();
+        // A family is exported from its first series on.
+        meters.live.count("OtherName");
+        meters.control.tls_refusals.count("Timeout");
+        let fault = Fault::TokenWithoutNode;
+        meters.control.refuse("Enroll", &fault);
+        let text = metrics::page(&meters.registry()).2;
+        assert_eq!(check(&text, Page::Operator), Vec::<String>::new());
+    }
 }

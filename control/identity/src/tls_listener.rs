@@ -25,6 +25,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tonic::transport::server::{Connected, TcpConnectInfo, TlsConnectInfo};
+use weft_metrics::Metric;
 
 use crate::connection_limit::ConnectionLimit;
 
@@ -47,14 +48,9 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 pub struct TlsRefusals(Family<Vec<(&'static str, &'static str)>, Counter>);
 
 impl TlsRefusals {
-    /// Shows it under this name.
-    pub fn register(&self, registry: &mut Registry, name: &'static str) {
-        registry.register(
-            name,
-            "Connections that were refused before their first call, by reason: Handshake (no certificate, one of \
-             another authority, or no TLS), Timeout, TooMany, OtherName (not the API server's)",
-            self.0.clone(),
-        );
+    /// Shows it as this metric, whose label is the reason.
+    pub fn register(&self, registry: &mut Registry, metric: &'static Metric<1>) {
+        weft_metrics::register(registry, metric, self.0.clone());
     }
 
     /// Counts one.

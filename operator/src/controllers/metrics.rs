@@ -4,6 +4,7 @@ use prometheus_client::{
     metrics::{counter::Counter, histogram::Histogram},
     registry::Registry,
 };
+use weft_metrics::{register, table};
 
 /// What the controllers count.
 #[derive(Debug, Clone)]
@@ -34,25 +35,12 @@ impl Default for Metrics {
 impl Metrics {
     /// Shows it.
     pub fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "weft_operator_writes",
-            "Requests to change something that were sent to the API server, Events and refused ones included",
-            self.writes.clone(),
-        );
-        registry.register(
-            "weft_operator_writes_dropped",
-            "Writes of progress and model labels that newer ones replaced before they were sent, and Events without room",
-            self.dropped.clone(),
-        );
-        registry.register(
-            "weft_operator_writes_failed",
-            "Requests that the API server refused or did not answer, without conflicts and objects that are gone; they are made again",
-            self.failed.clone(),
-        );
-        registry.register(
-            "weft_operator_step_seconds",
-            "Seconds from the first event until every controller has reconciled and submitted its requests",
-            self.reconcile_seconds.clone(),
-        );
+        register(registry, &table::OPERATOR_WRITES, self.writes.clone());
+        let dropped = self.dropped.clone();
+        register(registry, &table::OPERATOR_WRITES_DROPPED, dropped);
+        let failed = self.failed.clone();
+        register(registry, &table::OPERATOR_WRITES_FAILED, failed);
+        let seconds = self.reconcile_seconds.clone();
+        register(registry, &table::OPERATOR_STEP_SECONDS, seconds);
     }
 }

@@ -31,7 +31,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("weft-planner", &[]),
     ("weft-argument-file", &[]),
     ("weft-proto", &[]),
-    ("weft-identity", &["weft-proto"]),
+    ("weft-identity", &["weft-metrics", "weft-proto"]),
+    ("weft-metrics", &[]),
     (
         "weft-transfer",
         &["weft-identity", "weft-planner", "weft-proto"],
@@ -100,6 +101,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "weft-device-socket",
             "weft-identity",
             "weft-link",
+            "weft-metrics",
             "weft-engine",
             "weft-proto",
         ],
@@ -109,6 +111,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "weft-crds",
             "weft-identity",
+            "weft-metrics",
             "weft-planner",
             "weft-proto",
             "weft-transfer",
@@ -162,7 +165,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "weft-cli",
         ],
     ),
-    ("xtask", &["weft-crds"]),
+    ("xtask", &["weft-crds", "weft-metrics"]),
 ];
 
 const PURE: &[&str] = &["weft-core", "weft-planner"];

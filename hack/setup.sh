@@ -115,7 +115,10 @@ if [ ${#missing[@]} -gt 0 ]; then
     apt-get update -qq >&2
     install_without_starting_daemons "${missing[@]}"
 fi
-if [ "$verb" = test ]; then hack/nixl.sh >/dev/null; fi
+if [ "$verb" = test ]; then
+    hack/nixl.sh >/dev/null
+    hack/prometheus.sh >/dev/null
+fi
 if [ "$verb" = bench ]; then
     hack/soft-roce.sh --fetch
     # A row whose peer cannot be had says so.

@@ -1387,3 +1387,36 @@ fn devices_take_two_daemonsets_without_a_capability_and_none_where_they_are_not_
         assert!(strings(&agent["args"]).contains(&"--engine-socket=/run/weft/engine.sock"));
     }
 }
+
+#[test]
+fn the_rules_are_installed_as_they_stand_in_their_file() {
+    let rules = fs::read_to_string(chart().join("monitoring/rules.yaml")).unwrap();
+    let off = rendered(&[]);
+    assert_eq!(off.of_kind("PrometheusRule").count(), 0);
+    let on =
+        rendered(&[r#"prometheusRule={"enabled": true, "labels": {"release": "prometheus"}}"#]);
+    let rule = on.find("PrometheusRule", "weft");
+    assert_eq!(rule["metadata"]["labels"]["release"], "prometheus");
+    assert_eq!(rule["spec"], yaml(&rules));
+}
+
+#[test]
+fn dashboards_are_installed_as_they_stand_in_their_files() {
+    let on = rendered(&[r#"dashboards={"annotations": {"grafana_folder": "Weft"}}"#]);
+    let files = fs::read_dir(chart().join("dashboards")).unwrap();
+    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+    let mut count = 0;
+    for name in names {
+        let board = name.strip_suffix(".json").unwrap();
+        let map = on.find("ConfigMap", &format!("weft-dashboard-{board}"));
+        assert_eq!(map["metadata"]["labels"]["grafana_dashboard"], "1");
+        assert_eq!(map["metadata"]["annotations"]["grafana_folder"], "Weft");
+        let file = fs::read_to_string(chart().join("dashboards").join(&name)).unwrap();
+        assert_eq!(map["data"][&name], file);
+        count += 1;
+    }
+    assert!(count >= 5, "{count}");
+    let off = rendered(&[r#"dashboards={"enabled": false}"#]);
+    let mut maps = off.of_kind("ConfigMap");
+    assert!(maps.all(|it| !it.to_string().contains("grafana_dashboard")));
+}

@@ -11,7 +11,9 @@ use crate::rules::{self, Weight};
 use crate::tree::Tree;
 
 mod api;
+mod dashboards;
 mod header;
+mod metrics;
 mod verbs;
 
 /// A section: the file it stands in, the name on its markers, and what makes it.
@@ -41,6 +43,11 @@ const SECTIONS: &[Section] = &[
         path: "docs/add-a-kind.md",
         name: "example",
         make: example_kind,
+    },
+    Section {
+        path: "docs/metrics.md",
+        name: "metrics",
+        make: metrics::reference,
     },
     Section {
         path: "docs/verbs.md",
@@ -79,6 +86,7 @@ pub(crate) fn changes(tree: &Tree) -> Vec<Change> {
     let files = api::definitions()
         .into_iter()
         .chain([(header::PATH.to_owned(), header)])
+        .chain(dashboards::files())
         .map(|(path, text)| Change { path, text });
     sections
         .chain(files)

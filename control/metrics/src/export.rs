@@ -16,7 +16,7 @@ pub fn register<const N: usize>(
     metric: &'static Metric<N>,
     counted: impl registry::Metric,
 ) {
-    registry.register(metric.family(), metric.help, counted);
+    registry.register(metric.kind.family(metric.name), metric.help, counted);
 }
 
 /// Writes what is computed for each request, one metric after the other.
@@ -44,9 +44,8 @@ impl Out<'_> {
             Kind::Gauge => MetricType::Gauge,
             Kind::Histogram | Kind::Info => return Err(fmt::Error),
         };
-        let mut family = self
-            .0
-            .encode_descriptor(metric.family(), metric.help, None, kind)?;
+        let name = metric.kind.family(metric.name);
+        let mut family = self.0.encode_descriptor(name, metric.help, None, kind)?;
         for (labels, value) in series {
             let labels = metric.with(labels);
             value.encode(metric.kind, family.encode_family(&labels)?)?;

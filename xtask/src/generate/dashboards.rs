@@ -170,7 +170,7 @@ const BOARDS: &[Board] = &[
         variables: &[NODE],
         panels: &[
             Panel {
-                question: "How much does it send to whom?",
+                question: "How much does it send to each peer?",
                 says: "Bytes that a peer has acknowledged on the connections there are; nothing for the moment in which one ends.",
                 shape: Shape::Lines,
                 unit: Unit::BytesPerSecond,
@@ -200,7 +200,7 @@ const BOARDS: &[Board] = &[
                 )],
             },
             Panel {
-                question: "To whom does it lose chunks?",
+                question: "On the way to which peer are chunks lost?",
                 says: "Of the chunks that were sent to a peer.",
                 shape: Shape::Lines,
                 unit: Unit::Ratio,
@@ -220,7 +220,7 @@ const BOARDS: &[Board] = &[
                 )],
             },
             Panel {
-                question: "Where does it wait for an answer in vain?",
+                question: "Which peers do not answer in time?",
                 says: "Timeouts on the paths to a peer, probes included.",
                 shape: Shape::Lines,
                 unit: Unit::PerSecond,
@@ -256,7 +256,7 @@ const BOARDS: &[Board] = &[
                 ],
             },
             Panel {
-                question: "Whom does its agent refuse?",
+                question: "Which calls does its agent refuse?",
                 says: "Calls by reason, and connections before their first call.",
                 shape: Shape::Lines,
                 unit: Unit::PerSecond,
@@ -467,7 +467,7 @@ const BOARDS: &[Board] = &[
                 ],
             },
             Panel {
-                question: "Whom does it refuse?",
+                question: "Which calls does it refuse?",
                 says: "Calls of agents by reason, and connections before their first call.",
                 shape: Shape::Lines,
                 unit: Unit::PerSecond,

@@ -66,7 +66,8 @@ IP=$(command -v ip)
 rdma link add rxe0 type rxe netdev v0
 for bytes in $*; do
     ib_write_bw -d rxe0 -x 1 -s \$bytes -n 1000 --report_gbits >/dev/null &
-    sleep 1
+    # It listens at its port, 18515.
+    until grep -q ':4853 .* 0A ' /proc/net/tcp /proc/net/tcp6; do usleep 100000; done
     ib_write_bw -d rxe0 -x 1 -s \$bytes -n 1000 --report_gbits 127.0.0.1 | sed -n "s/^ *\$bytes  */result \$bytes /p"
     wait
 done

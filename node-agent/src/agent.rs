@@ -25,6 +25,7 @@ use crate::control::service::Service;
 use crate::devices::claims::{self, FindClaim};
 use crate::devices::engine_flags::EngineFlags;
 use crate::devices::health::{HealthWatcher, NodeDevices};
+use crate::devices::listing;
 use crate::devices::peers::{FindNode, OperatorPeers, Peers};
 use crate::devices::refused_attempts::RefusedAttempts;
 use crate::devices::{Devices, programs};
@@ -36,6 +37,7 @@ use crate::nic_state::EngineNics;
 use crate::node_key;
 use crate::object::{self, Network, StoreSettings};
 use crate::root_opener::Opener;
+use crate::root_space;
 use crate::tls::{Tls, TlsError};
 use crate::transfer::buffers::MemoryBudget;
 use crate::volumes::{self, FindJob, VolumeService};
@@ -237,7 +239,9 @@ impl Agent {
             server.run().await;
         }));
         agent.sweep();
-        let mut registries = metrics::registries(registry, budget, nics, &refusals);
+        let (spaces, roots) = watch::channel(Vec::new());
+        agent.spawn("roots' space", root_space::follow(registry.clone(), spaces));
+        let mut registries = metrics::registries(registry, budget, nics, roots, &refusals);
         if let Some((of_node, devices)) = config.devices.as_ref().zip(devices) {
             agent
                 .serve_devices(config, of_node, devices, &mut registries)
@@ -292,7 +296,12 @@ impl Agent {
             // The first report to the operator has it.
             watcher.read().await;
             let health = devices.health.subscribe();
-            let collector = metrics::DeviceCollector(health.clone());
+            let (listed, each) = watch::channel(Vec::new());
+            let collector = metrics::DeviceCollector {
+                node: health.clone(),
+                devices: each,
+            };
+            self.spawn("list of devices", listing::follow(devices.engine(), listed));
             registries.agent.register_collector(Box::new(collector));
             self.devices = Some(health);
             self.spawn("device health", watcher.run());

@@ -28,6 +28,7 @@ mod node_key;
 pub mod object;
 mod private_file;
 mod root_opener;
+mod root_space;
 pub mod tls;
 pub mod transfer;
 mod volumes;

@@ -11,8 +11,8 @@ use crossbeam_channel::Sender;
 use weft_core::units::{ConnectionId, Host};
 use weft_core::wire::Secret;
 use weft_engine::{
-    Egress, Engine, EngineConfig, EngineError, Event, LinkInUse, LinkKind, LinkResults,
-    MEASURED_BYTES, Region, RemoteEnd, Snapshot,
+    Egress, Engine, EngineConfig, EngineError, Event, LinkAddress, LinkInUse, LinkKind,
+    LinkResults, MEASURED_BYTES, Region, RemoteEnd, Snapshot,
 };
 
 use crate::config;
@@ -26,6 +26,8 @@ pub struct Links {
     engines: Vec<(LinkKind, Arc<Engine>)>,
     /// Why there is no choice, where there is none.
     only: Option<String>,
+    /// It was to be one of two, and cannot be used on this node.
+    has_lost_tcp: bool,
     /// By the node of the peer.
     pub(crate) results: LinkResults<String>,
     /// Held by the call that measures: two at a time would measure each other.
@@ -50,13 +52,14 @@ impl Links {
             config::LinkKind::Tcp => (&[LinkKind::Tcp][..], Some("chosen by transport.link")),
         };
         let is_capped = config(LinkKind::Udp).egress.cap_bps.is_some();
-        let mut engines = Vec::new();
+        let (mut engines, mut has_lost_tcp) = (Vec::new(), false);
         for link in kinds {
             match Engine::start(config(*link)) {
                 Ok(engine) => engines.push((*link, Arc::new(engine))),
                 Err(error) if engines.is_empty() => return Err(error),
                 Err(error) => {
                     tracing::warn!("jobs use UDP only, for TCP cannot be used: {error}");
+                    has_lost_tcp = true;
                     only = Some("TCP cannot be used on this node, as its agent's log says");
                 }
             }
@@ -64,6 +67,7 @@ impl Links {
         Ok(Self {
             engines,
             only: only.map(str::to_owned),
+            has_lost_tcp,
             results: LinkResults::default(),
             turn: tokio::sync::Mutex::default(),
             source: Region::share(vec![0; MEASURED_BYTES as usize]),
@@ -125,6 +129,16 @@ impl Links {
         self.is_capped.load(Ordering::Relaxed)
     }
 
+    /// The nodes to which a link is used because another one does not pass, `*` for all, and that link.
+    pub(crate) fn fallbacks(&self) -> Vec<(String, LinkKind)> {
+        let mut fallbacks = self.results.fallbacks();
+        if self.has_lost_tcp {
+            fallbacks.push(("*".to_owned(), self.engines[0].0));
+        }
+        fallbacks.sort_unstable_by(|one, other| one.0.cmp(&other.0));
+        fallbacks
+    }
+
     /// What all engines have counted. The paths of a link to a peer are there once it has carried data: one that was only
     /// measured may be blocked.
     pub(crate) fn snapshot(&self) -> Snapshot {
@@ -133,9 +147,9 @@ impl Links {
             whole.add_engine(engine.snapshot());
         }
         let used = fail_fast::lock(&self.used);
-        whole
-            .peers
-            .retain(|peer| used.contains(&(peer.address.kind(), peer.address.host())));
+        let is_used = |address: &LinkAddress| used.contains(&(address.kind(), address.host()));
+        whole.peers.retain(|peer| is_used(&peer.address));
+        whole.past_peers.retain(|(address, _)| is_used(address));
         whole
     }
 }

@@ -18,15 +18,17 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use weft_core::path::{PathReport, PathState};
 use weft_core::units::Host;
-use weft_engine::{LinkAddress, Snapshot};
+use weft_engine::{LinkAddress, LinkKind, Snapshot};
 use weft_identity::tls_listener::TlsRefusals;
 use weft_metrics::{Out, register, table};
 use weft_proto::agent::v1::JobName;
+use weft_proto::engine::v1::Device;
 
 use crate::control::attempt_handle::AttemptHandle;
 use crate::control::attempt_registry::AttemptRegistry;
 use crate::devices::health::NodeDevices;
 use crate::nic_state::{EngineNics, NicState};
+use crate::root_space::RootSpace;
 use crate::transfer::buffers::MemoryBudget;
 use crate::transfer::state::State;
 use crate::web::Registries;
@@ -36,6 +38,12 @@ const JOBS_MAX: usize = 64;
 /// Peers with metrics, nine series each: those with a connection now. With the default `limits.memory` an agent has
 /// buffers for 44 connections at a time.
 const PEERS_MAX: usize = 128;
+/// Roots with metrics, by their order in the configuration.
+const ROOTS_MAX: usize = 16;
+/// Nodes of which it is shown that a link does not pass, by name.
+const FALLBACKS_MAX: usize = 32;
+/// Devices of pods with metrics, six series each, by name.
+const DEVICES_MAX: usize = 1000;
 /// Peers whose paths `/metrics/paths` has, at most 256 each.
 const PATH_PEERS_MAX: usize = 64;
 
@@ -44,6 +52,7 @@ pub(crate) fn registries(
     registry: Arc<AttemptRegistry>,
     budget: Arc<MemoryBudget>,
     nics: EngineNics,
+    roots: watch::Receiver<Vec<RootSpace>>,
     tls_refusals: &TlsRefusals,
 ) -> Registries {
     let mut agent = Registry::default();
@@ -60,6 +69,7 @@ pub(crate) fn registries(
         registry,
         budget,
         nics,
+        roots,
     }));
     Registries { agent, paths }
 }
@@ -69,6 +79,7 @@ struct AgentCollector {
     registry: Arc<AttemptRegistry>,
     budget: Arc<MemoryBudget>,
     nics: EngineNics,
+    roots: watch::Receiver<Vec<RootSpace>>,
 }
 
 impl Collector for AgentCollector {
@@ -86,6 +97,9 @@ impl Collector for AgentCollector {
             engine: self.registry.config.links.snapshot(),
             buffer_bytes: self.budget.used(),
             nics: self.nics.states(),
+            certificate_expires: self.registry.config.tls.borrow().expires(),
+            roots: self.roots.borrow().clone(),
+            fallbacks: self.registry.config.links.fallbacks(),
         };
         metrics.encode(encoder)
     }
@@ -140,6 +154,10 @@ struct Metrics {
     engine: Snapshot,
     buffer_bytes: u64,
     nics: Vec<NicState>,
+    /// Unix time.
+    certificate_expires: i64,
+    roots: Vec<RootSpace>,
+    fallbacks: Vec<(String, LinkKind)>,
 }
 
 impl Metrics {
@@ -157,18 +175,54 @@ impl Metrics {
             (labels, u64::from(nic.is_up))
         });
         out.put(&table::NIC_UP, nics)?;
-        out.put(&table::BUFFER_BYTES, [([], self.buffer_bytes)])
+        out.put(&table::BUFFER_BYTES, [([], self.buffer_bytes)])?;
+        let expires = self.certificate_expires as f64;
+        out.put(&table::CERTIFICATE_EXPIRES, [([], expires)])?;
+        let roots = || self.roots.iter().take(ROOTS_MAX);
+        let free = roots().map(|it| ([it.root.clone()], it.free_bytes));
+        out.put(&table::ROOT_FREE_BYTES, free)?;
+        let min_free = roots().map(|it| ([it.root.clone()], it.min_free_bytes));
+        out.put(&table::ROOT_MIN_FREE_BYTES, min_free)?;
+        let fallbacks = self.fallbacks.into_iter().take(FALLBACKS_MAX);
+        let fallbacks = fallbacks.map(|(node, link)| ([node, link.name().to_owned()], 1u64));
+        out.put(&table::LINK_FALLBACK, fallbacks)
     }
 }
 
 /// The virtual devices of the node, as its device plugin says.
 #[derive(Debug)]
-pub(crate) struct DeviceCollector(pub(crate) watch::Receiver<NodeDevices>);
+pub(crate) struct DeviceCollector {
+    pub(crate) node: watch::Receiver<NodeDevices>,
+    /// Each, as the engine of devices says.
+    pub(crate) devices: watch::Receiver<Vec<Device>>,
+}
 
 impl Collector for DeviceCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        encode_devices(&mut Out::from(encoder), &self.0.borrow())
+        let mut out = Out::from(encoder);
+        encode_devices(&mut out, &self.node.borrow())?;
+        encode_devices_of_pods(&mut out, &self.devices.borrow())
     }
+}
+
+fn encode_devices_of_pods(out: &mut Out<'_>, devices: &[Device]) -> fmt::Result {
+    let of_pods = devices.iter().filter_map(|device| {
+        let (namespace, pod) = device.owner.split_once('/')?;
+        Some(([namespace, pod, &*device.name].map(str::to_owned), device))
+    });
+    let of_pods: Vec<_> = of_pods.take(DEVICES_MAX).collect();
+    let of = |value: fn(&Device) -> u64| {
+        let labelled = of_pods.iter();
+        let labelled = labelled.map(move |(labels, device)| (labels.clone(), value(device)));
+        labelled.collect::<Vec<_>>()
+    };
+    out.put(&table::DEVICE_SENT_BYTES, of(|it| it.bytes_sent))?;
+    out.put(&table::DEVICE_RECEIVED_BYTES, of(|it| it.bytes_received))?;
+    let refused = of(|it| it.refused + it.refused_offers + it.refused_calls);
+    out.put(&table::DEVICE_REFUSED, refused)?;
+    out.put(&table::DEVICE_QUEUE_PAIRS, of(|it| it.queue_pairs.into()))?;
+    out.put(&table::DEVICE_SHARE, of(|it| it.share.into()))?;
+    out.put(&table::DEVICE_STALLED, of(|it| it.stalled.into()))
 }
 
 fn encode_devices(out: &mut Out<'_>, devices: &NodeDevices) -> fmt::Result {
@@ -288,6 +342,15 @@ fn peers(snapshot: &Snapshot) -> BTreeMap<Host, Peer> {
             peer.acknowledged_bytes += connection.stats.bytes_acked;
         }
     }
+    for (address, past) in &snapshot.past_peers {
+        if let Some(peer) = peers.get_mut(&address.host()) {
+            peer.acknowledged_bytes += past.bytes_acked;
+            peer.sent_chunks += past.sent_chunks;
+            peer.lost_chunks += past.lost_chunks;
+            peer.ce_packets += past.ce_packets;
+            peer.timeouts += past.timeouts;
+        }
+    }
     let mut exported: BTreeMap<_, _> = peers.into_iter().take(PEERS_MAX).collect();
     for peer in exported.values_mut() {
         peer.round_trips_ns.sort_unstable();
@@ -390,6 +453,7 @@ fn path_labels(peer: &LinkAddress, path: &PathReport) -> [String; 3] {
 #[cfg(test)]
 mod tests {
     use weft_core::connection::Stats;
+    use weft_core::endpoint::PeerTotals;
     use weft_core::units::{ConnectionId, Nanos, PathId};
     use weft_engine::{ConnectionSnapshot, NicPair, PeerSnapshot, PortRange};
 
@@ -460,6 +524,14 @@ mod tests {
         }
     }
 
+    fn root(number: u64) -> RootSpace {
+        RootSpace {
+            root: format!("root-{number}"),
+            free_bytes: 7,
+            min_free_bytes: 5,
+        }
+    }
+
     #[derive(Debug)]
     struct Paths(Snapshot);
 
@@ -479,8 +551,17 @@ mod tests {
         let refusals = TlsRefusals::default();
         refusals.register(&mut registry, &table::TLS_REFUSED);
         DroppedOffers::default().register(&mut registry);
-        let devices = watch::channel(NodeDevices::default()).1;
-        registry.register_collector(Box::new(DeviceCollector(devices)));
+        let devices = (0..1001).map(|number| Device {
+            name: format!("vdev-{number:05}"),
+            owner: format!("team-a/pod-{number}"),
+            refused: 1,
+            refused_calls: 2,
+            ..Device::default()
+        });
+        registry.register_collector(Box::new(DeviceCollector {
+            node: watch::channel(NodeDevices::default()).1,
+            devices: watch::channel(devices.collect()).1,
+        }));
         // All reasons that an agent has.
         for reason in ["Handshake", "Timeout", "TooMany"] {
             refusals.count(reason);
@@ -508,12 +589,20 @@ mod tests {
                 },
                 buffer_bytes: 0,
                 nics: (0..16).map(nic).collect(),
+                certificate_expires: 1,
+                roots: (0..20).map(root).collect(),
+                fallbacks: (0..40)
+                    .map(|number| (format!("n{number}"), LinkKind::Tcp))
+                    .collect(),
             }
         });
         let series = text.lines().filter(|line| !line.starts_with('#')).count();
         let peers = 9 * PEERS_MAX;
         let jobs = 6 * JOBS_MAX;
-        assert!((peers + jobs..=2000).contains(&series), "{series}");
+        let others = series - 6 * DEVICES_MAX;
+        assert!((peers + jobs..=2000).contains(&others), "{others}");
+        let refused = r#"weft_device_refused_total{pod_namespace="team-a",pod_name="pod-7",device="vdev-00007"} 3"#;
+        assert!(text.contains(refused));
         assert_eq!(check(&text, Page::Agent), Vec::<String>::new());
     }
 
@@ -580,11 +669,22 @@ mod tests {
                 refused: BTreeMap::new(),
                 engine: Snapshot {
                     connections: vec![connection],
+                    past_peers: vec![(
+                        peer.address,
+                        PeerTotals {
+                            bytes_acked: 3,
+                            sent_chunks: 4,
+                            ..PeerTotals::default()
+                        },
+                    )],
                     peers: vec![peer],
                     ..Snapshot::default()
                 },
                 buffer_bytes: 0,
                 nics: Vec::new(),
+                certificate_expires: 1_800_000_000,
+                roots: vec![root(0)],
+                fallbacks: vec![("n2".to_owned(), LinkKind::Tcp)],
             }
         });
         for line in [
@@ -592,8 +692,12 @@ mod tests {
             r#"weft_peer_rtt_seconds{peer="10.0.0.1",of_paths="median"} 0.02"#,
             r#"weft_peer_rtt_seconds{peer="10.0.0.1",of_paths="max"} 0.03"#,
             r#"weft_peer_paths_down{peer="10.0.0.1"} 1"#,
-            r#"weft_peer_chunks_sent_total{peer="10.0.0.1"} 3"#,
-            r#"weft_peer_acknowledged_bytes_total{peer="10.0.0.1"} 77"#,
+            r#"weft_peer_chunks_sent_total{peer="10.0.0.1"} 7"#,
+            r#"weft_peer_acknowledged_bytes_total{peer="10.0.0.1"} 80"#,
+            "weft_certificate_expires_timestamp_seconds 1800000000",
+            r#"weft_root_free_bytes{root="root-0"} 7"#,
+            r#"weft_root_min_free_bytes{root="root-0"} 5"#,
+            r#"weft_link_fallback{to_node="n2",link="tcp"} 1"#,
         ] {
             assert!(text.contains(line), "{line} is not in:\n{text}");
         }
@@ -607,6 +711,9 @@ mod tests {
             engine: Snapshot::default(),
             buffer_bytes: 0,
             nics: vec![nic(0), nic(1)],
+            certificate_expires: 1,
+            roots: Vec::new(),
+            fallbacks: Vec::new(),
         });
         for line in [
             r#"weft_nic_up{interface="rail0",address="192.168.0.5"} 1"#,

@@ -39,6 +39,7 @@ pub struct Tls {
     identity: Identity,
     fabric: FabricName,
     node_key: [u8; 32],
+    expires: i64,
 }
 
 impl std::fmt::Debug for Tls {
@@ -74,6 +75,9 @@ impl Tls {
             Ok(other) => return Err(not_ours(format!("it is of {other}"))),
             Err(error) => return Err(not_ours(format!("it {error}"))),
         }
+        let parsed = pem.parse_x509();
+        let parsed = parsed.map_err(|error| not_ours(format!("it cannot be read ({error})")))?;
+        let expires = parsed.validity().not_after.timestamp();
         // The transport would say so only when somebody calls.
         roots(&authority).map_err(|error| {
             let remedy = "give the PEM certificates of the fabric's authority";
@@ -101,7 +105,14 @@ impl Tls {
             node_key: blake3::derive_key("weft 2026 node key of the data path", &key),
             identity: Identity::from_pem(certificate, key),
             fabric: fabric.clone(),
+            expires,
         })
+    }
+
+    /// The Unix time at which the certificate ends.
+    #[must_use]
+    pub fn expires(&self) -> i64 {
+        self.expires
     }
 
     /// What is in the files now, if it is something else.

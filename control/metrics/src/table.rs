@@ -28,6 +28,11 @@ labels! {
     HERE: "here", "IP address of a NIC of this node";
     THERE: "there", "IP address of a NIC of a peer";
     WHAT: "what", "Packet, Offer, Call or Connection";
+    ROOT: "root", "name of a root: those that jobs write to, 16 for each agent";
+    TO_NODE: "to_node", "name of the node at the other end; `*` is every node";
+    DEVICE: "device", "name of a virtual device, which is one of its node";
+    POD_NAMESPACE: "pod_namespace", "namespace of the pod that has a device";
+    POD_NAME: "pod_name", "name of the pod that has a device: 1,000 devices for each agent";
 }
 
 macro_rules! metrics {
@@ -77,6 +82,11 @@ metrics! {
     CONNECTIONS: Agent Gauge "weft_connections" [] <= 1, "Connections in the engine";
     ARMED_BYTES: Agent Gauge "weft_armed_bytes" [] <= 1, "Receive regions that are ready";
     BUFFER_BYTES: Agent Gauge "weft_buffer_bytes" [] <= 1, "Transfer buffers in use by all jobs";
+    CERTIFICATE_EXPIRES: Agent Gauge "weft_certificate_expires_timestamp_seconds" [] <= 1,
+        "Unix time at which the agent's certificate ends; it is renewed in time where the operator answers";
+    ROOT_FREE_BYTES: Agent Gauge "weft_root_free_bytes" [ROOT] <= 16, "Free bytes of a root's file system";
+    ROOT_MIN_FREE_BYTES: Agent Gauge "weft_root_min_free_bytes" [ROOT] <= 16,
+        "Bytes of a root's file system that transfers leave free (minFree)";
 
     PEER_CONNECTIONS: Agent Gauge "weft_peer_connections" [PEER, LINK] <= 128,
         "Connections with a peer, by link, those that measure it included";
@@ -84,12 +94,14 @@ metrics! {
         "Smoothed round-trip time of the paths to a peer: the smallest, the median and the largest";
     PEER_PATHS_DOWN: Agent Gauge "weft_peer_paths_down" [PEER] <= 128, "Paths to a peer that are not given data";
     PEER_ACKNOWLEDGED_BYTES: Agent Counter "weft_peer_acknowledged_bytes_total" [PEER] <= 128,
-        "Payload bytes that a peer has acknowledged on the connections there are";
+        "Payload bytes that a peer has acknowledged";
     PEER_CHUNKS_SENT: Agent Counter "weft_peer_chunks_sent_total" [PEER] <= 128, "Chunks sent to a peer, resends included";
     PEER_CHUNKS_LOST: Agent Counter "weft_peer_chunks_lost_total" [PEER] <= 128, "Chunks lost on the way to a peer";
     PEER_CE_PACKETS: Agent Counter "weft_peer_ce_packets_total" [PEER] <= 128,
         "Packets to a peer that were marked Congestion Experienced";
     PEER_TIMEOUTS: Agent Counter "weft_peer_timeouts_total" [PEER] <= 128, "Timeouts on the paths to a peer, probes included";
+    LINK_FALLBACK: Agent Gauge "weft_link_fallback" [TO_NODE, LINK] <= 32,
+        "1 for the link that data takes to a node because another one did not pass, or was too slow to be measured, at the last measurement of the last hour";
     NIC_UP: Agent Gauge "weft_nic_up" [INTERFACE, ADDRESS] <= 16,
         "1 for a NIC of the data path that is up and has a carrier; 0 for another one";
 
@@ -98,6 +110,18 @@ metrics! {
     DEVICES_UNHEALTHY: Agent Gauge "weft_devices_unhealthy" [REASON] <= 16, "Virtual devices that no pod can use, by reason";
     DEVICES_REFUSED: Agent Counter "weft_devices_refused_total" [WHAT] <= 4,
         "Attempts at this node's virtual devices that were refused, by what they were";
+    DEVICE_SENT_BYTES: Agent Counter "weft_device_sent_bytes_total" [POD_NAMESPACE, POD_NAME, DEVICE] <= 1000,
+        "Payload bytes of a pod's device that peers have acknowledged";
+    DEVICE_RECEIVED_BYTES: Agent Counter "weft_device_received_bytes_total" [POD_NAMESPACE, POD_NAME, DEVICE] <= 1000,
+        "Payload bytes that have come to a pod's device";
+    DEVICE_REFUSED: Agent Counter "weft_device_refused_total" [POD_NAMESPACE, POD_NAME, DEVICE] <= 1000,
+        "Packets, offers and calls at a pod's device that were refused";
+    DEVICE_QUEUE_PAIRS: Agent Gauge "weft_device_queue_pairs" [POD_NAMESPACE, POD_NAME, DEVICE] <= 1000,
+        "Queue pairs of a pod's device";
+    DEVICE_SHARE: Agent Gauge "weft_device_share" [POD_NAMESPACE, POD_NAME, DEVICE] <= 1000,
+        "Weight of a pod's device beside others of its node, 100 by default";
+    DEVICE_STALLED: Agent Gauge "weft_device_stalled" [POD_NAMESPACE, POD_NAME, DEVICE] <= 1000,
+        "1 for a device that stands still, as its program's memory holds up a copy";
     OFFERS_DROPPED: Agent Counter "weft_offers_dropped_total" [] <= 1,
         "Offers of this node's queue pairs that were dropped, as too many waited for another node's agent";
 

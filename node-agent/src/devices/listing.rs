@@ -1,13 +1,31 @@
-//! The devices of pods, as the operator asks for them.
+//! The devices of pods, as the operator asks for them, and for metrics.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+use tonic::transport::Channel;
 use weft_proto::Message as _;
 use weft_proto::agent::v1::{ListPodDevicesRequest, ListPodDevicesResponse, PodDevice};
-use weft_proto::engine::v1::{Device, DeviceFault, DeviceHealth};
+use weft_proto::engine::v1::engine_client::EngineClient;
+use weft_proto::engine::v1::{Device, DeviceFault, DeviceHealth, ListDevicesRequest};
 
+/// How often the engine is asked for metrics. It counts each second.
+const LIST_INTERVAL: Duration = Duration::from_secs(2);
 /// Of the devices in one answer: some 1,500 of them. The operator takes answers of 256 KiB.
 const LISTED_BYTES_MAX: usize = 192 << 10;
+
+/// Asks the engine for its devices, for ever. While it does not answer there is none.
+pub(crate) async fn follow(mut engine: EngineClient<Channel>, listed: watch::Sender<Vec<Device>>) {
+    let mut ticks = tokio::time::interval(LIST_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let devices = engine.list_devices(ListDevicesRequest {}).await;
+        listed.send_replace(devices.map_or(Vec::new(), |devices| devices.into_inner().devices));
+    }
+}
 
 /// Those that are asked for: what the engine has, and what it has lost under its pod.
 pub(crate) fn of_pods(

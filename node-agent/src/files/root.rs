@@ -130,6 +130,14 @@ impl Root {
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Bytes of its file system that are free, and that transfers leave free. `None` where that does not count, or fails.
+    pub fn free_bytes(&self) -> Option<(u64, u64)> {
+        let of_disk = fs::fstatvfs(&self.directory).ok()?;
+        let bytes = |blocks: u64| blocks.saturating_mul(of_disk.f_frsize);
+        let min_free = self.limits().min_free.bytes_of(bytes(of_disk.f_blocks));
+        (of_disk.f_blocks > 0).then_some((bytes(of_disk.f_bavail), min_free))
+    }
+
     /// Sets how pods mount its copies.
     pub fn set_volumes(&self, volumes: Option<RootVolumes>) {
         *self.volumes.lock().unwrap_or_else(PoisonError::into_inner) = volumes;

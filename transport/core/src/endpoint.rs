@@ -30,6 +30,7 @@ use crate::units::{ConnectionId, PathId, Rng, Time};
 pub use config::{EndpointConfig, Local, PeerName, Remote};
 use core::hash::BuildHasherDefault;
 use pacer::Pacer;
+pub use peers::PeerTotals;
 use peers::Peers;
 use rand_core::{Rng as _, SeedableRng};
 use rate_cap::RateCap;
@@ -505,7 +506,8 @@ impl<P: PeerName> Endpoint<P> {
         if let Some(pacer) = &mut self.pacer {
             pacer.remove(slot);
         }
-        self.peers.leave(open.peer);
+        let bytes_acked = connection.stats().bytes_acked;
+        self.peers.leave(open.peer, bytes_acked);
         if connection.pending_placements() > 0 {
             connection.close();
             let closed = false;
@@ -671,6 +673,11 @@ impl<P: PeerName> Endpoint<P> {
     pub fn peers(&self) -> impl Iterator<Item = (&P, &PathSet)> {
         let peers = self.peers.iter();
         peers.map(|peer| (&peer.name, &peer.paths))
+    }
+
+    /// What has ended with NICs, also with those to which no connection leads now; of the last 256 with which something has.
+    pub fn past_peers(&self) -> impl Iterator<Item = (&P, &PeerTotals)> {
+        self.peers.past()
     }
 
     /// What was counted beside the connections' own counters.

@@ -40,6 +40,8 @@ const TCP_AT_LEAST: f64 = 1.1;
 /// How long a result holds. What kept a link from passing bytes may be over soon.
 const HOLDS_FOR: Duration = Duration::from_secs(600);
 const HOLDS_WITHOUT_OTHERS: Duration = Duration::from_secs(30);
+/// It is shown for longer: the next measurement comes with the next connection.
+const KNOWN_FOR: Duration = Duration::from_secs(3600);
 
 /// The link to a peer, and why it is that one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,9 +143,29 @@ fn fastest_of(rates: &[(LinkKind, f64)]) -> LinkInUse {
     }
 }
 
+/// What came of the last measurement to a peer.
+#[derive(Debug)]
+struct LinkResult {
+    link: LinkInUse,
+    /// All links have passed.
+    is_measured: bool,
+    since: Instant,
+}
+
+impl LinkResult {
+    /// Connections go by it.
+    fn holds(&self, now: Instant) -> bool {
+        let time = match self.is_measured {
+            true => HOLDS_FOR,
+            false => HOLDS_WITHOUT_OTHERS,
+        };
+        now < self.since + time
+    }
+}
+
 /// What came of measurements, by peer.
 #[derive(Debug)]
-pub struct LinkResults<K>(Mutex<HashMap<K, (Instant, LinkInUse)>>);
+pub struct LinkResults<K>(Mutex<HashMap<K, LinkResult>>);
 
 impl<K> Default for LinkResults<K> {
     fn default() -> Self {
@@ -154,19 +176,36 @@ impl<K> Default for LinkResults<K> {
 impl<K: Eq + Hash> LinkResults<K> {
     /// The result for a peer, while it holds: ten minutes, or 30 s where another link did not pass.
     pub fn result(&self, peer: &K) -> Option<LinkInUse> {
-        let mut results = self.lock();
-        results.retain(|_, (until, _)| Instant::now() < *until);
-        results.get(peer).map(|(_, result)| result.clone())
+        let (now, results) = (Instant::now(), self.lock());
+        let found = results.get(peer).filter(|result| result.holds(now));
+        found.map(|result| result.link.clone())
     }
 
     /// Keeps a result. `is_measured` says whether all links have passed.
     pub fn keep(&self, peer: K, result: &LinkInUse, is_measured: bool) {
-        let time = match is_measured {
-            true => HOLDS_FOR,
-            false => HOLDS_WITHOUT_OTHERS,
+        let (now, mut results) = (Instant::now(), self.lock());
+        results.retain(|_, result| now < result.since + KNOWN_FOR);
+        let result = LinkResult {
+            link: result.clone(),
+            is_measured,
+            since: now,
         };
-        self.lock()
-            .insert(peer, (Instant::now() + time, result.clone()));
+        results.insert(peer, result);
+    }
+
+    /// The peers to which another link did not pass when it was measured last, within an hour, and the link that is used.
+    pub fn fallbacks(&self) -> Vec<(K, LinkKind)>
+    where
+        K: Clone,
+    {
+        let (now, results) = (Instant::now(), self.lock());
+        let known = results
+            .iter()
+            .filter(|(_, result)| now < result.since + KNOWN_FOR);
+        let fallbacks = known.filter(|(_, result)| !result.is_measured);
+        fallbacks
+            .map(|(peer, result)| (peer.clone(), result.link.link))
+            .collect()
     }
 
     /// The next connection to any peer measures again.
@@ -179,7 +218,7 @@ impl<K: Eq + Hash> LinkResults<K> {
         self.lock().remove(peer);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<K, (Instant, LinkInUse)>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<K, LinkResult>> {
         // Nothing panics while it holds the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -255,6 +294,9 @@ mod tests {
             reason: String::new(),
         };
         results.keep("n1", &result, true);
+        assert_eq!(results.fallbacks(), []);
+        results.keep("n3", &result, false);
+        assert_eq!(results.fallbacks(), [("n3", result.link)]);
         assert_eq!(results.result(&"n1"), Some(result.clone()));
         assert_eq!(results.result(&"n2"), None);
         results.forget(&"n1");

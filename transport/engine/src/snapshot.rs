@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use weft_core::connection::Stats;
 use weft_core::drops::Drops;
+use weft_core::endpoint::PeerTotals;
 use weft_core::path::{PathReport, PathSet, PathState};
 use weft_core::units::ConnectionId;
 use weft_link::{Counters, LinkAddress, SocketBuffers};
@@ -17,6 +18,8 @@ pub struct Snapshot {
     pub connections: Vec<ConnectionSnapshot>,
     /// The NICs that they lead to.
     pub peers: Vec<PeerSnapshot>,
+    /// What has ended with NICs; what they and their connections have now is not in it.
+    pub past_peers: Vec<(LinkAddress, PeerTotals)>,
     /// What the connections that are over had counted; with the live ones' it only grows.
     pub ended: Stats,
     /// Arriving packets that were not used, of all connections, live or over, and of none.
@@ -132,6 +135,7 @@ impl Snapshot {
     pub(crate) fn add(&mut self, other: Self) {
         self.connections.extend(other.connections);
         self.peers.extend(other.peers);
+        self.past_peers.extend(other.past_peers);
         self.ended.add(&other.ended);
         self.drops.add(&other.drops);
         self.link.add(&other.link);

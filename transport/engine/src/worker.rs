@@ -769,6 +769,9 @@ impl Worker {
             let of_peer = PeerSnapshot::new(&peer.here, peer.address, paths);
             snapshot.peers.push(of_peer);
         }
+        let past = endpoint.past_peers();
+        let past = past.map(|(peer, totals)| (peer.address, *totals));
+        snapshot.past_peers.extend(past);
         snapshot
     }
 }

@@ -141,7 +141,7 @@ const BOARDS: &[Board] = &[
                 shape: Shape::Lines,
                 unit: Unit::PerSecond,
                 queries: &[(
-                    "sum by (node) (clamp_min(deriv(weft_peer_ce_packets_total[5m]), 0) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))",
+                    "sum by (node) (rate(weft_peer_ce_packets_total[5m]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))",
                     "{{node}}",
                 )],
             },
@@ -151,6 +151,36 @@ const BOARDS: &[Board] = &[
                 shape: Shape::Lines,
                 unit: Unit::Count,
                 queries: &[("sum by (link) (weft_peer_connections)", "{{link}}")],
+            },
+            Panel {
+                question: "Where does a link not pass?",
+                says: "The link that is used instead, and the node at the other end; * is every node. A firewall, or a port that another program has.",
+                shape: Shape::Table,
+                unit: Unit::Bool,
+                queries: &[(
+                    "weft_link_fallback * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info)",
+                    "{{node}} to {{to_node}}: {{link}}",
+                )],
+            },
+            Panel {
+                question: "Which disk is nearly full?",
+                says: "What is free beyond what transfers leave free (minFree). Jobs to a root without are refused.",
+                shape: Shape::Lines,
+                unit: Unit::Bytes,
+                queries: &[(
+                    "bottomk(20, (weft_root_free_bytes - weft_root_min_free_bytes) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))",
+                    "{{node}} {{root}}",
+                )],
+            },
+            Panel {
+                question: "Which certificate ends first?",
+                says: "Agents renew theirs long before; not while the operator does not answer.",
+                shape: Shape::Table,
+                unit: Unit::Seconds,
+                queries: &[(
+                    "bottomk(5, (weft_certificate_expires_timestamp_seconds - time()) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))",
+                    "{{node}}",
+                )],
             },
             Panel {
                 question: "Which NICs are down?",
@@ -171,11 +201,11 @@ const BOARDS: &[Board] = &[
         panels: &[
             Panel {
                 question: "How much does it send to each peer?",
-                says: "Bytes that a peer has acknowledged on the connections there are; nothing for the moment in which one ends.",
+                says: "Bytes that a peer has acknowledged.",
                 shape: Shape::Lines,
                 unit: Unit::BytesPerSecond,
                 queries: &[(
-                    r#"clamp_min(deriv(weft_peer_acknowledged_bytes_total[5m]), 0) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info{node="$node"})"#,
+                    r#"rate(weft_peer_acknowledged_bytes_total[5m]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info{node="$node"})"#,
                     "{{peer}}",
                 )],
             },
@@ -205,7 +235,7 @@ const BOARDS: &[Board] = &[
                 shape: Shape::Lines,
                 unit: Unit::Ratio,
                 queries: &[(
-                    r#"(clamp_min(deriv(weft_peer_chunks_lost_total[5m]), 0) / (clamp_min(deriv(weft_peer_chunks_sent_total[5m]), 0) > 0)) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info{node="$node"})"#,
+                    r#"(rate(weft_peer_chunks_lost_total[5m]) / (rate(weft_peer_chunks_sent_total[5m]) > 0)) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info{node="$node"})"#,
                     "{{peer}}",
                 )],
             },
@@ -225,7 +255,7 @@ const BOARDS: &[Board] = &[
                 shape: Shape::Lines,
                 unit: Unit::PerSecond,
                 queries: &[(
-                    r#"clamp_min(deriv(weft_peer_timeouts_total[5m]), 0) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info{node="$node"})"#,
+                    r#"rate(weft_peer_timeouts_total[5m]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info{node="$node"})"#,
                     "{{peer}}",
                 )],
             },
@@ -390,6 +420,66 @@ const BOARDS: &[Board] = &[
                 queries: &[(
                     "rate(weft_devices_refused_total[5m]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info)",
                     "{{node}} {{what}}",
+                )],
+            },
+            Panel {
+                question: "How much does each pod send?",
+                says: "Payload bytes that peers have acknowledged, of the 20 devices that send most.",
+                shape: Shape::Lines,
+                unit: Unit::BytesPerSecond,
+                queries: &[(
+                    "topk(20, rate(weft_device_sent_bytes_total[5m]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))",
+                    "{{pod_namespace}}/{{pod_name}} {{device}}, {{node}}",
+                )],
+            },
+            Panel {
+                question: "How much does each pod receive?",
+                says: "Payload bytes, of the 20 devices to which most comes.",
+                shape: Shape::Lines,
+                unit: Unit::BytesPerSecond,
+                queries: &[(
+                    "topk(20, rate(weft_device_received_bytes_total[5m]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))",
+                    "{{pod_namespace}}/{{pod_name}} {{device}}, {{node}}",
+                )],
+            },
+            Panel {
+                question: "Which pod has how many queue pairs?",
+                says: "Of its device: none, and its program has not opened it, or has ended.",
+                shape: Shape::Table,
+                unit: Unit::Count,
+                queries: &[(
+                    "weft_device_queue_pairs * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info)",
+                    "{{pod_namespace}}/{{pod_name}} {{device}}, {{node}}",
+                )],
+            },
+            Panel {
+                question: "Which pods have another share than others?",
+                says: "The weight of a device beside others that want more than the link has.",
+                shape: Shape::Table,
+                unit: Unit::Count,
+                queries: &[(
+                    "(weft_device_share != 100) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info)",
+                    "{{pod_namespace}}/{{pod_name}} {{device}}, {{node}}",
+                )],
+            },
+            Panel {
+                question: "Which pod's device refuses packets, offers or calls?",
+                says: "In an hour. The Events of the pod say what was tried.",
+                shape: Shape::Table,
+                unit: Unit::Count,
+                queries: &[(
+                    "increase(weft_device_refused_total[1h]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info) > 0",
+                    "{{pod_namespace}}/{{pod_name}} {{device}}, {{node}}",
+                )],
+            },
+            Panel {
+                question: "Which device stands still?",
+                says: "Its program's memory holds up a copy, until the program ends.",
+                shape: Shape::Table,
+                unit: Unit::Bool,
+                queries: &[(
+                    "weft_device_stalled * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info) > 0",
+                    "{{pod_namespace}}/{{pod_name}} {{device}}, {{node}}",
                 )],
             },
             Panel {

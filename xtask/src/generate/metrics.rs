@@ -13,10 +13,15 @@ pub(super) fn reference() -> String {
         (Page::Paths, "`/metrics/paths` of each agent, port 7401"),
     ] {
         let of_page = table::ALL.iter().filter(|it| it.page == page);
-        let series: u32 = of_page.clone().map(|it| it.series).sum();
+        let others = of_page.clone().filter(|it| !it.is_of_device());
+        let series: u32 = others.map(|it| it.series).sum();
+        let devices = match of_page.clone().filter(|it| it.is_of_device()).count() {
+            0 => String::new(),
+            count => format!(", and {count} for each device that a pod has"),
+        };
         let lines = writeln!(
             text,
-            "## {title}\n\nAt most {series} series.\n\n| metric | type | labels | series | says |\n|---|---|---|---|---|"
+            "## {title}\n\nAt most {series} series{devices}.\n\n| metric | type | labels | series | says |\n|---|---|---|---|---|"
         );
         lines.expect("a String takes everything");
         for it in of_page {

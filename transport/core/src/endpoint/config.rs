@@ -64,7 +64,7 @@ pub struct Local {
 
 /// The caller's name for the NIC of a peer, or for several that packets are sprayed over. The endpoint compares names and hands
 /// them back.
-pub trait PeerName: Eq {
+pub trait PeerName: Clone + Eq {
     /// A number for the two NICs that a path is between. Paths between the same two have the same number.
     fn nic_pair(&self, _path: PathId) -> u8 {
         0

@@ -1,8 +1,41 @@
 //! The NICs that an endpoint's connections lead to. Connections to one NIC share its paths.
 
+use std::collections::VecDeque;
+
 use super::PeerName;
 use crate::path::{PathSet, PathSetConfig};
 use crate::units::PathId;
+
+/// NICs of which it is known what has ended with them; of more, those with which something ended longest ago are forgotten.
+const PAST_MAX: usize = 256;
+
+/// What has ended with a NIC: what the connections that are over had counted, and the paths that were forgotten with the
+/// last of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeerTotals {
+    /// Payload bytes that it acknowledged.
+    pub bytes_acked: u64,
+    /// Chunks sent, resends included.
+    pub sent_chunks: u64,
+    /// Chunks lost on the way.
+    pub lost_chunks: u64,
+    /// Packets that were marked Congestion Experienced.
+    pub ce_packets: u64,
+    /// Timeouts on its paths, probes included.
+    pub timeouts: u64,
+}
+
+impl PeerTotals {
+    /// Adds the paths as they are now.
+    fn add_paths(&mut self, paths: &PathSet) {
+        for path in paths.report() {
+            self.sent_chunks += path.sent_chunks;
+            self.lost_chunks += path.lost_chunks;
+            self.ce_packets += path.ce_packets;
+            self.timeouts += path.timeouts;
+        }
+    }
+}
 
 /// Another NIC.
 #[derive(Debug)]
@@ -17,11 +50,16 @@ pub(super) struct Peer<P> {
 #[derive(Debug)]
 pub(super) struct Peers<P> {
     places: Vec<Option<Peer<P>>>,
+    /// The one of which something has ended last is the last.
+    past: VecDeque<(P, PeerTotals)>,
 }
 
 impl<P: PeerName> Peers<P> {
     pub(super) fn new() -> Peers<P> {
-        Peers { places: Vec::new() }
+        Peers {
+            places: Vec::new(),
+            past: VecDeque::new(),
+        }
     }
 
     /// The place of the NIC `name`, with one connection more, and whether it lives a new life since the last
@@ -57,15 +95,36 @@ impl<P: PeerName> Peers<P> {
     }
 }
 
-impl<P> Peers<P> {
-    /// One connection less; a NIC without any is forgotten.
-    pub(super) fn leave(&mut self, place: u32) {
-        if let Some(peer) = &mut self.places[place as usize] {
-            peer.connections -= 1;
-            if peer.connections == 0 {
-                self.places[place as usize] = None;
-            }
+impl<P: PeerName> Peers<P> {
+    /// One connection less, with which the NIC acknowledged so many bytes; the paths to a NIC without any are forgotten.
+    pub(super) fn leave(&mut self, place: u32, bytes_acked: u64) {
+        let place = &mut self.places[place as usize];
+        let Some(peer) = place else {
+            return;
+        };
+        let known = self.past.iter().position(|(name, _)| *name == peer.name);
+        let known = known.and_then(|known| self.past.remove(known));
+        let mut totals = known.map_or(PeerTotals::default(), |(_, totals)| totals);
+        totals.bytes_acked += bytes_acked;
+        peer.connections -= 1;
+        let is_last = peer.connections == 0;
+        if is_last {
+            totals.add_paths(&peer.paths);
         }
+        if self.past.len() == PAST_MAX {
+            self.past.pop_front();
+        }
+        self.past.push_back((peer.name.clone(), totals));
+        if is_last {
+            *place = None;
+        }
+    }
+}
+
+impl<P> Peers<P> {
+    /// What has ended with each NIC.
+    pub(super) fn past(&self) -> impl Iterator<Item = (&P, &PeerTotals)> {
+        self.past.iter().map(|(name, totals)| (name, totals))
     }
 
     #[inline]
@@ -87,5 +146,42 @@ impl<P> Peers<P> {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Peer<P>> {
         self.places.iter().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Nanos;
+
+    #[test]
+    fn what_a_nic_has_acknowledged_stays_known_when_connections_end_and_while_there_is_none() {
+        let mut peers = Peers::new();
+        let config = PathSetConfig {
+            paths: 1,
+            rto_min: Nanos::new(1),
+            validated: true,
+            reliable: false,
+        };
+        let acked = |peers: &Peers<usize>, name| {
+            let mut past = peers.past();
+            let found = past.find(|(of, _)| **of == name);
+            found.map(|(_, totals)| totals.bytes_acked)
+        };
+        let (place, _) = peers.join(7, 1, &config);
+        assert_eq!(peers.join(7, 1, &config).0, place);
+        peers.leave(place, 10);
+        assert_eq!(acked(&peers, 7), Some(10));
+        peers.leave(place, 5);
+        assert_eq!((peers.iter().count(), acked(&peers, 7)), (0, Some(15)));
+        let (place, _) = peers.join(7, 1, &config);
+        peers.leave(place, 1);
+        assert_eq!(acked(&peers, 7), Some(16));
+        for other in 1000..1000 + PAST_MAX {
+            let (place, _) = peers.join(other, 1, &config);
+            peers.leave(place, 1);
+        }
+        assert_eq!(peers.past().count(), PAST_MAX);
+        assert_eq!((acked(&peers, 7), acked(&peers, 1000)), (None, Some(1)));
     }
 }

@@ -694,7 +694,7 @@ mod tests {
             r#"weft_peer_paths_down{peer="10.0.0.1"} 1"#,
             r#"weft_peer_chunks_sent_total{peer="10.0.0.1"} 7"#,
             r#"weft_peer_acknowledged_bytes_total{peer="10.0.0.1"} 80"#,
-            "weft_certificate_expires_timestamp_seconds 1800000000",
+            "weft_certificate_expires_timestamp_seconds{} 1800000000.0",
             r#"weft_root_free_bytes{root="root-0"} 7"#,
             r#"weft_root_min_free_bytes{root="root-0"} 5"#,
             r#"weft_link_fallback{to_node="n2",link="tcp"} 1"#,

@@ -157,6 +157,8 @@ metrics! {
         "Writes of progress and model labels that newer ones replaced before they were sent, and Events without room";
     OPERATOR_WRITES_FAILED: Operator Counter "weft_operator_writes_failed_total" [] <= 1,
         "Requests that the API server refused or did not answer, without conflicts and objects that are gone; they are made again";
+    OPERATOR_WRITES_WAITING: Operator Gauge "weft_operator_writes_waiting" [] <= 1,
+        "Requests to change something that wait until they may be sent, Events included";
     OPERATOR_STEP_SECONDS: Operator Histogram "weft_operator_step_seconds" [] <= 20,
         "Seconds from the first event until every controller has reconciled and submitted its requests";
 }

@@ -1,7 +1,7 @@
 //! What the controllers count.
 
 use prometheus_client::{
-    metrics::{counter::Counter, histogram::Histogram},
+    metrics::{counter::Counter, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
 use weft_metrics::{register, table};
@@ -12,6 +12,7 @@ pub struct Metrics {
     pub(crate) writes: Counter,
     pub(crate) dropped: Counter,
     pub(crate) failed: Counter,
+    pub(crate) waiting: Gauge,
     pub(crate) reconcile_seconds: Histogram,
 }
 
@@ -27,6 +28,7 @@ impl Default for Metrics {
             writes: Counter::default(),
             dropped: Counter::default(),
             failed: Counter::default(),
+            waiting: Gauge::default(),
             reconcile_seconds: Histogram::new(RECONCILE_SECONDS),
         }
     }
@@ -40,6 +42,8 @@ impl Metrics {
         register(registry, &table::OPERATOR_WRITES_DROPPED, dropped);
         let failed = self.failed.clone();
         register(registry, &table::OPERATOR_WRITES_FAILED, failed);
+        let waiting = self.waiting.clone();
+        register(registry, &table::OPERATOR_WRITES_WAITING, waiting);
         let seconds = self.reconcile_seconds.clone();
         register(registry, &table::OPERATOR_STEP_SECONDS, seconds);
     }

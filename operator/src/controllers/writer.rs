@@ -119,6 +119,13 @@ impl Writer {
 
     /// Sends what may be sent now. Returns when to call it again, at the latest.
     pub(crate) fn dispatch(&mut self) -> Option<Instant> {
+        let next = self.dispatch_ready();
+        let waiting = i64::try_from(self.queue.len()).unwrap_or(i64::MAX);
+        self.metrics.waiting.set(waiting);
+        next
+    }
+
+    fn dispatch_ready(&mut self) -> Option<Instant> {
         if self.rate_from.is_some_and(|from| Instant::now() < from) {
             return self.rate_from;
         }

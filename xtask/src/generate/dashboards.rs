@@ -544,6 +544,13 @@ const BOARDS: &[Board] = &[
                 ],
             },
             Panel {
+                question: "How much waits to be written?",
+                says: "Requests and Events. It grows where operator.writesPerSecond is too low, or the API server refuses.",
+                shape: Shape::Lines,
+                unit: Unit::Count,
+                queries: &[("sum(weft_operator_writes_waiting)", "waiting")],
+            },
+            Panel {
                 question: "How much do agents report?",
                 says: "Reports, and certificates that were given.",
                 shape: Shape::Lines,

@@ -116,6 +116,11 @@ impl Default for WriteQueue {
 }
 
 impl WriteQueue {
+    /// How many requests and Events wait.
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len() + self.events.len()
+    }
+
     /// Replaces the waiting requests of a requester. Returns how many requests of low priority were replaced by newer ones.
     pub(crate) fn submit(&mut self, requester: &Requester, requests: Vec<Request>) -> u64 {
         let of_requester: Vec<_> = self.of_requester(requester).collect();

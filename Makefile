@@ -2,7 +2,7 @@
 # ARGS="..." goes on to the program behind a verb: make play ARGS="--nodes 8 --loss 0.1%"
 
 .DEFAULT_GOAL := help
-.PHONY: help play test vopr bench bench-cluster figures soak e2e cluster-up cluster-down cluster-load-images install-c lint generate
+.PHONY: help play test vopr bench bench-cluster figures soak e2e cluster-up cluster-down cluster-load-images cluster-monitoring install-c lint generate
 
 help: ## List the verbs
 	@sed -n 's/^\([a-z0-9-]*\):.* ## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r verb text; do printf 'make %-19s %s\n' "$$verb" "$$text"; done
@@ -67,6 +67,15 @@ cluster-load-images: ## Build Weft's images and put them where the cluster's pod
 		devices=$(or $(CARGO_TARGET_DIR),target)/debug/weft-engine \
 		volumes=$(or $(CARGO_TARGET_DIR),target)/debug/weft-volume-driver verbs="$$(hack/cluster-binaries.sh --where)/pause"
 	@hack/step.sh "3 of 3: into every node" "$${CARGO_TARGET_DIR:-target}/debug/cluster" load-images target/images/*.tar
+
+cluster-monitoring: ## Put a Prometheus with Weft's rules on the cluster
+	@hack/setup.sh cluster
+	@hack/step.sh "1 of 4: Prometheus, once a machine" hack/prometheus.sh >/dev/null
+	@hack/step.sh "2 of 4: its image" hack/images.sh target/images prometheus="$$(hack/prometheus.sh --where)/prometheus"
+	@cargo build --quiet $(CLUSTER)
+	@hack/step.sh "3 of 4: into every node" "$${CARGO_TARGET_DIR:-target}/debug/cluster" load-images target/images/prometheus.tar
+	@KUBECONFIG="$$("$${CARGO_TARGET_DIR:-target}/debug/cluster" kubeconfig)" hack/step.sh "4 of 4: Prometheus" hack/cluster-monitoring.sh
+	@echo "kubectl port-forward --namespace monitoring service/prometheus 9090, and a Grafana that has http://localhost:9090 as its data source: docs/monitoring.md"
 
 cluster-down: ## Take the cluster down and leave nothing of it
 	@cargo build --quiet $(CLUSTER)

@@ -120,7 +120,7 @@ fi
 
 # The sandbox's image, with busybox for the tests: made again when its script has changed, for it takes a second.
 images=$(sha256sum hack/images.sh)
-if [ "$(cat "$bin/../images" 2>/dev/null)" != "$images" ]; then rm -f "$bin/tools.tar"; fi
+if [ "$wanted" = "  " ] && [ "$(cat "$bin/../images" 2>/dev/null)" != "$images" ]; then rm -f "$bin/tools.tar"; fi
 if missing tools.tar; then
     hack/images.sh "$bin" tools="$bin/pause" >&2
     printf '%s\n' "$images" >"$bin/../images"

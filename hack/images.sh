@@ -10,6 +10,7 @@
 #   hack/images.sh OUT volumes=PROGRAM   OUT/volumes.tar   weft.dev/volumes:VERSION: weft-volume-driver
 #   hack/images.sh OUT verbs=PAUSE       OUT/verbs.tar     weft.dev/verbs:1: busybox and this machine's programs of
 #                                        rdma-core and perftest, for tests
+#   hack/images.sh OUT prometheus=PROGRAM  OUT/prometheus.tar  weft.dev/prometheus:1, for tests
 #   hack/images.sh OUT programs=PAUSE    OUT/programs.tar  weft.dev/programs:1: the same, and what this machine's packages of
 #                                        UCX, libfabric, OpenMPI, Python, mpi4py and pyverbs hold, for tests
 #
@@ -19,7 +20,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 if [ $# -lt 2 ]; then
-    echo "usage: hack/images.sh OUT tools=PAUSE|agent=PROGRAM|operator=PROGRAM|devices=ENGINE|volumes=PROGRAM|verbs=PAUSE|programs=PAUSE..." >&2
+    echo "usage: hack/images.sh OUT tools=PAUSE|agent=PROGRAM|operator=PROGRAM|devices=ENGINE|volumes=PROGRAM|verbs=PAUSE|programs=PAUSE|prometheus=PROGRAM..." >&2
     exit 2
 fi
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
@@ -123,6 +124,7 @@ image() {
             install -D -m 755 "$(hack/container-hook.sh)" "$root/usr/lib/weft/weft-container-hook"
             ;;
         agent | operator) install_program "$program" "$root" "/weft-$kind" ;;
+        prometheus) install_program "$program" "$root" /prometheus ;;
         volumes) install_program "$program" "$root" /weft-volume-driver ;;
     esac
     umoci repack --image "$layout:image" "$scratch/$kind.bundle" >&2
@@ -151,6 +153,7 @@ for given in "$@"; do
             --config.env PATH=/usr/bin:/bin ;;
         programs=*) image programs weft.dev/programs:1 "$program" --config.entrypoint /pause \
             --config.env PATH=/usr/bin:/bin ;;
-        *) echo "images: $given: give tools=, agent=, operator=, devices=, volumes=, verbs= or programs=" >&2; exit 2 ;;
+        prometheus=*) image prometheus weft.dev/prometheus:1 "$program" --config.entrypoint /prometheus ;;
+        *) echo "images: $given: give tools=, agent=, operator=, devices=, volumes=, verbs=, programs= or prometheus=" >&2; exit 2 ;;
     esac
 done

@@ -9,6 +9,7 @@ mod faults;
 mod feature_gates;
 mod link;
 mod many;
+mod monitoring;
 mod policy;
 mod programs;
 mod reboot;
@@ -140,6 +141,12 @@ pub(crate) fn trials(shared: &Shared) -> Vec<Trial> {
             volumes::a_pod_mounts_a_verified_model_when_its_copy_is_complete(&devices.cluster);
         },
         type_name_of_val(&volumes::a_pod_mounts_a_verified_model_when_its_copy_is_complete),
+    );
+    add(
+        monitoring::every_query_of_boards_and_rules_finds_data_and_the_right_alerts_fire,
+        type_name_of_val(
+            &monitoring::every_query_of_boards_and_rules_finds_data_and_the_right_alerts_fire,
+        ),
     );
     for (play, path) in later() {
         add(play, path);

@@ -70,8 +70,8 @@ cluster-load-images: ## Build Weft's images and put them where the cluster's pod
 
 cluster-monitoring: ## Put a Prometheus with Weft's rules on the cluster
 	@hack/setup.sh cluster
-	@hack/step.sh "1 of 4: Prometheus, once a machine" hack/prometheus.sh >/dev/null
-	@hack/step.sh "2 of 4: its image" hack/images.sh target/images prometheus="$$(hack/prometheus.sh --where)/prometheus"
+	@hack/step.sh "1 of 4: Prometheus, once a machine" hack/monitoring-binaries.sh >/dev/null
+	@hack/step.sh "2 of 4: its image" hack/images.sh target/images prometheus="$$(hack/monitoring-binaries.sh --where)/prometheus"
 	@cargo build --quiet $(CLUSTER)
 	@hack/step.sh "3 of 4: into every node" "$${CARGO_TARGET_DIR:-target}/debug/cluster" load-images target/images/prometheus.tar
 	@KUBECONFIG="$$("$${CARGO_TARGET_DIR:-target}/debug/cluster" kubeconfig)" hack/step.sh "4 of 4: Prometheus" hack/cluster-monitoring.sh

@@ -117,7 +117,7 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 if [ "$verb" = test ]; then
     hack/nixl.sh >/dev/null
-    hack/prometheus.sh >/dev/null
+    hack/monitoring-binaries.sh >/dev/null
 fi
 if [ "$verb" = bench ]; then
     hack/soft-roce.sh --fetch

@@ -230,14 +230,46 @@ fn promtool_takes_the_rules_and_their_tests_pass() {
     promtool(directory.path(), &["test", "rules", "alerts.yaml"]);
 }
 
+/// Grafana's own schema: it knows each field, and misses none.
+#[test]
+fn grafana_s_schema_takes_every_board() {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(repository("charts/weft/dashboards")).unwrap() {
+        paths.push(entry.unwrap().path());
+    }
+    assert!(paths.len() > 4, "{paths:?}");
+    let said = schema(&paths);
+    assert_eq!(said, "");
+    let directory = tempfile::tempdir().unwrap();
+    let wrong = directory.path().join("wrong.json");
+    let board = fs::read_to_string(&paths[0]).unwrap();
+    fs::write(&wrong, board.replace("\"gridPos\"", "\"gridPosition\"")).unwrap();
+    let said = schema(&[wrong]);
+    let unknown = "unexpected field 'gridPosition'";
+    assert!(said.contains(unknown), "{said}");
+}
+
+/// What the schema finds wrong with boards.
+fn schema(boards: &[PathBuf]) -> String {
+    let run = Command::new(binaries().join("schema"))
+        .args(boards)
+        .output()
+        .unwrap();
+    String::from_utf8(run.stderr).unwrap()
+}
+
+/// Where Prometheus' programs are.
+fn binaries() -> PathBuf {
+    let built = Command::new(repository("hack/monitoring-binaries.sh")).output();
+    let built = built.unwrap();
+    let said = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "{said}");
+    PathBuf::from(String::from_utf8_lossy(&built.stdout).trim())
+}
+
 /// Runs it in a directory. It has to find nothing wrong.
 fn promtool(directory: &Path, arguments: &[&str]) {
-    let fetched = Command::new(repository("hack/prometheus.sh")).output();
-    let fetched = fetched.unwrap();
-    let said = String::from_utf8_lossy(&fetched.stderr);
-    assert!(fetched.status.success(), "{said}");
-    let program = Path::new(String::from_utf8_lossy(&fetched.stdout).trim()).join("promtool");
-    let run = Command::new(program)
+    let run = Command::new(binaries().join("promtool"))
         .args(arguments)
         .current_dir(directory)
         .output()

@@ -628,8 +628,10 @@ fn json(board: &Board) -> Value {
         "timezone": "browser",
         "links": [{
             "type": "dashboards", "title": "Weft", "tags": ["weft"],
-            "asDropdown": true, "includeVars": true, "keepTime": true,
+            "icon": "dashboard", "tooltip": "Other boards of Weft", "url": "",
+            "asDropdown": true, "includeVars": true, "keepTime": true, "targetBlank": false,
         }],
+        "annotations": {"list": []},
         "templating": {"list": choices},
         "panels": panels.map(|(index, panel)| panel_json(index, panel)).collect::<Vec<_>>(),
     })
@@ -640,6 +642,18 @@ fn panel_json(index: usize, panel: &Panel) -> Value {
         Shape::Lines => ("timeseries", "time_series", false),
         Shape::Stat => ("stat", "time_series", true),
         Shape::Table => ("table", "table", true),
+    };
+    let options = match panel.shape {
+        Shape::Lines => json!({
+            "legend": {"showLegend": true, "displayMode": "list", "placement": "bottom", "calcs": []},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        }),
+        Shape::Stat => json!({
+            "reduceOptions": {"values": false, "calcs": ["lastNotNull"], "fields": ""},
+            "graphMode": "none", "colorMode": "value", "textMode": "auto", "justifyMode": "auto", "orientation": "auto",
+            "wideLayout": true, "showPercentChange": false, "percentChangeColorMode": "standard",
+        }),
+        Shape::Table => json!({"frameIndex": 0, "showHeader": true}),
     };
     let queries = panel.queries.iter().zip('A'..);
     let targets = queries.map(|((query, legend), id)| {
@@ -690,6 +704,6 @@ fn panel_json(index: usize, panel: &Panel) -> Value {
             },
             "overrides": overrides,
         },
-        "options": {},
+        "options": options,
     })
 }

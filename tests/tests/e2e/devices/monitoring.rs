@@ -164,7 +164,7 @@ fn start_prometheus(cluster: &TestCluster) {
 }
 
 fn load_image(cluster: &TestCluster) {
-    let built = Command::new(repository("hack/prometheus.sh"))
+    let built = Command::new(repository("hack/monitoring-binaries.sh"))
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&built.stderr);

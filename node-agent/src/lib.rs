@@ -22,7 +22,7 @@ pub mod fault;
 pub mod files;
 pub mod identity;
 mod links;
-mod metrics;
+pub mod metrics;
 mod nic_state;
 mod node_key;
 pub mod object;

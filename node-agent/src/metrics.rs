@@ -74,6 +74,30 @@ pub(crate) fn registries(
     Registries { agent, paths }
 }
 
+/// The page of an agent that knows these peers and devices, and has nothing else to show: for the benchmark of a scrape.
+#[must_use]
+pub fn registry_of(engine: Snapshot, devices: Vec<Device>) -> Registry {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(PeersCollector(engine)));
+    registry.register_collector(Box::new(DeviceCollector {
+        node: watch::channel(NodeDevices::default()).1,
+        devices: watch::channel(devices).1,
+    }));
+    registry
+}
+
+#[derive(Debug)]
+struct PeersCollector(Snapshot);
+
+impl Collector for PeersCollector {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut out = Out::from(encoder);
+        encode_engine(&mut out, &self.0)?;
+        encode_links(&mut out, &self.0)?;
+        encode_peers(&mut out, &self.0)
+    }
+}
+
 #[derive(Debug)]
 struct AgentCollector {
     registry: Arc<AttemptRegistry>,

@@ -36,6 +36,7 @@ pub mod rounds;
 mod routes;
 pub mod rss;
 mod scale;
+mod scrape;
 mod shared_memory;
 mod single;
 mod spine;
@@ -124,6 +125,8 @@ pub enum Work {
     /// Registering memory by its size.
     #[value(name = "reg")]
     Registration,
+    /// A scrape of an agent with many peers and devices.
+    Scrape,
     /// What many connections carry together.
     Scale,
     /// Writes through shared memory against UCX.
@@ -287,6 +290,7 @@ impl Work {
             Self::EngineLatency => engine_latency::measure(context),
             Self::Python => python_face::measure(context),
             Self::Registration => registration::measure(context),
+            Self::Scrape => scrape::measure(context),
             Self::Scale => scale::measure(context),
             Self::SharedMemory => shared_memory::measure(context),
             Self::Spray4 => spray::measure(context),

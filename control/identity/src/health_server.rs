@@ -15,6 +15,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+use tower_http::compression::CompressionLayer;
+
 use crate::connection_limit::ConnectionLimit;
 
 /// Connections at a time. One more ends the oldest of the address that has the most, so that the kubelet's probes
@@ -29,8 +31,9 @@ const HEADER_BYTES_MAX: usize = 16 << 10;
 /// After an error of accept, which is of this process's limits: too many files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Serves the routes until it is dropped.
+/// Serves the routes until it is dropped, by gzip to who takes it.
 pub async fn serve(listener: TcpListener, routes: Router) -> Infallible {
+    let routes = routes.layer(CompressionLayer::new());
     let mut connections = JoinSet::new();
     let mut limit = ConnectionLimit::new(CONNECTIONS_MAX);
     loop {
@@ -110,6 +113,30 @@ mod tests {
             let waits = timeout(Duration::from_millis(1), read(stream)).await;
             assert!(waits.is_err(), "{waits:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_page_is_compressed_for_who_asks_for_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let page = "weft_connections 1\n".repeat(1000);
+        let length = page.len();
+        let routes = Router::new().route("/metrics", get(move || async { page }));
+        tokio::spawn(serve(listener, routes));
+        let ask = async |header: &str| {
+            let head =
+                format!("GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header}\r\n");
+            let mut stream = send(address, &head).await;
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).await.unwrap();
+            answer
+        };
+        let plain = ask("").await;
+        assert!(plain.len() > length, "{}", plain.len());
+        let compressed = ask("Accept-Encoding: gzip\r\n").await;
+        assert!(compressed.len() < length / 10, "{}", compressed.len());
+        let text = String::from_utf8_lossy(&compressed);
+        assert!(text.contains("content-encoding: gzip"), "{text}");
     }
 
     /// Time passes at once where all wait.

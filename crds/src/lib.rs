@@ -23,8 +23,8 @@ pub use fabric_node::{
 pub use live::{
     AvailableRoot, AvailableRootList, CopyJob, CopyRemoval, CopyRemovalRequest, Diagnosis,
     DiagnosisRequest, KeptCopy, LIVE_GROUP, LIVE_VERSION, NodeCopy, NodeCopyList, NodeFacts,
-    Obstacle, PodDevice, PodDeviceList, Reach, SilentNode, TransferPlan, TransferProgress,
-    TransferProgressList, live_api_version,
+    NodeMetrics, Obstacle, PodDevice, PodDeviceList, Reach, SilentNode, TransferPlan,
+    TransferProgress, TransferProgressList, live_api_version,
 };
 pub use transfer_job::{
     Algorithm, Counts, DESTINATIONS_SHOWN, DeletionPolicy, DestinationState, DestinationStatus,

@@ -10,9 +10,11 @@
 //! | `availableroots` | list | [`AvailableRootList`]: the roots that the jobs of a namespace may name |
 //! | `poddevices` | list | [`PodDeviceList`]: the virtual devices of pods, as the nodes' engines count now |
 //! | `copyremovals` | create | [`CopyRemoval`]: removes copies that no job holds |
+//! | `fabricnodes/metrics`, `fabricnodes/pathmetrics` | get | [`NodeMetrics`]: what a node's agent exports for Prometheus |
 
 mod copies;
 mod devices;
+mod metrics;
 mod roots;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
@@ -22,6 +24,7 @@ use weft_planner::Plan;
 pub use self::{
     copies::{CopyJob, CopyRemoval, CopyRemovalRequest, KeptCopy, NodeCopy, NodeCopyList},
     devices::{PodDevice, PodDeviceList, SilentNode},
+    metrics::NodeMetrics,
     roots::{AvailableRoot, AvailableRootList},
 };
 use crate::{ManifestSummary, TransferJobStatus};

@@ -212,6 +212,7 @@ impl Agent {
             data: config.data.address,
             memory,
             devices: devices.clone(),
+            metrics: environment.health.registries(),
             measurements: Arc::new(Semaphore::new(MEASUREMENTS_MAX)),
         };
         let (stop, stopped) = watch::channel(false);

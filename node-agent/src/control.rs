@@ -10,6 +10,7 @@ pub(crate) mod fence;
 pub(crate) mod listener;
 pub(crate) mod manifest_fetch;
 pub(crate) mod manifests;
+pub(crate) mod metrics_page;
 pub(crate) mod misuse;
 pub(crate) mod prepare;
 pub(crate) mod service;

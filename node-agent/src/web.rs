@@ -18,7 +18,7 @@ use weft_identity::{health_server, metrics};
 use crate::fail_fast;
 
 /// The metrics; none while no agent takes jobs.
-type Ready = Option<Arc<Registries>>;
+pub(crate) type Ready = Option<Arc<Registries>>;
 
 /// The metrics of a running agent.
 #[derive(Debug, Default)]
@@ -49,6 +49,11 @@ impl HealthServer {
             ready,
             server,
         }
+    }
+
+    /// The metrics that it serves, for those who ask another way.
+    pub(crate) fn registries(&self) -> watch::Receiver<Ready> {
+        self.ready.subscribe()
     }
 
     /// Where it serves.

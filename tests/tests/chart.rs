@@ -10,6 +10,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 use serde_json::{Value, json};
+use weft_crds::NodeMetrics;
 
 const NAMESPACE: &str = "weft-system";
 
@@ -926,6 +927,24 @@ fn the_right_to_shared_roots_is_asked_for_by_what_a_job_says_and_not_by_what_roo
     let role = rendered.find("ClusterRole", "weft-use-shared-roots");
     let rule = json!([{"apiGroups": ["weft.dev"], "resources": ["rdmafabrics"], "verbs": ["use"]}]);
     assert_eq!(role["rules"], rule);
+}
+
+/// They name the jobs of all namespaces.
+#[test]
+fn a_role_that_is_aggregated_to_none_reads_the_metrics_of_nodes() {
+    let rendered = rendered(&[]);
+    let reads = |role: &&Value| role["rules"].to_string().contains("fabricnodes/metrics");
+    let readers: Vec<&Value> = rendered.of_kind("ClusterRole").filter(reads).collect();
+    let [role] = readers[..] else {
+        panic!("{readers:?}");
+    };
+    assert_eq!(role["metadata"]["name"], "weft-monitor");
+    let labels = role["metadata"]["labels"].as_object().unwrap();
+    assert!(labels.keys().all(|label| !label.contains("aggregate")));
+    let resources =
+        NodeMetrics::ALL.map(|page| format!("{}/{}", NodeMetrics::RESOURCE, page.subresource()));
+    let rule = json!({"apiGroups": ["live.weft.dev"], "resources": resources, "verbs": ["get"]});
+    assert_eq!(role["rules"][0], rule);
 }
 
 #[test]

@@ -27,7 +27,7 @@ const OPERATOR_BYTES_MAX: usize = 2 << 20;
 
 /// The calls that agents make; all others are the operator's.
 const NODE_CALLS: [&str; 4] = ["Measure", "Connect", "FetchManifest", "OfferQueuePair"];
-const OPERATOR_CALLS: [&str; 7] = [
+const OPERATOR_CALLS: [&str; 8] = [
     "Stat",
     "Prepare",
     "Start",
@@ -35,6 +35,7 @@ const OPERATOR_CALLS: [&str; 7] = [
     "Cancel",
     "Diagnose",
     "ListPodDevices",
+    "ReadMetrics",
 ];
 
 type Answer = BoxFuture<http::Response<Body>, Infallible>;

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use futures::Stream;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -27,12 +27,14 @@ use crate::control::attempt_registry::AttemptRegistry;
 use crate::control::diagnose::diagnose;
 use crate::control::fence::Fence;
 use crate::control::manifests;
+use crate::control::metrics_page;
 use crate::control::misuse;
 use crate::convert;
 use crate::devices::Devices;
 use crate::fail_fast;
 use crate::fault::Fault;
 use crate::identity::Caller;
+use crate::web::Ready;
 
 /// Interval between progress messages when the request names none.
 const INTERVAL_DEFAULT: Duration = Duration::from_millis(500);
@@ -61,6 +63,8 @@ pub(crate) struct Service {
     pub memory: u64,
     /// The node's virtual devices.
     pub devices: Option<Arc<Devices>>,
+    /// What the agent exports.
+    pub metrics: watch::Receiver<Ready>,
     /// As many parents may measure the links to this node at a time.
     pub measurements: Arc<Semaphore>,
 }
@@ -275,6 +279,21 @@ impl Agent for Service {
                 Some(devices) => devices.of_pods(request).await,
                 None => Ok(proto::ListPodDevicesResponse::default()),
             }
+        };
+        self.command(request.leader_epoch, command).await
+    }
+
+    type ReadMetricsStream = Pin<Box<dyn Stream<Item = Result<proto::MetricsPart, Status>> + Send>>;
+
+    async fn read_metrics(
+        &self,
+        request: Request<proto::ReadMetricsRequest>,
+    ) -> Result<Response<Self::ReadMetricsStream>, Status> {
+        let request = request.get_ref();
+        let command = async {
+            let page = metrics_page::page(&self.metrics, request.paths).await?;
+            let parts = futures::stream::iter(metrics_page::parts(page).map(Ok));
+            Ok(Box::pin(parts) as Self::ReadMetricsStream)
         };
         self.command(request.leader_epoch, command).await
     }

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use crate::kept::Kept;
 use crate::support::{Lab, eventually, job, noise, reason, stat, write};
+use tonic::Code;
 use weft_agent::agent::Agent;
 use weft_proto::agent::v1::*;
 
@@ -426,6 +427,33 @@ async fn metrics_and_health_are_served() {
     assert!(!text.contains("weft_path_"), "{text}");
     let paths = lab.get(1, "/metrics/paths").await;
     assert!(paths.contains("# TYPE weft_path_live gauge"), "{paths}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_operator_reads_the_pages_of_metrics_by_the_control_api_and_nodes_do_not() {
+    let lab = Lab::new();
+    let _agent = lab.agent(0, "").await;
+    let mut operator = lab.operator(0).await;
+    for (paths, line) in [
+        (false, "# TYPE weft_peer_paths_down gauge"),
+        (true, "# TYPE weft_path_live gauge"),
+    ] {
+        let request = ReadMetricsRequest {
+            leader_epoch: 1,
+            paths,
+        };
+        let mut parts = operator.read_metrics(request).await.unwrap().into_inner();
+        let mut page = Vec::new();
+        while let Some(part) = parts.message().await.unwrap() {
+            page.extend(part.text);
+        }
+        let page = String::from_utf8(page).unwrap();
+        assert!(page.contains(line) && page.ends_with("# EOF\n"), "{page}");
+    }
+    let pair = lab.issue("weft://lab/node/n1", "n1.lab.weft");
+    let mut node = lab.client_as(0, &pair).await.unwrap();
+    let refused = node.read_metrics(ReadMetricsRequest::default()).await;
+    assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
 }
 
 #[tokio::test(flavor = "multi_thread")]

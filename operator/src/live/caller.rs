@@ -8,6 +8,7 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::{Api, Client, api::PostParams};
 use percent_encoding::percent_decode_str;
+use weft_crds::{LIVE_GROUP, NodeMetrics};
 
 use super::front::Headers;
 
@@ -68,6 +69,14 @@ pub(super) fn access_to_jobs(verb: &str, namespace: &str, name: &str) -> Resourc
 /// The same of pods, whose devices are listed.
 pub(super) fn access_to_pods(namespace: &str) -> ResourceAttributes {
     access("list", ("", "pods"), namespace, "")
+}
+
+/// The same of a node's metrics, which name the jobs of all namespaces.
+pub(super) fn access_to_metrics(page: NodeMetrics, node: &str) -> ResourceAttributes {
+    ResourceAttributes {
+        subresource: Some(page.subresource().to_owned()),
+        ..access("get", (LIVE_GROUP, NodeMetrics::RESOURCE), "", node)
+    }
 }
 
 /// Whether a role allows it to a caller; an error is that nobody could say.

@@ -7,12 +7,13 @@ use std::{
 
 use axum::{
     Router,
-    body::Bytes,
+    body::{Body, Bytes},
     extract::{Path, State},
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+use futures::TryStreamExt as _;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReviewSpec};
 use kube::Client;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -20,14 +21,15 @@ use serde_json::json;
 use tokio::{sync::oneshot, time::timeout};
 use weft_crds::{
     AvailableRoot, AvailableRootList, CopyRemoval, CopyRemovalRequest, Diagnosis, DiagnosisRequest,
-    GROUP, LIVE_GROUP, LIVE_VERSION, NodeCopy, NodeCopyList, Obstacle, PodDevice, TransferJob,
-    TransferPlan, TransferProgress, TransferProgressList, live_api_version,
+    GROUP, LIVE_GROUP, LIVE_VERSION, NodeCopy, NodeCopyList, NodeMetrics, Obstacle, PodDevice,
+    TransferJob, TransferPlan, TransferProgress, TransferProgressList, live_api_version,
 };
 use weft_planner::Request;
+use weft_proto::agent::v1::ReadMetricsRequest;
 use weft_transfer::ConnectionPool;
 
 use super::{
-    caller::{self, access_to_jobs, access_to_pods},
+    caller::{self, access_to_jobs, access_to_metrics, access_to_pods},
     copies, devices, diagnosis,
     front::Headers,
     leader::Leader,
@@ -39,6 +41,8 @@ use crate::controllers::{Preflight, Query, QueryView, manifest_summary, query};
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// The reason of the answer of a replica that does not lead; `kubectl weft` tries again then.
 const NOT_LEADING: &str = "NotLeading";
+/// What an agent's page of metrics is.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// The API server gives a call up after 60 s. The source may list many files.
 const STAT_TIMEOUT: Duration = Duration::from_secs(45);
 
@@ -73,6 +77,14 @@ pub(super) fn router(api: LiveApi) -> Router {
         .route(
             &of_namespace(CopyRemoval::RESOURCE),
             post(LiveApi::remove_copies),
+        )
+        .route(
+            &of_all(&NodeMetrics::Agent.path("{name}")),
+            get(|api, names, call| LiveApi::metrics(api, names, call, NodeMetrics::Agent)),
+        )
+        .route(
+            &of_all(&NodeMetrics::Paths.path("{name}")),
+            get(|api, names, call| LiveApi::metrics(api, names, call, NodeMetrics::Paths)),
         )
         .fallback(|| async { Refused::new(StatusCode::NOT_FOUND, "NotFound", "no such path") })
         .with_state(api)
@@ -153,6 +165,7 @@ fn answer(code: StatusCode, body: &impl Serialize) -> Response {
 /// The discovery of the group. The API server calls it to see whether this server is there, and needs it
 /// whenever a namespace is deleted.
 async fn resources() -> Response {
+    let metrics = |page: NodeMetrics| format!("{}/{}", NodeMetrics::RESOURCE, page.subresource());
     let list = json!({
         "apiVersion": "v1", "kind": "APIResourceList",
         "groupVersion": live_api_version(),
@@ -171,6 +184,10 @@ async fn resources() -> Response {
              "namespaced": true, "kind": "PodDevice", "verbs": ["list"]},
             {"name": CopyRemoval::RESOURCE, "singularName": "copyremoval",
              "namespaced": true, "kind": CopyRemoval::KIND, "verbs": ["create"]},
+            {"name": metrics(NodeMetrics::Agent), "singularName": "",
+             "namespaced": false, "kind": NodeMetrics::KIND, "verbs": ["get"]},
+            {"name": metrics(NodeMetrics::Paths), "singularName": "",
+             "namespaced": false, "kind": NodeMetrics::KIND, "verbs": ["get"]},
         ],
     });
     answer(StatusCode::OK, &list)
@@ -206,7 +223,10 @@ impl LiveApi {
                     namespace => format!("in namespace {namespace}"),
                 };
                 let (user, verb) = (text(&caller.user), text(&access.verb));
-                let (resource, group) = (text(&access.resource), text(&access.group));
+                let (mut resource, group) = (text(&access.resource), text(&access.group));
+                if let Some(part) = &access.subresource {
+                    resource = format!("{resource}/{part}");
+                }
                 let text = format!(
                     "{user} may not {verb} {resource} of the group {group} {place}: a role must allow it"
                 );
@@ -350,6 +370,45 @@ impl LiveApi {
         let copies = copies.await?;
         let removal = copies::remove(&request, &namespace, copies, &leader.pool, leader.epoch);
         Ok(answer(StatusCode::OK, &removal.await))
+    }
+
+    /// What a node's agent exports for Prometheus, as the agent sends it.
+    async fn metrics(
+        State(api): State<Self>,
+        Path(Names { name, .. }): Path<Names>,
+        call: HeaderMap,
+        page: NodeMetrics,
+    ) -> Result<Response, Refused> {
+        let (leader, _) = api
+            .authorize(&call, &access_to_metrics(page, &name))
+            .await?;
+        let of = name.clone();
+        let agent = leader.ask(move |known| query::agent(known.cache, &of));
+        let Some((fabric, endpoint)) = agent.await? else {
+            let text = format!(
+                "fabricnodes.{GROUP} \"{name}\" not found, or its agent has no address yet; see: kubectl get fabricnodes"
+            );
+            return Err(Refused::new(StatusCode::NOT_FOUND, "NotFound", text));
+        };
+        let request = ReadMetricsRequest {
+            leader_epoch: leader.epoch,
+            paths: page == NodeMetrics::Paths,
+        };
+        let pool = leader.pool.of_fabric(&fabric);
+        let read = weft_transfer::read_metrics(request, &pool, &endpoint).await;
+        let parts = read.map_err(|failure| {
+            Refused::new(StatusCode::BAD_GATEWAY, "AgentRefused", failure.message)
+        })?;
+        let name = endpoint.node;
+        let parts = parts.map_err(move |failure| {
+            tracing::warn!(
+                "the metrics of node {name} end too early: {}",
+                failure.message
+            );
+            std::io::Error::other(failure.message)
+        });
+        let body = Body::from_stream(parts);
+        Ok(([(header::CONTENT_TYPE, OPEN_METRICS)], body).into_response())
     }
 
     async fn diagnose(

@@ -16,9 +16,9 @@ use weft_proto::agent::v1::start_request::Task;
 use weft_proto::agent::v1::{
     AttemptRef, CancelRequest, CancelResponse, ConnectRequest, ConnectResponse, DiagnoseRequest,
     DiagnoseResponse, FetchManifestRequest, ListPodDevicesRequest, ListPodDevicesResponse,
-    ManifestPart, OfferQueuePairRequest, OfferQueuePairResponse, PrepareRequest, PrepareResponse,
-    ProgressRequest, ProgressResponse, StartRequest, StartResponse, StatRequest, StatResponse,
-    State,
+    ManifestPart, MetricsPart, OfferQueuePairRequest, OfferQueuePairResponse, PrepareRequest,
+    PrepareResponse, ProgressRequest, ProgressResponse, ReadMetricsRequest, StartRequest,
+    StartResponse, StatRequest, StatResponse, State,
 };
 
 /// Of every source.
@@ -170,6 +170,15 @@ impl Agent for StandIn {
         _: Request<ListPodDevicesRequest>,
     ) -> Result<Response<ListPodDevicesResponse>, Status> {
         Ok(Response::new(ListPodDevicesResponse::default()))
+    }
+
+    type ReadMetricsStream = Pin<Box<dyn Stream<Item = Result<MetricsPart, Status>> + Send>>;
+
+    async fn read_metrics(
+        &self,
+        _: Request<ReadMetricsRequest>,
+    ) -> Result<Response<Self::ReadMetricsStream>, Status> {
+        Err(Status::unimplemented("a stand-in has no metrics"))
     }
 
     type FetchManifestStream = Pin<Box<dyn Stream<Item = Result<ManifestPart, Status>> + Send>>;

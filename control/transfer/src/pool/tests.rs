@@ -3,7 +3,7 @@ use std::{
     time::Duration,
 };
 
-use futures::future::join_all;
+use futures::{StreamExt as _, future::join_all};
 use tokio::{
     net::TcpListener,
     time::{Instant, timeout},
@@ -241,4 +241,23 @@ async fn a_connection_ends_with_the_last_of_its_callers() {
     };
     let _agent = pool.agent(&elsewhere);
     assert_eq!(pool.connectors.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_page_of_metrics_without_an_end_is_given_up() {
+    let authority = authority();
+    let node = StandIn::start(&authority, "n1").await;
+    let pool = ConnectionPool::new(authority);
+    let read = crate::read_metrics(Default::default(), &pool, &node.endpoint).await;
+    let parts: Vec<_> = read.unwrap().collect().await;
+    let (last, parts) = parts.split_last().unwrap();
+    assert_eq!(parts.len(), 256);
+    assert!(parts.iter().all(Result::is_ok));
+    let failure = last.as_ref().unwrap_err();
+    assert_eq!(failure.reason, "PageTooLarge");
+    assert!(
+        failure.message.starts_with("node n1: "),
+        "{}",
+        failure.message
+    );
 }

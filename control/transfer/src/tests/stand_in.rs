@@ -292,4 +292,18 @@ impl Agent for Service {
     ) -> Result<Response<DiagnoseResponse>, Status> {
         none()
     }
+
+    type ReadMetricsStream = Pin<Box<dyn Stream<Item = Result<MetricsPart, Status>> + Send>>;
+
+    /// A page without an end.
+    async fn read_metrics(
+        &self,
+        _: Request<ReadMetricsRequest>,
+    ) -> Result<Response<Self::ReadMetricsStream>, Status> {
+        let part = MetricsPart {
+            text: vec![b'#'; 64 << 10],
+        };
+        let parts = stream::repeat_with(move || Ok(part.clone()));
+        Ok(Response::new(Box::pin(parts)))
+    }
 }

@@ -205,6 +205,17 @@ pub(crate) fn neighbours(cache: &Cache, node: &str) -> Option<Neighbours> {
     })
 }
 
+/// How a node's agent is reached, and its fabric; nothing while it has no address.
+pub(crate) fn agent(cache: &Cache, node: &str) -> Option<(String, AgentEndpoint)> {
+    let node_view = cache.fabric_nodes.named(node)?;
+    let address = &node_view.status.as_ref()?.control_address;
+    let endpoint = AgentEndpoint {
+        node: node.to_owned(),
+        address: address.clone(),
+    };
+    (!address.is_empty()).then(|| (node_view.spec.fabric.clone(), endpoint))
+}
+
 /// How the agents are reached of the nodes whose pods can have devices, each with its fabric: by the FabricNodes, which say so
 /// also right after a change of leader and while an agent starts. A node whose agent then does not answer is named.
 pub(crate) fn nodes_with_devices(view: &QueryView<'_>) -> Vec<(String, AgentEndpoint)> {

@@ -282,6 +282,29 @@ async fn a_diagnosis_needs_a_role_of_its_own_and_a_node_that_is_known() {
 }
 
 #[tokio::test]
+async fn the_metrics_of_a_node_need_a_right_to_them_that_the_refusal_names() {
+    for page in NodeMetrics::ALL {
+        let path = format!("/{}", page.path("n9"));
+        let nobody = Roles::default();
+        let (code, status) = call(&leading(&nobody), "GET", &path, "").await;
+        assert_eq!(code, StatusCode::FORBIDDEN);
+        let right = format!(
+            "get fabricnodes/{} of the group live.weft.dev",
+            page.subresource()
+        );
+        assert!(message(&status).contains(&right), "{status}");
+        let asked = nobody.asked();
+        assert_eq!(asked, [access_to_metrics(page, "n9")]);
+        let (code, status) = call(&leading(&Roles::new(asked)), "GET", &path, "").await;
+        assert_eq!(code, StatusCode::NOT_FOUND);
+        assert!(
+            message(&status).contains("fabricnodes.weft.dev \"n9\""),
+            "{status}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_replica_that_does_not_lead_serves_the_discovery_and_asks_callers_to_try_again() {
     let router = api(&Roles::default(), OnceLock::new());
     let (code, list) = call(&router, "GET", "", "").await;
@@ -298,7 +321,8 @@ async fn a_replica_that_does_not_lead_serves_the_discovery_and_asks_callers_to_t
                 true => "/namespaces/team-a",
                 false => "",
             };
-            let path = format!("{place}/{name}");
+            // A subresource is one of an object.
+            let path = format!("{place}/{}", name.replace('/', "/n1/"));
             let (head, status) = call_as(Some("ada"), &router, method, &path, "").await;
             assert_eq!(
                 head.status,
@@ -313,5 +337,5 @@ async fn a_replica_that_does_not_lead_serves_the_discovery_and_asks_callers_to_t
             );
         }
     }
-    assert_eq!(resources.len(), 7);
+    assert_eq!(resources.len(), 9);
 }

@@ -107,6 +107,17 @@ impl ClusterError {
         }
     }
 
+    /// What is asked of another object would be refused or left without an answer just the same.
+    pub(crate) fn is_of_all(&self) -> bool {
+        match self {
+            Self::Refused { code, .. } => matches!(code, 401 | 403),
+            Self::Kubeconfig(_)
+            | Self::Credentials(_)
+            | Self::NoAnswer { .. }
+            | Self::NotLive(_) => true,
+        }
+    }
+
     /// Asking again may help, with nothing changed: there was no answer, or one that says later.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
@@ -186,6 +197,22 @@ impl Cluster {
         self.send("GET", &live(path), Vec::new()).await
     }
 
+    /// Asks the operator for a text: `path` begins after the group's version.
+    ///
+    /// # Errors
+    /// What the API server or the operator refused.
+    pub async fn live_text(&self, path: &str) -> Result<String, ClusterError> {
+        self.text(&live(path)).await
+    }
+
+    /// Where the operator's objects of a namespace are, or those of all.
+    pub(crate) fn live_resource(&self, resource: &str, all_namespaces: bool) -> String {
+        match all_namespaces {
+            true => resource.to_owned(),
+            false => format!("namespaces/{}/{resource}", self.namespace),
+        }
+    }
+
     /// Posts to the operator; what it answers is stored nowhere.
     ///
     /// # Errors
@@ -208,19 +235,32 @@ impl Cluster {
         path: &str,
         body: Vec<u8>,
     ) -> Result<T, ClusterError> {
+        let make = || request(method, path, body.clone());
+        let client = &self.client;
+        self.call(path, async || Ok(client.request(make()?).await))
+            .await
+    }
+
+    /// A text that the API server has.
+    ///
+    /// # Errors
+    /// What it refused.
+    pub async fn text(&self, path: &str) -> Result<String, ClusterError> {
+        let client = &self.client;
+        let ask = async || Ok(client.request_text(request("GET", path, Vec::new())?).await);
+        self.call(path, ask).await
+    }
+
+    /// Makes a call, and makes it again where it has reached a replica of the operator that does not lead.
+    async fn call<T>(
+        &self,
+        path: &str,
+        ask: impl AsyncFn() -> Result<Result<T, kube::Error>, ClusterError>,
+    ) -> Result<T, ClusterError> {
         let mut tries = 0;
         loop {
-            let request = http::Request::builder()
-                .method(method)
-                .uri(path)
-                .header("Content-Type", "application/json")
-                .body(body.clone())
-                .map_err(|error| ClusterError::Refused {
-                    code: 400,
-                    message: format!("{path}: {error}; use names that Kubernetes allows"),
-                })?;
             tries += 1;
-            match self.client.request(request).await {
+            match ask().await? {
                 // The API server chooses a replica for each call.
                 Err(error) if is_not_leading(&error) && tries < TRIES => sleep(AGAIN).await,
                 answer => return answer.map_err(|error| self.explain(path, error)),
@@ -251,6 +291,22 @@ impl Cluster {
             },
         }
     }
+}
+
+/// A request of the API server.
+fn request(
+    method: &str,
+    path: &str,
+    body: Vec<u8>,
+) -> Result<http::Request<Vec<u8>>, ClusterError> {
+    let request = http::Request::builder()
+        .method(method)
+        .uri(path)
+        .header("Content-Type", "application/json");
+    request.body(body).map_err(|error| ClusterError::Refused {
+        code: 400,
+        message: format!("{path}: {error}; use names that Kubernetes allows"),
+    })
 }
 
 /// The replica of the operator that was asked does not lead.

@@ -35,11 +35,7 @@ pub async fn run(
     err: &mut impl Write,
 ) -> Result<bool, CommandError> {
     let cluster = Cluster::reach(&args.reach).await?;
-    let resource = PodDevice::RESOURCE;
-    let path = match args.all_namespaces {
-        true => resource.to_owned(),
-        false => format!("namespaces/{}/{resource}", cluster.namespace()),
-    };
+    let path = cluster.live_resource(PodDevice::RESOURCE, args.all_namespaces);
     let list: PodDeviceList = cluster.live(&path).await?;
     let is_whole = list.silent_nodes.is_empty();
     if args.format.write(&list, out)? {

@@ -11,4 +11,5 @@ pub mod output;
 pub mod plan;
 pub mod roots;
 pub mod status;
+pub mod top;
 pub mod version;

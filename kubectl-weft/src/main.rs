@@ -9,7 +9,7 @@ use std::{
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 use weft_cli::VERSION;
-use weft_kubectl::{copies, devices, doctor, output::say, plan, roots, status, version};
+use weft_kubectl::{copies, devices, doctor, output::say, plan, roots, status, top, version};
 
 /// The arguments make no sense, or nothing could be found out.
 const UNKNOWN: u8 = 2;
@@ -53,6 +53,11 @@ enum Command {
     ///
     /// Exit status: 0; 1 when a node did not say which devices it has; 2 when the cluster did not answer.
     Devices(Box<devices::Args>),
+    /// Show nodes, jobs, devices or paths: the busiest or the worst first.
+    ///
+    /// Exit status: 0; 1 when a node did not answer; 2 when nothing could be shown.
+    #[command(subcommand)]
+    Top(Box<top::Command>),
     /// Find what keeps a cluster from moving bytes well: reach of every pair of nodes by packets of
     /// every size and at every port, clocks, certificates, releases, kernels, buffers, memory.
     ///
@@ -84,6 +89,7 @@ fn main() -> ExitCode {
         Command::Devices(args) => {
             ended("devices", block_on(devices::run(&args, &mut out, &mut err)))
         }
+        Command::Top(command) => ended("top", block_on(top::run(&command, &mut out, &mut err))),
         Command::Version(args) => ended("version", block_on(version::run(&args, &mut out))),
         Command::Completion { shell } => ended(
             "completion",

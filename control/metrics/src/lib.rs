@@ -1,16 +1,18 @@
 //! Every metric of Weft, declared once ([`table`]): name, type, labels, how many series there are at most, and what it says.
 //!
 //! Programs export metrics by their declarations only: [`register`] shows what is counted as it happens, and [`Out`] what is
-//! computed for each request. From the same declarations `make generate` writes docs/metrics.md, and tests check what
+//! computed for each request. [`Samples`] reads what they have exported. From the same declarations `make generate` writes docs/metrics.md, and tests check what
 //! programs export, and what dashboards and alerts ask for. Names follow Prometheus' conventions: base units, `_total` at a
 //! counter's end, `_info` at that of an info.
 
 mod export;
+mod read;
 pub mod table;
 
 use std::collections::BTreeMap;
 
 pub use export::{Out, Value, register};
+pub use read::{BadPage, Samples};
 
 /// What a metric is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

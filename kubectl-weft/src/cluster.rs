@@ -5,6 +5,7 @@
 
 use std::{io, path::PathBuf, time::Duration};
 
+use futures::AsyncReadExt as _;
 use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
@@ -18,6 +19,8 @@ use weft_identity::cause::innermost;
 /// Calls that may reach replicas of the operator that do not lead: of two replicas one in a million calls
 /// reaches the wrong one that often.
 const TRIES: u32 = 20;
+/// Of a text: a page of all paths has some 14 MB.
+const TEXT_BYTES_MAX: u64 = 32 << 20;
 /// Between two of them.
 const AGAIN: Duration = Duration::from_millis(100);
 
@@ -241,14 +244,25 @@ impl Cluster {
             .await
     }
 
-    /// A text that the API server has.
+    /// A text that the API server has; what is no UTF-8 in it is replaced.
     ///
     /// # Errors
     /// What it refused.
     pub async fn text(&self, path: &str) -> Result<String, ClusterError> {
         let client = &self.client;
-        let ask = async || Ok(client.request_text(request("GET", path, Vec::new())?).await);
-        self.call(path, ask).await
+        let ask = async || {
+            Ok(client
+                .request_stream(request("GET", path, Vec::new())?)
+                .await)
+        };
+        let text = self.call(path, ask).await?;
+        let mut bytes = Vec::new();
+        let read = text.take(TEXT_BYTES_MAX).read_to_end(&mut bytes).await;
+        read.map_err(|error| ClusterError::NoAnswer {
+            url: self.url.clone(),
+            problem: format!("{path} ends too early: {}", innermost(&error)),
+        })?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// Makes a call, and makes it again where it has reached a replica of the operator that does not lead.

@@ -15,7 +15,8 @@ use weft_cli::{columns::columns, printable::line};
 use weft_crds::{Diagnosis, DiagnosisRequest, FabricNode, RdmaFabric};
 use weft_fabric::quantity;
 
-use self::findings::{Finding, find, is_ready};
+pub(crate) use self::findings::Finding;
+use self::findings::{find, is_ready};
 use crate::{
     cluster::{Cluster, ClusterError, CommandError, Reach},
     output::Format,
@@ -94,6 +95,15 @@ pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, CommandError
     };
     args.format.show(&report, view, out)?;
     Ok(is_well)
+}
+
+/// What is wrong by what objects say, without a measurement.
+pub(crate) fn of_objects(
+    fabrics: &[RdmaFabric],
+    nodes: &[FabricNode],
+    now: Timestamp,
+) -> Vec<Finding> {
+    find(fabrics, nodes, &[], now)
 }
 
 async fn examine(cluster: &Cluster, node: String) -> Result<Examined, ClusterError> {

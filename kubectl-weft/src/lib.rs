@@ -11,5 +11,6 @@ pub mod output;
 pub mod plan;
 pub mod roots;
 pub mod status;
+pub mod support_bundle;
 pub mod top;
 pub mod version;

@@ -9,7 +9,9 @@ use std::{
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 use weft_cli::VERSION;
-use weft_kubectl::{copies, devices, doctor, output::say, plan, roots, status, top, version};
+use weft_kubectl::{
+    copies, devices, doctor, output::say, plan, roots, status, support_bundle, top, version,
+};
 
 /// The arguments make no sense, or nothing could be found out.
 const UNKNOWN: u8 = 2;
@@ -63,6 +65,10 @@ enum Command {
     ///
     /// Exit status: 0 when nothing is wrong, 1 when something is, 2 when that could not be found out.
     Doctor(Box<doctor::Args>),
+    /// Write a file for who helps you: objects, events, logs, metrics and configuration of Weft, without secrets.
+    ///
+    /// Exit status: 0; 2 when the cluster did not answer or the file could not be written.
+    SupportBundle(Box<support_bundle::Args>),
     /// Print the version of this program and of the operator.
     ///
     /// Exit status: 0; 2 when the operator's is not known. With --client only this program's is printed.
@@ -90,6 +96,10 @@ fn main() -> ExitCode {
             ended("devices", block_on(devices::run(&args, &mut out, &mut err)))
         }
         Command::Top(command) => ended("top", block_on(top::run(&command, &mut out, &mut err))),
+        Command::SupportBundle(args) => ended(
+            "support-bundle",
+            block_on(support_bundle::run(&args, &mut out)),
+        ),
         Command::Version(args) => ended("version", block_on(version::run(&args, &mut out))),
         Command::Completion { shell } => ended(
             "completion",

@@ -37,6 +37,15 @@ fn bad_arguments_end_with_status_2_and_nothing_on_standard_output() {
             "doctor --kubeconfig /nowhere",
             "kubectl weft doctor: no cluster is known",
         ),
+        (
+            "top nodes --sort-by size",
+            "kubectl weft top: --sort-by size: there is no such column; write one of node, sent, received",
+        ),
+        ("top paths", "<NODE>"),
+        (
+            "support-bundle --since 1w",
+            "write a number and s, m, h or d, as in 90s, 30m, 1h or 2d",
+        ),
         ("play", "unrecognized subcommand"),
     ] {
         let output = weft(arguments);

@@ -23,7 +23,7 @@ const SAYS_ITSELF: &str = "";
 
 /// Something that is wrong, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Finding {
+pub(crate) struct Finding {
     /// Which node or nodes.
     pub(super) subject: String,
     /// What is wrong.

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
     use crate::top::table::{self, tests::words};
 
-    fn job(name: &str, status: serde_json::Value) -> JobRow {
+    fn job(name: &str, status: &serde_json::Value) -> JobRow {
         let job: TransferProgress = serde_json::from_value(serde_json::json!({
             "apiVersion": "live.weft.dev/v1alpha1", "kind": "TransferProgress",
             "metadata": {"namespace": "team-a", "name": name}, "status": status,
@@ -133,12 +133,12 @@ mod tests {
         let mut rows = [
             job(
                 "done",
-                serde_json::json!({"phase": "Complete", "bytes": 8, "bytesTotal": 8}),
+                &serde_json::json!({"phase": "Complete", "bytes": 8, "bytesTotal": 8}),
             ),
-            job("waits", serde_json::json!({"phase": "Waiting"})),
+            job("waits", &serde_json::json!({"phase": "Waiting"})),
             job(
                 "fast",
-                serde_json::json!({"phase": "Transferring", "bytes": 2_000_000, "bytesTotal": 8_000_000,
+                &serde_json::json!({"phase": "Transferring", "bytes": 2_000_000, "bytesTotal": 8_000_000,
                     "bytesPerSecond": 3_000_000, "etaSeconds": 2}),
             ),
         ];

@@ -1,5 +1,8 @@
 //! `kubectl weft` as a program against an API server: what it asks, as whom, and what it prints.
 
+mod support_bundle;
+mod top;
+
 use std::{
     collections::BTreeMap,
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -101,7 +104,11 @@ fn answer(
     let missing = (404, failure(404, "NotFound", unknown));
     let (code, body) = answers.get(path).cloned().unwrap_or(missing);
     seen.lock().expect("no thread has panicked").push(request);
-    let body = body.to_string();
+    // A page or a log is no JSON.
+    let body = match body {
+        Value::String(text) => text,
+        object => object.to_string(),
+    };
     let head = format!(
         "HTTP/1.1 {code} x\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
         body.len()
@@ -608,6 +615,7 @@ fn every_command_ends_quietly_when_nobody_reads_its_output() {
         "copies list -o yaml",
         "copies delete models team-a/ttl",
         "devices",
+        "top jobs",
         "doctor",
         "version",
         "version --client",

@@ -64,6 +64,7 @@ fn from_helm_install_to_a_verified_copy_and_to_helm_uninstall() {
     journey::describe_shows_plan_destinations_and_digest(&cluster, &files);
     plugin::a_plan_says_who_would_send_or_what_is_in_the_way_and_makes_nothing(&cluster, &files);
     plugin::a_status_is_shown_to_who_may_see_the_job_and_to_nobody_else(&cluster);
+    plugin::top_shows_every_node_and_a_bundle_has_all_there_is_to_read(&cluster);
     journey::a_node_that_loses_a_file_loses_the_label(&cluster, &files);
     journey::a_deleted_job_is_gone_and_its_files_stay(&cluster, &files);
     install::another_configuration_of_the_fabric_replaces_the_pods(&cluster);

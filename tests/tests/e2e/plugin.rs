@@ -119,3 +119,46 @@ pub(crate) fn a_status_is_shown_to_who_may_see_the_job_and_to_nobody_else(cluste
     let refused = cluster.refused(&["get", "--raw", &path("default"), &user]);
     assert!(refused.contains("forbidden"), "{refused}");
 }
+
+/// After a job has moved.
+pub(crate) fn top_shows_every_node_and_a_bundle_has_all_there_is_to_read(cluster: &TestCluster) {
+    let top = told(cluster, &["top", "nodes", "-o", "json"]);
+    let nodes = top["items"].as_array().unwrap();
+    assert_eq!(nodes.len(), 3);
+    for node in nodes {
+        assert!(node["connections"].is_u64(), "{node}");
+        assert!(node["sentBytesPerSecond"].is_number(), "{node}");
+    }
+    let top = told(cluster, &["top", "jobs", "-n", TEAM, "-o", "json"]);
+    assert_eq!(top["items"][0]["phase"], "Complete");
+    let paths = weft(cluster, &["top", "paths", "node0", "--no-headers"]);
+    assert!(paths.status.success(), "{}", said(&paths));
+
+    let scratch = tempfile::tempdir().unwrap();
+    let file = scratch.path().join("bundle.tar.gz");
+    let bundle = weft(
+        cluster,
+        &["support-bundle", "-o", &file.display().to_string()],
+    );
+    let list = said(&bundle);
+    assert!(bundle.status.success() && file.exists(), "{list}");
+    for name in [
+        "versions.json",
+        "findings.json",
+        "objects/rdmafabrics.json",
+        "objects/transferjobs.json",
+        "events/weft.json",
+        "workloads/deployments.json",
+        "workloads/daemonsets.json",
+        "metrics/node0.txt",
+        "metrics/node2.txt",
+        "logs/weft-operator-",
+        "logs/weft-agent-",
+    ] {
+        assert!(
+            list.contains(&format!("| {name}")),
+            "{name} is not in {list}"
+        );
+    }
+    assert!(!list.contains("## What is not in it"), "{list}");
+}

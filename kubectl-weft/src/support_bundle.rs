@@ -102,7 +102,7 @@ pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, BundleError>
         since_seconds: args.since,
     };
     let gathered = gatherer
-        .gather(server, args.reach.namespace.as_deref())
+        .gather(&server, args.reach.namespace.as_deref())
         .await;
     let written = gathered.and_then(|()| finish(gatherer.archive));
     let index = written.map_err(|error| {

@@ -50,7 +50,7 @@ impl<W: Write> Gatherer<'_, W> {
     /// Gathers everything. An error is that it cannot be written.
     pub(super) async fn gather(
         &mut self,
-        server: Value,
+        server: &Value,
         namespace: Option<&str>,
     ) -> io::Result<()> {
         let namespace = match namespace {
@@ -87,7 +87,7 @@ impl<W: Write> Gatherer<'_, W> {
     /// What runs where.
     fn versions(
         &mut self,
-        server: Value,
+        server: &Value,
         namespace: &str,
         pods: &[Pod],
         nodes: &[FabricNode],

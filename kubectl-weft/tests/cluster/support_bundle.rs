@@ -58,7 +58,7 @@ fn log() -> Value {
     log.into()
 }
 
-fn list(items: Value) -> Value {
+fn list(items: &Value) -> Value {
     json!({"metadata": {}, "items": items})
 }
 
@@ -69,7 +69,7 @@ fn server() -> Server {
         (
             "/apis/apps/v1/deployments?labelSelector=app.kubernetes.io%2Fname%3Dweft-operator",
             200,
-            list(json!([{"metadata": {"name": "weft-operator", "namespace": "weft-system"}}])),
+            list(&json!([{"metadata": {"name": "weft-operator", "namespace": "weft-system"}}])),
         ),
         (
             "/apis/weft.dev/v1alpha1",
@@ -83,7 +83,7 @@ fn server() -> Server {
         (
             "/apis/weft.dev/v1alpha1/fabricnodes?limit=500",
             200,
-            list(json!([{
+            list(&json!([{
                 "apiVersion": "weft.dev/v1alpha1", "kind": "FabricNode", "metadata": {"name": "n0"},
                 "spec": {"fabric": "default"}, "status": {"version": "0.1.0"},
             }])),
@@ -96,12 +96,12 @@ fn server() -> Server {
         (
             "/apis/weft.dev/v1alpha1/transferjobs?limit=500&continue=a%2Bb",
             200,
-            list(json!([{"metadata": {"name": "second"}}])),
+            list(&json!([{"metadata": {"name": "second"}}])),
         ),
         (
             "/api/v1/events?fieldSelector=involvedObject.apiVersion%3Dweft.dev%2Fv1alpha1&limit=500",
             200,
-            list(json!([{"message": event}])),
+            list(&json!([{"message": event}])),
         ),
         (
             "/apis/apps/v1/namespaces/weft-system/daemonsets?labelSelector=app.kubernetes.io%2Fpart-of%3Dweft&limit=500",

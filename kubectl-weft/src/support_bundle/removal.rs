@@ -46,8 +46,11 @@ struct Rule {
 
 /// In their order. The first group of each, which may be empty, is what stands before the secret.
 static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
-    // A value: in quotes, escaped or not, or up to the next blank or separator.
-    const VALUE: &str = r#"(?:\\*"[^"]*"|'[^']*'|[^\s"',;&}\]]+)"#;
+    // In quotes, which may be escaped, as in JSON within JSON. The last quote may be cut off.
+    const QUOTED: &str =
+        r#""(?:[^"\\]|\\.)*"?|\\"(?:[^"\\]|\\{2,}"?|\\[^"\\])*(?:\\")?|\\{2,}"[^"]*"?|'[^']*'?"#;
+    // Up to the next blank or separator.
+    const WORD: &str = r#"[^\s"',;&}\]]+"#;
     // The end of a name whose value is a secret.
     const NAME: &str = "(?:password|passwd|passphrase|pwd|secret|token|credentials?|api[-_]?key\
         |access[-_]?key(?:[-_]?id)?|private[-_]?key|secret[-_]?key|account[-_]?key)";
@@ -56,24 +59,24 @@ static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     let rules = [
         (
             "tokens",
-            r"()\beyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)*".to_owned(),
+            r"()eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)*".to_owned(),
         ),
         (
             "tokens",
-            r"((?i:\bbearer)\s+)[A-Za-z0-9._~+/=-]{6,}".to_owned(),
+            r"((?i:bearer)\s+)[A-Za-z0-9._~+/=-]{6,}".to_owned(),
         ),
         (
             "tokens",
-            r#"((?i:authorization)\\*["']?\s*[=:]\s*)(?:\\*"[^"]*"|'[^']*'|(?:\w+[ \t]+)?[^\s"',;&}\]]+)"#.to_owned(),
+            format!(r#"((?i:authorization)\\*["']?\s*[=:]\s*)(?:{QUOTED}|(?:\w+[ \t]+)?{WORD})"#),
         ),
         (
             "tokens",
-            r"()\b(?:gh[pousr]_|github_pat_|glpat-|hf_)[A-Za-z0-9_-]{16,}".to_owned(),
+            r"()(?:gh[pousr]_|github_pat_|glpat-|hf_)[A-Za-z0-9_-]{16,}".to_owned(),
         ),
-        ("access keys", r"()\b(?:AKIA|ASIA)[A-Z0-9]{16}\b".to_owned()),
+        ("access keys", r"()(?:AKIA|ASIA)[A-Z0-9]{16}\b".to_owned()),
         (
             "credentials in URLs",
-            r#"(\b[A-Za-z][A-Za-z0-9+.-]*://)[^\s/"'<>\\]*@"#.to_owned(),
+            r#"([A-Za-z][A-Za-z0-9+.-]*://)[^\s/"'<>\\]*@"#.to_owned(),
         ),
         (
             "signatures of URLs",
@@ -83,7 +86,12 @@ static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
         ),
         (
             "values of secret names",
-            format!(r#"((?i:[\w.-]*{NAME})\\*["']?\s*[=:]\s*){VALUE}"#),
+            format!(r#"((?i:{NAME})\\*["']?\s*[=:]\s*)(?:{QUOTED}|{WORD})"#),
+        ),
+        // Of a registry, in the configuration of Docker.
+        (
+            "values of secret names",
+            format!(r#"("auth\\*"\s*:\s*)(?:{QUOTED})"#),
         ),
     ];
     let rules = rules.into_iter().map(|(what, pattern)| Rule {
@@ -100,9 +108,14 @@ static SECRET_NAME: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(pattern).expect("the pattern is a constant, and tests use it")
 });
 
+/// What colours a log (ECMA-48), and may stand between a name and its value.
+static COLOUR: LazyLock<Regex> = LazyLock::new(|| {
+    Regex::new(r"\x1b\[[0-9;]*[A-Za-z]").expect("the pattern is a constant, and tests use it")
+});
+
 /// A text without what is secret in it.
 pub(super) fn text(text: &str, removals: &mut Removals) -> String {
-    let mut text = private_keys(text, removals);
+    let mut text = private_keys(&COLOUR.replace_all(text, ""), removals);
     for Rule { what, pattern } in RULES.iter() {
         let changed = pattern.replace_all(&text, |found: &Captures<'_>| {
             // What an earlier rule has put there.
@@ -306,6 +319,24 @@ mod tests {
                 "AWS_SECRET_ACCESS_KEY=REMOVED",
             ),
             (r#"password: "two words" x"#, "password: REMOVED x"),
+            (
+                r#"{"password":"a \"b\" c","d":1}"#,
+                r#"{"password":REMOVED,"d":1}"#,
+            ),
+            (
+                r#"{\"token\":\"a \\\"b\\\" c\",\"d\":1}"#,
+                r#"{\"token\":REMOVED,\"d\":1}"#,
+            ),
+            ("passwd=\"cut off", "passwd=REMOVED"),
+            (r"line\neyJhbGciOiJIUzI1NiJ9.e30.", r"line\nREMOVED"),
+            (
+                "\u{1b}[3mtoken\u{1b}[0m\u{1b}[2m=\u{1b}[0mabc",
+                "token=REMOVED",
+            ),
+            (
+                r#"{"auths":{"r":{"auth":"YTpi"}}}"#,
+                r#"{"auths":{"r":{"auth":REMOVED}}}"#,
+            ),
             (
                 r#"{\"client_secret\":\"two words\"}"#,
                 r#"{\"client_secret\":REMOVED}"#,

@@ -61,7 +61,11 @@ impl Cell {
     fn order(&self, other: &Self) -> Ordering {
         match (self, other) {
             (Self::Number(one, _), Self::Number(other, _)) => descending(*one, *other),
-            (one, other) => one.text().cmp(other.text()),
+            (one, other) => {
+                // The path 10 comes behind the path 9.
+                let key = |cell: &Self| (cell.text().parse::<u64>().ok(), cell.text().to_owned());
+                key(one).cmp(&key(other))
+            }
         }
     }
 }
@@ -231,6 +235,13 @@ pub(super) mod tests {
             error.to_string(),
             "--sort-by size: there is no such column; write one of name, lost-share"
         );
+    }
+
+    #[test]
+    fn names_that_are_numbers_are_sorted_as_numbers() {
+        let order = |one: &str, other: &str| Cell::name(one).order(&Cell::name(other));
+        assert_eq!(order("9", "10"), Ordering::Less);
+        assert_eq!(order("n10", "n9"), Ordering::Less);
     }
 
     #[test]

@@ -137,6 +137,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "weft-crds",
             "weft-fabric",
             "weft-identity",
+            "weft-metrics",
             "weft-planner",
         ],
     ),

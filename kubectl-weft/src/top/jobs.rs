@@ -84,7 +84,7 @@ impl Row for JobRow {
         },
     ];
     const NONE: &'static str =
-        "no TransferJobs in the namespace; --all-namespaces shows those of all";
+        "no TransferJobs here; --all-namespaces shows those of all namespaces";
 
     /// The fastest first, and those that are over last.
     fn order(&self, other: &Self) -> Ordering {

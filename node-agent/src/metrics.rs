@@ -1,7 +1,7 @@
 //! The metrics that the agent exports for Prometheus.
 //!
 //! They are computed for each request, from the engine's snapshot and the attempts that are known. `/metrics` has at
-//! most 2,000 series, however many nodes and jobs there are: [`JOBS_MAX`] jobs, [`PEERS_MAX`] peers, and no paths.
+//! most 2,000 series, however many nodes and jobs there are: `JOBS_MAX` jobs, `PEERS_MAX` peers, and no paths.
 //! `/metrics/paths` has each path, and each pair of NICs.
 
 use std::cmp::Reverse;

@@ -45,6 +45,10 @@ impl Piece {
             }),
         }
     }
+
+    fn reads_may_fail(&self) -> bool {
+        matches!(&self.source, Source::Region(region) if region.reads_may_fail())
+    }
 }
 
 /// The pieces of a message. A write posted by [`crate::Engine::write`] has one, which [`crate::Event::Written`] returns.
@@ -55,6 +59,8 @@ pub(crate) enum Pieces {
         pieces: Vec<Piece>,
         /// Where in the message each piece ends.
         ends: Vec<u64>,
+        /// That of one of them, known once: each chunk asks.
+        reads_may_fail: bool,
     },
 }
 
@@ -68,7 +74,12 @@ impl Pieces {
         });
         let ends: Option<Vec<u64>> = ends.collect();
         let ends = ends.ok_or(EngineError::PiecesTooLong)?;
-        Ok(Pieces::Many { pieces, ends })
+        let reads_may_fail = pieces.iter().any(Piece::reads_may_fail);
+        Ok(Pieces::Many {
+            pieces,
+            ends,
+            reads_may_fail,
+        })
     }
 
     /// As [`Pieces::into_vec`] gave them; none where they cannot be.
@@ -98,11 +109,9 @@ impl Pieces {
 
     /// Whether reading them may fail, and costs more than a copy.
     pub(crate) fn reads_may_fail(&self) -> bool {
-        let may_fail =
-            |piece: &Piece| matches!(&piece.source, Source::Region(it) if it.reads_may_fail());
         match self {
-            Pieces::One(piece) => may_fail(piece),
-            Pieces::Many { pieces, .. } => pieces.iter().any(may_fail),
+            Pieces::One(piece) => piece.reads_may_fail(),
+            Pieces::Many { reads_may_fail, .. } => *reads_may_fail,
         }
     }
 
@@ -110,7 +119,7 @@ impl Pieces {
     fn in_place(&self, at: u64, length: usize) -> Result<Option<&[u8]>, DropReason> {
         let (piece, within) = match self {
             Pieces::One(piece) => (piece, at),
-            Pieces::Many { pieces, ends } => {
+            Pieces::Many { pieces, ends, .. } => {
                 let first = ends.partition_point(|&end| end <= at);
                 let Some((piece, &end)) = pieces.get(first).zip(ends.get(first)) else {
                     return match length {
@@ -131,7 +140,7 @@ impl Pieces {
     fn copy_out(&self, at: u64, out: &mut [u8]) -> Result<(), DropReason> {
         let (pieces, first, mut within) = match self {
             Pieces::One(piece) => (std::slice::from_ref(piece), 0, at),
-            Pieces::Many { pieces, ends } => {
+            Pieces::Many { pieces, ends, .. } => {
                 let first = ends.partition_point(|&end| end <= at);
                 let before = first.checked_sub(1).map_or(0, |before| ends[before]);
                 (&pieces[..], first, at - before)
@@ -139,6 +148,10 @@ impl Pieces {
         };
         let mut filled = 0;
         for piece in &pieces[first..] {
+            // A message may have 100,000 pieces more.
+            if filled == out.len() {
+                break;
+            }
             let take = (out.len() - filled).min((piece.bytes - within) as usize);
             let room = &mut out[filled..filled + take];
             piece.source.copy_out(piece.offset + within, room)?;
@@ -259,5 +272,25 @@ mod tests {
         }
         assert_eq!(pieces.in_place(42, 2), Err(DropReason::Bounds));
         assert_eq!(pieces.copy_out(40, &mut [0; 2]), Err(DropReason::Bounds));
+    }
+
+    #[test]
+    fn pieces_behind_what_is_copied_are_not_looked_at() {
+        let source = Source::Bytes(Arc::new(vec![7; 10].into()));
+        let piece = |offset, bytes| Piece {
+            source: source.clone(),
+            offset,
+            bytes,
+        };
+        // Nothing can be read of the last one.
+        let pieces = Pieces::Many {
+            pieces: vec![piece(0, 5), piece(5, 5), piece(1000, 5)],
+            ends: vec![5, 10, 15],
+            reads_may_fail: false,
+        };
+        let mut copied = [0; 8];
+        assert_eq!(pieces.copy_out(0, &mut copied), Ok(()));
+        assert_eq!(copied, [7; 8]);
+        assert_eq!(pieces.copy_out(0, &mut [0; 11]), Err(DropReason::Bounds));
     }
 }

@@ -19,6 +19,8 @@ use weft_identity::cause::innermost;
 /// Calls that may reach replicas of the operator that do not lead: of two replicas one in a million calls
 /// reaches the wrong one that often.
 const TRIES: u32 = 20;
+/// Nodes whose metrics are asked for at a time.
+pub(crate) const NODES_AT_A_TIME: usize = 32;
 /// Of a text: a page of all paths has some 14 MB.
 const TEXT_BYTES_MAX: u64 = 32 << 20;
 /// Between two of them.

@@ -12,7 +12,7 @@ use crate::files::{Access, Root};
 
 /// How often it is looked at.
 const READ_INTERVAL: Duration = Duration::from_secs(10);
-/// A file system that takes longer answers no scrape either: then nothing is known of any root.
+/// After this no root's space is known, until the file system answers.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The file system of one root.

@@ -14,7 +14,6 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-
 use tower_http::compression::CompressionLayer;
 
 use crate::connection_limit::ConnectionLimit;
@@ -31,7 +30,7 @@ const HEADER_BYTES_MAX: usize = 16 << 10;
 /// After an error of accept, which is of this process's limits: too many files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Serves the routes until it is dropped, by gzip to who takes it.
+/// Serves the routes until it is dropped; pages are compressed for callers that accept gzip.
 pub async fn serve(listener: TcpListener, routes: Router) -> Infallible {
     let routes = routes.layer(CompressionLayer::new());
     let mut connections = JoinSet::new();

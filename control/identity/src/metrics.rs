@@ -4,7 +4,7 @@ use axum::http::{HeaderName, StatusCode, header};
 use prometheus_client::{encoding::text::encode, registry::Registry};
 
 /// The content type of OpenMetrics text.
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// A page as axum answers it.
 pub type Page = (StatusCode, [(HeaderName, &'static str); 1], String);

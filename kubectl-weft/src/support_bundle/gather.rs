@@ -14,7 +14,7 @@ use weft_crds::{FabricNode, GROUP, LIVE_GROUP, LIVE_VERSION, NodeMetrics, RdmaFa
 
 use super::archive::Archive;
 use crate::{
-    cluster::{Cluster, ClusterError},
+    cluster::{Cluster, ClusterError, NODES_AT_A_TIME},
     doctor,
 };
 
@@ -26,9 +26,8 @@ const PODS_MAX: usize = 64;
 /// Of the log of a container: the last lines, and bytes of these.
 const LOG_LINES_MAX: usize = 50_000;
 const LOG_BYTES_MAX: usize = 10 << 20;
-/// Nodes whose metrics are read, and those that are asked at a time.
+/// Nodes whose metrics are read.
 const NODES_MAX: usize = 1_000;
-const AT_A_TIME: usize = 32;
 
 /// The version of Weft's group.
 const VERSION: &str = "v1alpha1";
@@ -259,7 +258,7 @@ impl<W: Write> Gatherer<'_, W> {
             let page = cluster.live_text(&NodeMetrics::Agent.path(&node)).await;
             (node, page)
         });
-        let mut answers = stream::iter(asked).buffered(AT_A_TIME);
+        let mut answers = stream::iter(asked).buffered(NODES_AT_A_TIME);
         while let Some((node, page)) = answers.next().await {
             let file = format!("metrics/{node}.txt");
             match page {

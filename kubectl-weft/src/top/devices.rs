@@ -1,6 +1,6 @@
 //! Virtual devices of pods.
 
-use std::{cmp::Ordering, collections::BTreeMap, time::Duration};
+use std::{cmp::Ordering, collections::BTreeMap};
 
 use serde::Serialize;
 use tokio::time::{Instant, sleep_until};
@@ -8,12 +8,10 @@ use weft_crds::{PodDevice, PodDeviceList};
 
 use super::{
     TopError,
-    table::{Cell, Column, Row, descending},
+    readings::APART,
+    table::{Cell, Column, Row, busiest},
 };
 use crate::cluster::Cluster;
-
-/// Between the first two readings.
-const APART: Duration = Duration::from_secs(1);
 
 /// What a device moves.
 #[derive(Clone, Debug, PartialEq, Serialize, Default)]
@@ -80,11 +78,8 @@ impl Row for DeviceRow {
 
     /// The busiest first.
     fn order(&self, other: &Self) -> Ordering {
-        let both = |row: &Self| {
-            let rates = [row.sent_bytes_per_second, row.received_bytes_per_second];
-            rates.into_iter().flatten().reduce(|one, other| one + other)
-        };
-        descending(both(self), both(other)).then_with(|| self.names().cmp(&other.names()))
+        let rates = |row: &Self| [row.sent_bytes_per_second, row.received_bytes_per_second];
+        busiest(rates(self), rates(other)).then_with(|| self.names().cmp(&other.names()))
     }
 
     fn message(&self) -> &str {

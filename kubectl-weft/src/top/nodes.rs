@@ -9,7 +9,7 @@ use weft_metrics::{Samples, table};
 use super::{
     TopError,
     readings::{Change, Readings, compare, node_names, share},
-    table::{Cell, Column, Row, descending},
+    table::{Cell, Column, Row, busiest},
 };
 use crate::cluster::Cluster;
 
@@ -86,11 +86,8 @@ impl Row for NodeRow {
 
     /// The busiest first.
     fn order(&self, other: &Self) -> Ordering {
-        let both = |row: &Self| {
-            let rates = [row.sent_bytes_per_second, row.received_bytes_per_second];
-            rates.into_iter().flatten().reduce(|one, other| one + other)
-        };
-        descending(both(self), both(other)).then_with(|| self.node.cmp(&other.node))
+        let rates = |row: &Self| [row.sent_bytes_per_second, row.received_bytes_per_second];
+        busiest(rates(self), rates(other)).then_with(|| self.node.cmp(&other.node))
     }
 
     fn message(&self) -> &str {

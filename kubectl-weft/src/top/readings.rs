@@ -8,12 +8,10 @@ use tokio::time::{Instant, sleep_until};
 use weft_crds::{FabricNode, NodeMetrics};
 use weft_metrics::Samples;
 
-use crate::cluster::{Cluster, ClusterError};
+use crate::cluster::{Cluster, ClusterError, NODES_AT_A_TIME};
 
-/// Nodes that are asked at a time.
-const AT_A_TIME: usize = 32;
 /// Between the first two readings.
-const APART: Duration = Duration::from_secs(1);
+pub(super) const APART: Duration = Duration::from_secs(1);
 
 /// A page, and when it came.
 #[derive(Clone, Debug)]
@@ -135,8 +133,10 @@ async fn read_all(
         let reading = read(cluster, &node, page).await?;
         Ok((node, reading))
     });
-    let answers: Vec<Result<_, ClusterError>> =
-        stream::iter(asked).buffered(AT_A_TIME).collect().await;
+    let answers: Vec<Result<_, ClusterError>> = stream::iter(asked)
+        .buffered(NODES_AT_A_TIME)
+        .collect()
+        .await;
     answers.into_iter().collect()
 }
 

@@ -76,6 +76,12 @@ pub(super) fn descending(one: Option<f64>, other: Option<f64>) -> Ordering {
     value(other).total_cmp(&value(one))
 }
 
+/// By both together the busiest comes first: rates of what is sent and received.
+pub(super) fn busiest(one: [Option<f64>; 2], other: [Option<f64>; 2]) -> Ordering {
+    let sum = |rates: [Option<f64>; 2]| rates.into_iter().flatten().reduce(|one, more| one + more);
+    descending(sum(one), sum(other))
+}
+
 /// A column.
 pub(super) struct Column<R> {
     pub(super) name: &'static str,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{MissedTickBehavior, timeout};
 use tonic::transport::Channel;
 use weft_proto::Message as _;
 use weft_proto::agent::v1::{ListPodDevicesRequest, ListPodDevicesResponse, PodDevice};
@@ -16,14 +16,15 @@ const LIST_INTERVAL: Duration = Duration::from_secs(2);
 /// Of the devices in one answer: some 1,500 of them. The operator takes answers of 256 KiB.
 const LISTED_BYTES_MAX: usize = 192 << 10;
 
-/// Asks the engine for its devices, for ever. While it does not answer there is none.
+/// Asks the engine for its devices, for ever. While it does not answer, no device is known.
 pub(crate) async fn follow(mut engine: EngineClient<Channel>, listed: watch::Sender<Vec<Device>>) {
     let mut ticks = tokio::time::interval(LIST_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let devices = engine.list_devices(ListDevicesRequest {}).await;
-        listed.send_replace(devices.map_or(Vec::new(), |devices| devices.into_inner().devices));
+        let asked = timeout(LIST_INTERVAL, engine.list_devices(ListDevicesRequest {}));
+        let answer = asked.await.ok().and_then(Result::ok);
+        listed.send_replace(answer.map_or(Vec::new(), |answer| answer.into_inner().devices));
     }
 }
 

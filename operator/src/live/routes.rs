@@ -24,6 +24,7 @@ use weft_crds::{
     GROUP, LIVE_GROUP, LIVE_VERSION, NodeCopy, NodeCopyList, NodeMetrics, Obstacle, PodDevice,
     TransferJob, TransferPlan, TransferProgress, TransferProgressList, live_api_version,
 };
+use weft_identity::metrics::OPEN_METRICS;
 use weft_planner::Request;
 use weft_proto::agent::v1::ReadMetricsRequest;
 use weft_transfer::ConnectionPool;
@@ -41,8 +42,6 @@ use crate::controllers::{Preflight, Query, QueryView, manifest_summary, query};
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// The reason of the answer of a replica that does not lead; `kubectl weft` tries again then.
 const NOT_LEADING: &str = "NotLeading";
-/// What an agent's page of metrics is.
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// The API server gives a call up after 60 s. The source may list many files.
 const STAT_TIMEOUT: Duration = Duration::from_secs(45);
 

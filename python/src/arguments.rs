@@ -52,17 +52,13 @@ pub(crate) fn immediate_of(value: Option<Any<'_, '_>>) -> PyResult<Option<u32>> 
 
 /// A time in seconds.
 pub(crate) fn seconds(name: &str, value: Any<'_, '_>) -> PyResult<Duration> {
+    let range = || wrong_value(name, format!("is {value}: it must be 0 to 1e19 seconds"));
     let seconds: f64 = match value.extract() {
         Ok(seconds) => seconds,
+        Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => return Err(range()),
         Err(_) => return Err(wrong_type(name, "a number of seconds", value)),
     };
-    let problem = || {
-        wrong_value(
-            name,
-            format!("is {value}: it must be 0 or more seconds, and finite"),
-        )
-    };
-    Duration::try_from_secs_f64(seconds).map_err(|_| problem())
+    Duration::try_from_secs_f64(seconds).map_err(|_| range())
 }
 
 /// Something to call, or `None`.

@@ -113,7 +113,7 @@ pub(crate) fn bytes_of(name: &str, capsule: &Bound<'_, PyCapsule>) -> PyResult<B
         if *size > 1 && !is_next && !is_empty {
             return Err(wrong_value(
                 name,
-                "is not contiguous: make a contiguous copy, or register what it is a part of",
+                "is not contiguous in C order: make such a copy, or register what it is a part of",
             ));
         }
         elements = elements

@@ -233,7 +233,7 @@ impl Engine {
 
     /// Registers the memory of an object, without a copy: a bytearray, an array, a mmap, a numpy array or another object
     /// with the buffer protocol, or a tensor with DLPack, such as one of torch, of the CPU or of an NVIDIA GPU. It must be
-    /// contiguous and writable. Peers that have the descriptor may use it as `access`, a `weft.Access`, says.
+    /// contiguous in C order, and writable. Peers that have the descriptor may use it as `access`, a `weft.Access`, says.
     ///
     /// The engine keeps the object until `MemoryRegion.deregister` or until it is closed. Until then do not give its memory
     /// away: no `resize_` or `set_` of a tensor of torch or of its storage, no `resize(refcheck=False)` of a numpy array. Peers

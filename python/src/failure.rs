@@ -24,16 +24,19 @@ pub(crate) fn refused(error: TransferError) -> PyErr {
         )),
         TransferError::Invalid { .. }
         | TransferError::Nics(_)
+        | TransferError::UnevenWorkers { .. }
         | TransferError::OutOfBounds { .. }
         | TransferError::NotRegistered { .. } => PyValueError::new_err(message),
         TransferError::Link(error) => match error.reason() {
             "SettingOutOfRange" | "BadPorts" | "MtuTooBig" => PyValueError::new_err(message),
             _ => PyOSError::new_err(message),
         },
-        TransferError::System { source, .. } => match source.raw_os_error() {
-            Some(code) => PyOSError::new_err((code, message)),
-            None => PyOSError::new_err(message),
-        },
+        TransferError::System { source, .. } | TransferError::Listen { source, .. } => {
+            match source.raw_os_error() {
+                Some(code) => PyOSError::new_err((code, message)),
+                None => PyOSError::new_err(message),
+            }
+        }
         TransferError::Memfd(_) => PyOSError::new_err(message),
         _ => PyRuntimeError::new_err(message),
     }

@@ -149,9 +149,9 @@ impl MemoryRegion {
         self.region.bytes() as usize
     }
 
-    /// Closes the region to peers and to later operations. The engine lets go of the object. No byte of a peer lands
-    /// after this call, and the peers' operations on it fail. Own operations that are under way keep the bytes until they
-    /// end.
+    /// Closes the region to peers and to later operations. No byte of a peer lands after this call, and the peers'
+    /// operations on it fail. Own operations that are under way keep the bytes until they end. The object that was
+    /// registered is kept until this region object is gone, too.
     fn deregister(&self, py: Python<'_>) {
         // It waits for the workers.
         py.detach(|| self.region.deregister());

@@ -99,7 +99,7 @@ def test_a_region_of_another_engine_is_refused(pair):
         ({"nics": ["localhost"]}, ValueError, 'nics has "localhost", which is no IP address'),
         ({"nics": [5]}, TypeError, "nics must be a list of addresses"),
         ({"nics": ["127.0.0.1", "::1"]}, ValueError, "of two IP versions"),
-        ({"nics": ["192.0.2.1"]}, OSError, "bind"),
+        ({"nics": ["192.0.2.1"]}, OSError, "192.0.2.1:20000"),
         ({"mtu": 10}, ValueError, "mtu is 10: it must be 1280 to 65535"),
         ({"mtu": 70_000}, ValueError, "mtu is 70000"),
         ({"ports": 20_000}, ValueError, "ports is 20000: it must be"),

@@ -40,7 +40,7 @@ def array_of(buffer: Any) -> Any:
     if view.readonly:
         raise ValueError("buffer is read-only: the engine needs memory that can be written, such as a bytearray")
     if not view.c_contiguous:
-        raise ValueError("buffer is not contiguous: make a contiguous copy, or register what it is a part of")
+        raise ValueError("buffer is not contiguous in C order: make such a copy, or register what it is a part of")
     # What is between colons is the name of a field.
     if "O" in re.sub(":[^:]*:", "", view.format):
         raise ValueError("buffer has references to objects of Python: register memory of numbers or bytes")

@@ -112,6 +112,7 @@ impl TransferEngineConfig {
                 problem: "is 0: a thread would look without end",
             });
         }
+        TransferError::check_at_least_one("workers", self.workers.into())?;
         if self.progress == Progress::Inline && self.workers != 1 {
             return Err(TransferError::Invalid {
                 field: "workers",
@@ -124,6 +125,21 @@ impl TransferEngineConfig {
                 problem: "must be 1 over the link xdp: a queue of the NIC has one socket",
             });
         }
+        if !self.port_count.is_multiple_of(self.workers) {
+            return Err(TransferError::UnevenWorkers {
+                workers: self.workers,
+                port_count: self.port_count,
+            });
+        }
+        let bad_ports = match (self.ports.start(), self.ports.end()) {
+            (0, _) => Some("begin with 0, which is no port: begin with 1024 or more"),
+            (first, last) if first > last => Some("end before they begin: put the lower one first"),
+            _ => None,
+        };
+        if let Some(problem) = bad_ports {
+            let field = "ports";
+            return Err(TransferError::Invalid { field, problem });
+        }
         let node_key = Secret(random()?);
         // Set-up has the first TCP port.
         let count = self.port_count.max(self.workers.saturating_add(1));
@@ -134,17 +150,23 @@ impl TransferEngineConfig {
             }
             // Engines of this machine do not meet: who has these TCP ports may open the others.
             let listen = |(nic, device): (&IpAddr, &Option<String>)| {
-                let listener = TcpListener::bind(SocketAddr::new(*nic, first))?;
-                if let Some(device) = device {
-                    SockRef::from(&listener).bind_device(Some(device.as_bytes()))?;
-                }
-                Ok(listener)
+                let endpoint = SocketAddr::new(*nic, first);
+                let bind = || {
+                    let listener = TcpListener::bind(endpoint)?;
+                    if let Some(device) = device {
+                        SockRef::from(&listener).bind_device(Some(device.as_bytes()))?;
+                    }
+                    Ok(listener)
+                };
+                bind().map_err(|source: Error| (endpoint, source))
             };
             let listeners = nics.iter().zip(devices).map(listen);
-            let listeners = match listeners.collect::<std::io::Result<_>>() {
+            let listeners = match listeners.collect::<Result<_, _>>() {
                 Ok(listeners) => listeners,
-                Err(error) if error.kind() == ErrorKind::AddrInUse => continue,
-                Err(error) => return Err(TransferError::system("bind")(error)),
+                Err((_, error)) if error.kind() == ErrorKind::AddrInUse => continue,
+                Err((endpoint, source)) => {
+                    return Err(TransferError::Listen { endpoint, source });
+                }
             };
             let start = |link| {
                 let engine = Engine::start(self.engine(link, nics, first, &node_key))?;

@@ -5,6 +5,7 @@
 //! has too to ends of its own, and sends these. The caller joins them, chooses one of the links, and says which; both ends
 //! close the others.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use weft_engine::{Key, LinkError, LinkKind};
@@ -28,7 +29,7 @@ use weft_engine::{Key, LinkError, LinkKind};
 use crate::address::{EngineAddress, JoinToken};
 use crate::ends::{End, Ends};
 use crate::error::TransferError;
-use crate::failure::Cause;
+use crate::failure::{Cause, if_elsewhere};
 use crate::link_choice::LinkChoice;
 use crate::measurement::{Called, Candidate, choose};
 use crate::session::Session;
@@ -38,8 +39,8 @@ use crate::tls::{SERVER_NAME, client_of, is_other_certificate};
 /// Most bytes of a message: two ends of 16 workers with 16 IPv6 addresses, over each link, are less.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
-/// Callers that have not shown the token, at a time. Others wait.
-const CALLERS_MAX: usize = 64;
+/// Callers that have not shown the token, at a time. One more ends the oldest: who is silent keeps nobody out.
+const CALLERS_MAX: usize = 256;
 
 /// After this silence the system asks whether the machine of the peer is alive, each second, five times.
 const KEEPALIVE: Duration = Duration::from_secs(5);
@@ -59,6 +60,9 @@ struct Offer {
     link: String,
     ends: Vec<End>,
 }
+
+/// Of a caller.
+type ServerStream = server::TlsStream<TcpStream>;
 
 /// What the engine that is called answers to [`Hello`], or why it does not let the caller in.
 type Answer = Result<Welcome, String>;
@@ -123,8 +127,8 @@ async fn accept(
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let callers = Arc::new(Semaphore::new(CALLERS_MAX));
-    while let Ok(permit) = Arc::clone(&callers).acquire_owned().await {
+    let mut callers: VecDeque<AbortHandle> = VecDeque::new();
+    loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -134,39 +138,52 @@ async fn accept(
                 continue;
             }
         };
-        let (shared, acceptor) = (Arc::clone(shared), acceptor.clone());
+        let limit = shared.config.connect_timeout;
+        let greeted = greet(Arc::clone(shared), acceptor.clone(), stream);
+        let greeted = tokio::spawn(timeout(limit, greeted));
+        callers.retain(|caller| !caller.is_finished());
+        callers.push_back(greeted.abort_handle());
+        if callers.len() > CALLERS_MAX {
+            callers.pop_front().inspect(AbortHandle::abort);
+        }
+        let shared = Arc::clone(shared);
         tokio::spawn(async move {
-            let answered = answer(&shared, &acceptor, stream, permit);
-            let answered = timeout(shared.config.connect_timeout, answered).await;
-            match answered {
-                Ok(Ok((session, stream))) => {
-                    hold(&shared, &session, stream).await;
-                }
-                Ok(Err(error)) => tracing::warn!("a caller was not let in: {error}"),
-                Err(_) => tracing::warn!("a caller was not let in: it was too slow"),
+            let answered = async {
+                // It may have been ended for a later one.
+                let (stream, hello) = greeted.await???;
+                timeout(limit, answer(&shared, stream, hello)).await?
+            };
+            match answered.await {
+                Ok((session, stream)) => hold(&shared, &session, stream).await,
+                Err(error) => tracing::warn!("a caller was not let in: {error}"),
             }
         });
     }
-    Ok(())
 }
 
-/// Lets a caller in that has the token.
-async fn answer(
-    shared: &Arc<Shared>,
-    acceptor: &TlsAcceptor,
+/// Waits for a caller to show the token.
+async fn greet(
+    shared: Arc<Shared>,
+    acceptor: TlsAcceptor,
     stream: TcpStream,
-    permit: OwnedSemaphorePermit,
-) -> io::Result<(Arc<Session>, server::TlsStream<TcpStream>)> {
+) -> io::Result<(ServerStream, Hello)> {
     prepare(&stream)?;
     let mut stream = acceptor.accept(stream).await?;
     let hello: Hello = receive(&mut stream).await?;
-    if let Err(why) = check(shared, &hello.token) {
+    if let Err(why) = check(&shared, &hello.token) {
         send(&mut stream, &Answer::Err(why.clone())).await?;
         stream.shutdown().await?;
         return Err(io::Error::other(why));
     }
-    // It has shown the token. It may take its time to measure, and keeps no stranger out.
-    drop(permit);
+    Ok((stream, hello))
+}
+
+/// Lets a caller in. It may take its time to measure, and keeps nobody out meanwhile.
+async fn answer(
+    shared: &Arc<Shared>,
+    mut stream: ServerStream,
+    hello: Hello,
+) -> io::Result<(Arc<Session>, ServerStream)> {
     let mut sessions: Vec<(LinkKind, Ends<'_>, Arc<Session>)> = Vec::new();
     let mut join = |offer: Offer| {
         let link: LinkKind = offer.link.parse().map_err(|it: LinkError| it.to_string())?;
@@ -213,6 +230,7 @@ async fn call(
     peer: &EngineAddress,
 ) -> Result<(Arc<Session>, client::TlsStream<TcpStream>), Cause> {
     let broken = |error: io::Error| Cause::Unreachable(error.to_string());
+    let begun = Instant::now();
     let (mut stream, host) = connect(shared, peer).await?;
     let mut ours = Vec::new();
     for link in shared.config.link.kinds() {
@@ -237,6 +255,13 @@ async fn call(
         host,
         key: welcome.key,
         round_trip: at.elapsed(),
+        // The rest is for saying what has not passed.
+        patience: shared
+            .config
+            .connect_timeout
+            .saturating_sub(begun.elapsed())
+            * 9
+            / 10,
     };
     if welcome.links.len() != ours.len() {
         let problem = "its answer does not fit: use the same release at both ends";
@@ -318,8 +343,13 @@ async fn connect(
         let slow = |_| Err(io::Error::from(io::ErrorKind::TimedOut));
         match timeout(limit, connecting).await.unwrap_or_else(slow) {
             Ok(stream) => return Ok((stream, endpoint.ip())),
-            Err(error) if is_other_certificate(&error) => cause = Cause::AnotherGeneration,
-            Err(error) => cause = broken(format!("{endpoint}: {error}")),
+            Err(error) if is_other_certificate(&error) => {
+                cause = Cause::AnotherGeneration(endpoint);
+            }
+            Err(error) => {
+                let elsewhere = if_elsewhere(&endpoint);
+                cause = broken(format!("{endpoint}: {error}{elsewhere}"));
+            }
         }
     }
     Err(cause)

@@ -1,6 +1,7 @@
 //! Why a call is refused at once. Each error names the field and the remedy; nothing was begun.
 
 use std::io;
+use std::net::SocketAddr;
 
 use weft_engine::{Access, BadNics, EngineError, MemfdError};
 
@@ -19,6 +20,24 @@ pub enum TransferError {
     /// The NICs cannot be used together.
     #[error("nics: {0}")]
     Nics(BadNics),
+    /// A NIC's address and port cannot be opened.
+    #[error("nics, ports: cannot listen at {endpoint} ({source}): {}", remedy(.source))]
+    Listen {
+        /// The address of the NIC, and the first port that was tried.
+        endpoint: SocketAddr,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The workers cannot share the ports.
+    #[error(
+        "workers is {workers} and port_count is {port_count}: workers must be a divisor of port_count"
+    )]
+    UnevenWorkers {
+        /// How many were asked for.
+        workers: u16,
+        /// How many ports they share.
+        port_count: u16,
+    },
     /// The engine is closed.
     #[error("the engine is closed: start another one")]
     Closed,
@@ -78,11 +97,24 @@ pub enum TransferError {
     },
 }
 
+/// What helps where an endpoint cannot be opened.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrNotAvailable => "name addresses that `ip address` shows on this machine",
+        io::ErrorKind::PermissionDenied => "use ports from 1024 on, or run as root",
+        // Linux, for a link-local address of IPv6 without its interface.
+        io::ErrorKind::InvalidInput => "use addresses that are not link-local",
+        _ => "check the limit on open files (`ulimit -n`)",
+    }
+}
+
 impl TransferError {
     /// A stable name for metrics and logs.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Invalid { .. } => "Invalid",
+            Self::Listen { .. } => "CannotListen",
+            Self::UnevenWorkers { .. } => "UnevenWorkers",
             Self::Closed => "Closed",
             Self::Nics(_) => "BadNics",
             Self::Link(error) => error.reason(),

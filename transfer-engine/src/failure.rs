@@ -1,6 +1,7 @@
 //! Why an operation has not done its work.
 
 use std::fmt;
+use std::net::SocketAddr;
 
 /// How far an operation was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,11 +33,12 @@ pub enum Cause {
         "the peer cannot be reached ({0}): check that it runs and that its control ports are open"
     )]
     Unreachable(String),
-    /// Another engine answers at the endpoint of the peer.
+    /// Another engine answers at this endpoint of the peer.
     #[error(
-        "the peer was restarted, and its old keys are refused: get its new address and descriptors"
+        "another engine answers at {0}: the peer was restarted, and its old keys are refused (get its new address and descriptors){elsewhere}",
+        elsewhere = if_elsewhere(.0)
     )]
-    AnotherGeneration,
+    AnotherGeneration(SocketAddr),
     /// The two ends do not fit.
     #[error("the connection was refused: {0}")]
     Refused(String),
@@ -76,7 +78,7 @@ impl Cause {
             Self::DeadlinePassed => "DeadlinePassed",
             Self::Cancelled => "Cancelled",
             Self::Unreachable(_) => "Unreachable",
-            Self::AnotherGeneration => "AnotherGeneration",
+            Self::AnotherGeneration(_) => "AnotherGeneration",
             Self::Refused(_) => "Refused",
             Self::PeerEnded => "PeerEnded",
             Self::Connection(failure) | Self::RequestRefused(failure) => failure.reason(),
@@ -84,6 +86,14 @@ impl Cause {
             Self::EndedHere => "EndedHere",
             Self::NotPosted { reason, .. } => reason,
         }
+    }
+}
+
+/// What else may be wrong with an endpoint of a peer: every machine has its own loopback addresses.
+pub(crate) fn if_elsewhere(endpoint: &SocketAddr) -> &'static str {
+    match endpoint.ip().is_loopback() {
+        true => "; or it runs on another machine (start it with nics that this machine reaches)",
+        false => "",
     }
 }
 

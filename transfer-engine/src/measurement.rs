@@ -33,6 +33,8 @@ pub(crate) struct Called<'a> {
     pub(crate) key: Key,
     /// Of a message of set-up.
     pub(crate) round_trip: Duration,
+    /// How long it may stand still.
+    pub(crate) patience: Duration,
 }
 
 /// A link that both ends have joined their connections over.
@@ -64,26 +66,40 @@ pub(crate) async fn choose(
         peer,
         candidate,
     };
-    let pass = |links| passing(links, peer.round_trip);
+    let pass = |links, patience| passing(links, peer.round_trip, patience);
+    let over_shm = || {
+        let reason = "both engines are in one network namespace".to_owned();
+        because(LinkKind::Shm, reason)
+    };
+    let mut without_shm = String::new();
     if let Some(shm) = candidates.iter().find(is_shm) {
-        if !pass(vec![measured(shm)]).await.0.is_empty() {
-            let reason = "both engines are in one network namespace".to_owned();
-            return Ok(because(LinkKind::Shm, reason));
+        let (passing, silent) = pass(vec![measured(shm)], Duration::ZERO).await;
+        if !passing.is_empty() {
+            return Ok(over_shm());
         }
-        tracing::warn!(peer = peer.address.name(), "shared memory does not pass");
+        tracing::warn!(peer = peer.address.name(), "{silent}");
+        without_shm = format!("{silent}; ");
     }
-    let network: Vec<_> = candidates.iter().filter(|it| !is_shm(it)).collect();
+    let after_shm = |result: LinkInUse| because(result.link, without_shm + &result.reason);
     let results = &shared.measured.results;
     if let Some(result) = results.result(&peer.host)
-        && let Some(of_result) = network.iter().find(|it| it.link == result.link)
-        && !pass(vec![measured(of_result)]).await.0.is_empty()
+        && let Some(of_result) = candidates.iter().find(|it| it.link == result.link)
+        && !pass(vec![measured(of_result)], Duration::ZERO)
+            .await
+            .0
+            .is_empty()
     {
-        return Ok(result);
+        return Ok(after_shm(result));
     }
-    let (passing, silent) = pass(network.iter().map(|it| measured(it)).collect()).await;
+    // Where the peer stood still, shared memory may pass now.
+    let all = candidates.iter().map(measured).collect();
+    let (passing, silent) = pass(all, peer.patience).await;
+    if passing.iter().any(|it| it.link() == LinkKind::Shm) {
+        return Ok(over_shm());
+    }
     let (result, is_measured) = match &passing[..] {
         [] => {
-            let names: Vec<_> = network.iter().map(|it| it.link.name()).collect();
+            let names: Vec<_> = candidates.iter().map(|it| it.link.name()).collect();
             let nothing = format!("set-up passes, and nothing over {}", names.join(" and "));
             return Err(Cause::Unreachable(nothing));
         }
@@ -91,7 +107,7 @@ pub(crate) async fn choose(
         [first, ..] => {
             let Ok(_turn) = timeout(WAIT_MAX, shared.measured.turn.lock()).await else {
                 let reason = "not measured: other peers are being measured".to_owned();
-                return Ok(because(first.link(), reason));
+                return Ok(after_shm(because(first.link(), reason)));
             };
             match fastest(&passing).await {
                 Some(result) => (result, true),
@@ -100,7 +116,7 @@ pub(crate) async fn choose(
         }
     };
     results.keep(peer.host, &result, is_measured);
-    Ok(result)
+    Ok(after_shm(result))
 }
 
 /// What writes over a candidate.

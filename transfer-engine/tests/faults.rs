@@ -2,7 +2,9 @@
 
 mod start;
 
-use std::io::{BufRead, BufReader, Read, Write as _};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write as _};
+use std::net::TcpStream;
+use std::ops::RangeInclusive;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +17,7 @@ use start::{PATIENCE, bytes_of, config, done, engine, options, pattern, source, 
 use weft_transfer_engine::{
     Access, Cause, Completion, EngineAddress, Failure, LinkChoice, LinkKind, MemoryRegion,
     MrDescriptor, Operation, Options, Outcome, PagedWrites, Pages, Region, SingleRead, SingleWrite,
-    Stage, TransferEngine, TransferEngineConfig, TransferError,
+    Stage, TransferEngine, TransferEngineConfig,
 };
 
 fn failure(operation: &Operation) -> Failure {
@@ -226,9 +228,18 @@ fn a_restarted_peer_refuses_what_was_addressed_to_its_last_life() {
     let (b, old) = restarted.unwrap();
     let failure = failure(&write(&a, &old, 10));
     assert_eq!(
-        (failure.stage, failure.cause),
-        (Stage::Connect, Cause::AnotherGeneration)
+        (failure.stage, failure.cause.reason()),
+        (Stage::Connect, "AnotherGeneration")
     );
+    // Another machine has a 127.0.0.1, too, and an engine there may be called here by mistake.
+    let text = failure.to_string();
+    for part in [
+        ": the peer was restarted",
+        "runs on another machine",
+        "nics",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
     assert_ne!(b.main_address(), &old.engine);
 }
 
@@ -275,6 +286,24 @@ fn a_peer_that_cannot_be_reached_or_does_not_let_in_is_named_with_the_stage() {
     );
     assert_eq!(failure.peer, Some(gone.name()));
     assert_eq!(a.counts().unwrap().peers, 0);
+}
+
+#[test]
+fn silent_callers_keep_no_peer_out() {
+    let (a, b) = (engine(), engine());
+    let name = b.main_address().name();
+    let endpoint = name.split('#').next().unwrap();
+    // More than may be there at a time.
+    let connect = |_| TcpStream::connect(endpoint).unwrap();
+    let silent: Vec<TcpStream> = (0..300).map(connect).collect();
+    done(&a.connect(b.main_address(), options()).unwrap());
+    // The first ones were ended, and no others.
+    let is_open = |stream: &TcpStream| {
+        stream.set_nonblocking(true).unwrap();
+        matches!((&*stream).read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
+    };
+    assert!(!is_open(&silent[0]));
+    assert!(is_open(&silent[299]));
 }
 
 #[test]
@@ -565,7 +594,24 @@ fn settings_that_cannot_be_used_are_named() {
     assert!(refused(no_nics).to_string().starts_with("nics: "));
     let mut no_address = config();
     no_address.nics[0] = [192, 0, 2, 1].into();
-    assert_eq!(refused(no_address).reason(), "SystemCallFailed");
+    let error = refused(no_address);
+    assert_eq!(error.reason(), "CannotListen");
+    for part in ["nics", "192.0.2.1:20000", "`ip address`"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    for wrong in [[0, 0, 0, 0], [224, 0, 0, 1]] {
+        let mut no_nic = config();
+        no_nic.nics[0] = wrong.into();
+        assert_eq!(refused(no_nic).reason(), "BadNics");
+    }
+    for (ports, problem) in [
+        (RangeInclusive::new(30_000, 20_000), "end before"),
+        (0..=20_000, "begin with 0"),
+    ] {
+        let wrong = TransferEngineConfig { ports, ..config() };
+        let text = refused(wrong).to_string();
+        assert!(text.starts_with(&format!("ports {problem}")), "{text}");
+    }
     let few_ports = TransferEngineConfig {
         ports: 20_000..=20_002,
         ..config()
@@ -575,7 +621,10 @@ fn settings_that_cannot_be_used_are_named() {
         workers: 3,
         ..config()
     };
-    assert!(matches!(refused(uneven), TransferError::Link(_)));
+    assert_eq!(
+        refused(uneven).to_string(),
+        "workers is 3 and port_count is 4: workers must be a divisor of port_count"
+    );
     let mut two_workers = config();
     two_workers.workers = 2;
     let [a, b] = [two_workers.clone(), two_workers].map(|it| TransferEngine::start(it).unwrap());

@@ -71,7 +71,7 @@ impl LinkChooser<'_> {
             let reason = refused.unwrap_or_else(none);
             return Ok(LinkInUse { link, reason });
         };
-        let (passing, silent) = passing(probes, round_trip).await;
+        let (passing, silent) = passing(probes, round_trip, Duration::ZERO).await;
         let (result, is_measured) = match &passing[..] {
             // The control call succeeded, so the network may only be slow.
             [] => return Ok(over_udp(silent)),

@@ -222,7 +222,13 @@ pub extern "C" fn weft_poll(
     busy: Option<&mut MaybeUninit<bool>>,
 ) -> WeftStatus {
     call(|| {
-        let is_busy = running(engine)?.poll()?;
+        let engine = running(engine)?;
+        if engine.progress() == Progress::Threads {
+            let problem =
+                "program_polls is false: only an engine that was started with it is polled";
+            return Err(Refusal::invalid(problem));
+        }
+        let is_busy = engine.poll()?;
         if let Some(to) = busy {
             to.write(is_busy);
         }

@@ -72,9 +72,13 @@ impl Refusal {
 impl From<TransferError> for Refusal {
     fn from(error: TransferError) -> Self {
         let status = match error {
-            TransferError::Invalid { .. } | TransferError::Nics(_) => WeftStatus::WEFT_INVALID,
+            TransferError::Invalid { .. }
+            | TransferError::Nics(_)
+            | TransferError::UnevenWorkers { .. } => WeftStatus::WEFT_INVALID,
             TransferError::Link(_) => WeftStatus::WEFT_NIC,
-            TransferError::System { .. } | TransferError::Memfd(_) => WeftStatus::WEFT_SYSTEM,
+            TransferError::System { .. }
+            | TransferError::Listen { .. }
+            | TransferError::Memfd(_) => WeftStatus::WEFT_SYSTEM,
             TransferError::OutOfBounds { .. } => WeftStatus::WEFT_OUT_OF_BOUNDS,
             TransferError::NotRegistered { .. } => WeftStatus::WEFT_NOT_REGISTERED,
             TransferError::AccessDenied { .. } => WeftStatus::WEFT_ACCESS_DENIED,

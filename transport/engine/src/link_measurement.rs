@@ -21,6 +21,9 @@ const REACH_BYTES: u64 = 64 << 10;
 const REACH_MIN: Duration = Duration::from_millis(250);
 const REACH_ROUND_TRIPS: u32 = 8;
 
+/// How much longer it has each time that no link has passed: the peer stands still.
+const REACH_GROWTH: u32 = 2;
+
 /// Writes at once in the first round of a measurement. Each round has twice as many as the one before, up to the most: a
 /// fast link is filled, and a slow one is not measured for long.
 const ROUND_WRITES_FIRST: usize = 2;
@@ -70,19 +73,36 @@ pub trait MeasuredLink {
     fn write(&self, count: usize, bytes: u64, limit: Duration) -> Arrival;
 }
 
-/// Those of the links that pass bytes, and why the others are not used. `round_trip` is that of a message of set-up.
-pub async fn passing<L: MeasuredLink>(links: Vec<L>, round_trip: Duration) -> (Vec<L>, String) {
-    let limit = REACH_MIN.max(round_trip * REACH_ROUND_TRIPS);
-    // All at once: one that passes nothing takes all the time.
-    let begin = |link: L| (link.write(1, REACH_BYTES, limit), link);
-    let begun: Vec<_> = links.into_iter().map(begin).collect();
-    let (mut passing, mut silent) = (Vec::new(), Vec::new());
-    for (write, link) in begun {
-        match write.await {
-            true => passing.push(link),
-            false => silent.push(link.link().name()),
+/// Those of the links that pass bytes, and why the others are not used. `round_trip` is that of a message of set-up. While
+/// none passes they have more time, up to `patience` in all.
+pub async fn passing<L: MeasuredLink>(
+    links: Vec<L>,
+    round_trip: Duration,
+    patience: Duration,
+) -> (Vec<L>, String) {
+    let mut limit = REACH_MIN.max(round_trip * REACH_ROUND_TRIPS);
+    let mut waited = Duration::ZERO;
+    let passed = loop {
+        // All at once: one that passes nothing takes all the time.
+        let begin = |link: &L| link.write(1, REACH_BYTES, limit);
+        let writes: Vec<_> = links.iter().map(begin).collect();
+        let mut passed = Vec::new();
+        for write in writes {
+            passed.push(write.await);
         }
-    }
+        waited += limit;
+        let left = patience.saturating_sub(waited);
+        if left < REACH_MIN || passed.contains(&true) {
+            break passed;
+        }
+        limit = left.min(REACH_GROWTH * limit);
+    };
+    let (passing, silent): (Vec<_>, Vec<_>) = links
+        .into_iter()
+        .zip(passed)
+        .partition(|(_, passed)| *passed);
+    let passing = passing.into_iter().map(|(link, _)| link).collect();
+    let silent: Vec<_> = silent.iter().map(|(link, _)| link.link().name()).collect();
     let (silent, bytes) = (silent.join(" and "), REACH_BYTES >> 10);
     let reason = format!(
         "{silent} did not pass {bytes} KiB in {} ms",
@@ -245,18 +265,20 @@ mod tests {
         assert_eq!(rates(0.0, 0.0).link, Udp);
     }
 
-    /// Passes everything at once, or nothing.
-    struct Stub(LinkKind, bool);
+    /// Passes everything at once if it has time enough, else nothing.
+    struct Stub(LinkKind, Duration);
 
     impl MeasuredLink for Stub {
         fn link(&self) -> LinkKind {
             self.0
         }
 
-        fn write(&self, _: usize, _: u64, _: Duration) -> Arrival {
-            Box::pin(ready(self.1))
+        fn write(&self, _: usize, _: u64, limit: Duration) -> Arrival {
+            Box::pin(ready(self.1 <= limit))
         }
     }
+
+    const NEVER: Duration = Duration::MAX;
 
     /// Of a future that waits for nothing.
     fn now<T>(future: impl Future<Output = T>) -> T {
@@ -268,19 +290,41 @@ mod tests {
 
     #[test]
     fn a_link_that_passes_nothing_is_left_out_and_named() {
-        let links = || vec![Stub(LinkKind::Udp, false), Stub(LinkKind::Tcp, true)];
-        let (left, reason) = now(passing(links(), Duration::ZERO));
+        let links = || {
+            vec![
+                Stub(LinkKind::Udp, NEVER),
+                Stub(LinkKind::Tcp, Duration::ZERO),
+            ]
+        };
+        let patience = Duration::from_secs(5);
+        let (left, reason) = now(passing(links(), Duration::ZERO, patience));
         let kinds: Vec<_> = left.iter().map(MeasuredLink::link).collect();
         assert_eq!(kinds, [LinkKind::Tcp]);
         assert_eq!(reason, "udp did not pass 64 KiB in 250 ms");
         // A peer that is far away has more time.
-        let (_, reason) = now(passing(links(), Duration::from_millis(100)));
+        let (_, reason) = now(passing(links(), Duration::from_millis(100), patience));
         assert_eq!(reason, "udp did not pass 64 KiB in 800 ms");
     }
 
     #[test]
+    fn a_peer_that_stands_still_has_all_the_time_to_go_on() {
+        let after = |seconds| {
+            let links = vec![Stub(LinkKind::Tcp, Duration::from_secs(seconds))];
+            now(passing(links, Duration::ZERO, Duration::from_secs(5)))
+        };
+        // 0.25, 0.5, 1, 2 and the 1.25 s that are left.
+        assert_eq!(after(2).0.len(), 1);
+        let (none, reason) = after(3);
+        assert!(none.is_empty());
+        assert_eq!(reason, "tcp did not pass 64 KiB in 1250 ms");
+    }
+
+    #[test]
     fn a_link_that_stops_passing_while_it_is_measured_is_the_slowest() {
-        let links = [Stub(LinkKind::Udp, false), Stub(LinkKind::Tcp, true)];
+        let links = [
+            Stub(LinkKind::Udp, NEVER),
+            Stub(LinkKind::Tcp, Duration::ZERO),
+        ];
         let result = now(fastest(&links)).unwrap();
         assert_eq!(result.link, LinkKind::Tcp);
         assert_eq!(now(fastest(&links[..1])), None);

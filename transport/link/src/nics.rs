@@ -34,6 +34,9 @@ pub enum BadNics {
     /// Two have one address.
     #[error("{0} is there twice: name each NIC once")]
     Twice(IpAddr),
+    /// It is for all NICs, or for many machines.
+    #[error("{0} is the address of no NIC: name one that `ip address` shows")]
+    NoNic(IpAddr),
 }
 
 impl NicAddresses {
@@ -45,6 +48,12 @@ impl NicAddresses {
         let Some((&first, others)) = addresses.split_first() else {
             return Err(BadNics::Count(0));
         };
+        let is_of_no_nic = |it: &&IpAddr| {
+            it.is_unspecified() || it.is_multicast() || **it == IpAddr::V4(Ipv4Addr::BROADCAST)
+        };
+        if let Some(&address) = addresses.iter().find(is_of_no_nic) {
+            return Err(BadNics::NoNic(address));
+        }
         let mut nics = Self::from(first);
         for &address in others {
             if nics.len() == NICS_MAX {
@@ -202,7 +211,15 @@ mod tests {
         let many: Vec<IpAddr> = (0..17).map(|nic| ip(&format!("10.0.0.{nic}"))).collect();
         assert_eq!(NicAddresses::new(&many), Err(BadNics::Count(17)));
         assert_eq!(NicAddresses::new(&[]), Err(BadNics::Count(0)));
-        for wrong in ["10.0.0.1", "fd00::1"] {
+        for wrong in [
+            "10.0.0.1",
+            "fd00::1",
+            "0.0.0.0",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::",
+            "ff02::1",
+        ] {
             let error = NicAddresses::new(&[both[0], ip(wrong)]).unwrap_err();
             assert!(error.to_string().contains(wrong), "{error}");
         }

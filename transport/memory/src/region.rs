@@ -96,6 +96,16 @@ pub enum MemfdError {
         /// Bytes of the region.
         needs: u64,
     },
+    /// There is not so much memory, or not so many addresses.
+    #[error("{bytes} bytes of memory cannot be had ({call}: {source}): ask for less")]
+    TooMuch {
+        /// How many were asked for.
+        bytes: u64,
+        /// The call that failed.
+        call: &'static str,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
     /// The kernel refused a call.
     #[error("{call}: {source}")]
     System {
@@ -142,11 +152,15 @@ impl Region {
     /// is sealed. `name` is shown in `/proc/PID/maps`.
     ///
     /// # Errors
-    /// [`MemfdError::System`].
+    /// [`MemfdError::TooMuch`], [`MemfdError::System`].
     pub fn memfd(name: &str, bytes: u64) -> Result<Region, MemfdError> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create(name, flags).map_err(failed("memfd_create"))?;
-        rustix::fs::ftruncate(&file, bytes).map_err(failed("ftruncate"))?;
+        rustix::fs::ftruncate(&file, bytes).map_err(|error| MemfdError::TooMuch {
+            bytes,
+            call: "ftruncate",
+            source: error.into(),
+        })?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(failed("F_ADD_SEALS"))?;
         Region::from_memfd(file, bytes)
@@ -156,7 +170,7 @@ impl Region {
     ///
     /// # Errors
     /// [`MemfdError::NotSealed`] unless F_SEAL_SHRINK is set: a page that is cut off while it is mapped
-    /// ends this process by SIGBUS. [`MemfdError::TooShort`], [`MemfdError::System`].
+    /// ends this process by SIGBUS. [`MemfdError::TooShort`], [`MemfdError::TooMuch`], [`MemfdError::System`].
     pub fn from_memfd(file: OwnedFd, bytes: u64) -> Result<Region, MemfdError> {
         // Only a memfd answers; the seal is checked before the size, which cannot shrink from then on.
         let seals = rustix::fs::fcntl_get_seals(&file).map_err(|_| MemfdError::NotSealed)?;
@@ -170,7 +184,11 @@ impl Region {
         let map = MmapOptions::new()
             .len(bytes as usize)
             .map_raw(&file)
-            .map_err(failed("mmap"))?;
+            .map_err(|source| MemfdError::TooMuch {
+                bytes,
+                call: "mmap",
+                source,
+            })?;
         Ok(Region(Memory::Memfd { map, file }))
     }
 

@@ -16,7 +16,7 @@ static void an_engine_refuses_its_settings(void) {
     nic = "127.0.0.\xff";
     REFUSED(weft_engine_start(&config, &engine), WEFT_INVALID, "config.nics[0] is not UTF-8");
     nic = "192.0.2.1"; /* RFC 5737: no machine has it */
-    REFUSED(weft_engine_start(&config, &engine), WEFT_SYSTEM, "bind");
+    REFUSED(weft_engine_start(&config, &engine), WEFT_SYSTEM, "192.0.2.1:20000");
     config.nic_count = SIZE_MAX;
     REFUSED(weft_engine_start(&config, &engine), WEFT_INVALID, "config.nics has");
     memset(&config, 0, sizeof config);

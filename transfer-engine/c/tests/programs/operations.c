@@ -60,7 +60,7 @@ static void a_program_that_polls_moves_its_bytes_itself(weft_engine *b) {
     config.program_polls = true;
     weft_engine *a = NULL;
     OK(weft_engine_start(&config, &a));
-    REFUSED(weft_poll(b, NULL), WEFT_INVALID, "progress is Threads");
+    REFUSED(weft_poll(b, NULL), WEFT_INVALID, "program_polls is false");
     weft_mr *here = NULL, *there = NULL;
     static uint8_t from[1000];
     OK(weft_reg_mr(a, from, sizeof from, WEFT_ACCESS_NONE, &here));

@@ -33,6 +33,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("weft-proto", &[]),
     ("weft-identity", &["weft-metrics", "weft-proto"]),
     ("weft-metrics", &[]),
+    ("weft-page", &[]),
     (
         "weft-transfer",
         &["weft-identity", "weft-planner", "weft-proto"],
@@ -125,6 +126,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "weft-device-socket",
             "weft-fabric",
             "weft-identity",
+            "weft-metrics",
+            "weft-page",
             "weft-planner",
             "weft-proto",
             "weft-transfer",

@@ -15,6 +15,7 @@
 mod arguments;
 mod error;
 mod out;
+mod page;
 mod progress;
 mod report;
 mod scratch;
@@ -36,6 +37,7 @@ pub use report::{Chunks, FaultReport, Happened, NodeReport, Report, Summary};
 pub use usage_error::UsageError;
 
 use crate::stage;
+use page::Page;
 
 /// The arguments make no sense.
 const USAGE: u8 = 2;
@@ -56,6 +58,12 @@ pub fn run(args: &Args, out: &mut impl Write, err: &mut impl Write) -> u8 {
         Ok(program) => program,
         Err(error) => return failed(&settings, &error.into(), out, err),
     };
+    if let Some(port) = settings.ui_port
+        && let Err(source) = page::listen(port)
+    {
+        let error = PlayError::PageNotServed { port, source };
+        return failed(&settings, &error, out, err);
+    }
     match isolation::enter() {
         Ok(Entered::Ended(status)) => return status,
         Ok(Entered::Inside) => {}
@@ -141,16 +149,38 @@ async fn until_signalled(
     let came = |kind: SignalKind| PlayError::Signalled {
         number: u8::try_from(kind.as_raw_value()).unwrap_or_default(),
     };
-    let terminal = io::stderr().is_terminal();
-    let playing = session::play(settings, program, terminal, out, err);
-    let ended = tokio::select! {
-        outcome = playing => return outcome,
-        () = arrives(&mut interrupt) => kinds[0],
-        () = arrives(&mut terminate) => kinds[1],
-        () = arrives(&mut hangup) => kinds[2],
-        () = arrives(&mut quit) => kinds[3],
+    let mut signalled = async || {
+        tokio::select! {
+            () = arrives(&mut interrupt) => kinds[0],
+            () = arrives(&mut terminate) => kinds[1],
+            () = arrives(&mut hangup) => kinds[2],
+            () = arrives(&mut quit) => kinds[3],
+        }
     };
-    Err(came(ended))
+    let mut page = match settings.ui_port {
+        Some(port) => Some(serve(port)?),
+        None => None,
+    };
+    if let Some(page) = &page {
+        complain(err, &format!("the fabric's page: {}", page.url()), 0);
+    }
+    let terminal = io::stderr().is_terminal();
+    let playing = session::play(settings, program, terminal, page.as_mut(), out, err);
+    let played = tokio::select! {
+        outcome = playing => outcome?,
+        signal = signalled() => return Err(came(signal)),
+    };
+    if let Some(page) = &page {
+        let text = format!("the fabric's page stays until Ctrl-C: {}", page.url());
+        complain(err, &text, 0);
+        signalled().await;
+    }
+    Ok(played.is_good)
+}
+
+fn serve(port: u16) -> Result<Page, PlayError> {
+    let page = page::take_listener().and_then(Page::serve);
+    page.map_err(|source| PlayError::PageNotServed { port, source })
 }
 
 /// Never, where the signal cannot be watched: it then ends the process at once, and isolation the

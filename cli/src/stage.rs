@@ -28,6 +28,7 @@ pub use error::StageError;
 pub use ground::{Addresses, Ground};
 use process::Processes;
 pub use process::find;
+pub(crate) use process::http_get;
 pub use program::Program;
 use weft_fabric::isolation;
 use weft_identity::authority::{Authority, IdentityFiles};

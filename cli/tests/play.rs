@@ -40,7 +40,7 @@ fn bad_arguments_end_with_status_2_and_nothing_on_standard_output() {
 fn help_names_every_flag() {
     let help = String::from_utf8(weft("play --help").stdout).expect("text");
     for flag in "nodes nics leaves spines paths source size to strategy path-policy encryption rate node-rate loss \
-                 corrupt fail-spine fail-nic kill-node restart-node out keep json mtu seed verification symlinks"
+                 corrupt fail-spine fail-nic kill-node restart-node out keep json mtu seed verification symlinks ui ui-port"
         .split_whitespace()
     {
         assert!(help.contains(&format!("--{flag}")), "{flag}");

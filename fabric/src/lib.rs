@@ -365,6 +365,20 @@ impl Fabric {
             .collect()
     }
 
+    /// The same for each spine's link to each leaf, by spine and then by leaf.
+    pub fn link_bytes(&self) -> Result<Vec<Vec<u64>>, FabricError> {
+        let ports: Vec<String> = (0..self.spec().leaves)
+            .map(|leaf| Place::Leaf(leaf).name())
+            .collect();
+        let counters = self.counters.iter().enumerate();
+        counters
+            .map(|(k, c)| {
+                c.sent_by(&ports)
+                    .map_err(|e| self.counting(Place::Spine(k), e))
+            })
+            .collect()
+    }
+
     /// Makes a spine drop everything that it should forward. Its links stay up.
     pub fn fail_spine(&self, k: usize) -> Result<(), FabricError> {
         self.check_spine(k)?;

@@ -26,6 +26,7 @@ mod memory;
 mod messages;
 mod nics;
 mod packet_size;
+mod page;
 mod paged;
 pub(crate) mod peers;
 pub(crate) mod processes;
@@ -158,6 +159,8 @@ pub enum Work {
     Chain8,
     /// The agents' anonymous memory while 8 GiB move.
     Rss,
+    /// The fabric's page of 200 nodes and 1,000 jobs.
+    Page,
 }
 
 /// What the peers over TCP use in the nodes. A new network namespace inherits the machine's, and
@@ -304,6 +307,7 @@ impl Work {
             Self::Chain3 => chain::measure(context, chain::THREE),
             Self::Chain8 => chain::measure(context, chain::EIGHT),
             Self::Rss => rss::measure(context),
+            Self::Page => page::measure(context),
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use std::{
     collections::BTreeSet,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
+    net::{TcpListener, TcpStream},
     os::fd::AsFd,
     path::Path,
     process::{Command, Output, Stdio},
@@ -332,6 +333,77 @@ fn a_signal_ends_everything_and_leaves_nothing() {
         let left = std::fs::read_dir(private.path()).expect("a directory");
         assert_eq!(left.count(), 0, "{signal}");
     }
+}
+
+/// What the server of the page answers; of a stream, up to the first event's end.
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+    )
+    .expect("it reads");
+    let lines = BufReader::new(stream).lines().map_while(Result::ok);
+    let until_event = lines.scan(false, |had_event, line| {
+        let is_over = *had_event && line.is_empty();
+        *had_event |= line.starts_with("data: ");
+        (!is_over).then_some(line + "\n")
+    });
+    until_event.collect()
+}
+
+/// The page is at the machine's own address though the fabric is in namespaces.
+#[test]
+fn a_browser_sees_the_fabric_while_it_plays_and_until_ctrl_c() {
+    let mut child = play("--nodes 3 --size 16MiB --ui")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("weft starts");
+    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    let mut said = |words: &str| {
+        let mut lines = lines.by_ref().map_while(Result::ok);
+        lines.find(|line| line.contains(words)).expect(words)
+    };
+    let url = said("the fabric's page: http://127.0.0.1:");
+    let address = url.split("http://").nth(1).expect("an address");
+    let address = address.trim_end_matches('/');
+    let page = get(address, "/");
+    assert!(page.starts_with("HTTP/1.1 200"), "{page}");
+    assert!(page.contains("<h1>Fabric <bdi>play</bdi></h1>"), "{page}");
+
+    said("the fabric's page stays until Ctrl-C");
+    let page = get(address, "/");
+    for text in [
+        "<bdi>random.bin</bdi>",
+        "node1</bdi> (Verified)",
+        "node2</bdi> (Verified)",
+        "0 jobs under way, 1 complete",
+    ] {
+        assert!(page.contains(text), "{text}: {page}");
+    }
+    for node in ["node0", "node1", "node2"] {
+        assert!(page.contains(&format!("<title>{node}: ")), "{page}");
+    }
+    assert!(get(address, "/events").contains("data: <section"));
+    assert!(get(address, "/other").starts_with("HTTP/1.1 404"));
+
+    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid"));
+    kill(pid, Signal::SIGINT).expect("it is there");
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+    assert!(TcpStream::connect(address).is_err(), "nobody listens");
+}
+
+#[test]
+fn a_port_of_another_program_is_refused_before_anything_is_made() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("an address").port();
+    let output = play(&format!("--size 1MiB --ui --ui-port {port}")).output();
+    let output = output.expect("weft starts");
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains(&format!("--ui-port {port}: ")), "{said}");
+    assert!(said.contains("give another port"), "{said}");
 }
 
 #[test]

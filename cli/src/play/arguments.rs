@@ -157,6 +157,12 @@ pub struct Args {
     /// Leave agents and fabric running, and say how to enter and how to end them.
     #[arg(long)]
     pub keep: bool,
+    /// Serve the fabric's page to a browser of this machine while it plays, and after the result until Ctrl-C.
+    #[arg(long, conflicts_with = "keep")]
+    pub ui: bool,
+    /// The page's port at 127.0.0.1; 0 for a free one.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "ui")]
+    pub ui_port: u16,
     /// Print the result, or why there is none, as one JSON object and nothing else on standard output.
     #[arg(long)]
     pub json: bool,
@@ -363,6 +369,8 @@ pub struct Settings {
     pub device_limits: DeviceLimits,
     /// Leave everything running.
     pub keep: bool,
+    /// The port of the page, where there is one; 0 for a free one.
+    pub ui_port: Option<u16>,
     /// JSON on standard output.
     pub json: bool,
     /// No progress.
@@ -423,6 +431,7 @@ impl Args {
                 ops_per_s: self.device_ops,
             },
             keep: self.keep,
+            ui_port: self.ui.then_some(self.ui_port),
             json: self.json,
             quiet: self.quiet,
         })

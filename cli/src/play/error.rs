@@ -82,6 +82,16 @@ pub enum PlayError {
         /// The directory.
         path: PathBuf,
     },
+    /// No page.
+    #[error(
+        "--ui-port {port}: the fabric's page cannot be served there: {source}; give another port, or 0 for a free one"
+    )]
+    PageNotServed {
+        /// The port of 127.0.0.1.
+        port: u16,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The result is no JSON.
     #[error("the result cannot be written as JSON: {0}; leave out --json")]
     Json(#[from] serde_json::Error),
@@ -114,6 +124,7 @@ impl PlayError {
             Self::TooLittleRoom { .. } => "TooLittleRoom",
             Self::Stage(error) => error.reason(),
             Self::OutInUse { .. } => "OutInUse",
+            Self::PageNotServed { .. } => "PageNotServed",
             Self::Json(_) => "ResultNotJson",
             Self::Output(_) => "OutputNotWritten",
             Self::Runtime(_) => "NoRuntime",

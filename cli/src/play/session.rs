@@ -20,6 +20,7 @@ use weft_transfer::{LeaderContext, Spec, Timing};
 
 use super::{
     Data, Fault, FaultKind, Happened, PlayError, Settings, Summary, out,
+    page::Page,
     progress::Progress,
     scratch::{Origin, Scratch},
 };
@@ -45,18 +46,33 @@ const BACKOFF_LONGEST: Duration = Duration::from_secs(2);
 /// How often bars move.
 const SHOW_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Plays; whether everything is as it was asked for.
-pub(super) async fn play(
-    settings: &Settings,
+/// What came of a play.
+pub(super) struct Played<'a> {
+    /// Everything is as it was asked for.
+    pub(super) is_good: bool,
+    /// What the page goes on to show.
+    _play: Option<Play<'a>>,
+}
+
+/// Plays.
+pub(super) async fn play<'a>(
+    settings: &'a Settings,
     program: &Path,
     terminal: bool,
+    mut page: Option<&mut Page>,
     out: &mut impl Write,
     err: &mut impl Write,
-) -> Result<bool, PlayError> {
+) -> Result<Played<'a>, PlayError> {
     let mut play = Play::set(settings, program).await?;
+    if let Some(page) = &mut page {
+        page.show_nodes(&play.stage);
+        page.begin_job(&play.origin.name, &settings.to);
+    }
+    let is_shown = page.is_some();
     let mut progress = Progress::new(terminal, settings.quiet);
-    let (summary, complete) = play.transfer(&mut progress, err).await?;
-    let keeping = settings.keep.then_some(play);
+    let (summary, complete) = play.transfer(&mut progress, page, err).await?;
+    let stays = settings.keep || is_shown;
+    let mut staying = stays.then_some(play);
     let text = match settings.json {
         true => serde_json::to_string(&summary.report)? + "\n",
         false => summary.to_string(),
@@ -79,10 +95,15 @@ pub(super) async fn play(
         complain(err, &text);
     }
     // Last: whatever failed before ends it.
-    if let Some(play) = keeping {
+    if settings.keep
+        && let Some(play) = staying.take()
+    {
         complain(err, &play.keep()?);
     }
-    Ok(complete && missed.is_empty())
+    Ok(Played {
+        is_good: complete && missed.is_empty(),
+        _play: staying,
+    })
 }
 
 fn complain(err: &mut impl Write, text: &str) {
@@ -91,7 +112,7 @@ fn complain(err: &mut impl Write, text: &str) {
 }
 
 /// Everything that has to be there before a byte moves. Dropping it ends it; the agents go first.
-struct Play<'a> {
+pub(super) struct Play<'a> {
     settings: &'a Settings,
     stage: Stage,
     origin: Origin,
@@ -206,6 +227,7 @@ impl<'a> Play<'a> {
     async fn transfer(
         &mut self,
         progress: &mut Progress,
+        mut page: Option<&mut Page>,
         err: &mut impl Write,
     ) -> Result<(Summary, bool), PlayError> {
         let before = self.spine_bytes()?;
@@ -232,7 +254,12 @@ impl<'a> Play<'a> {
             tokio::select! {
                 () = runner.run_once() => {}
                 error = self.stage.ended() => return Err(error.into()),
-                _ = show.tick() => progress.show(runner.transfer(), err),
+                _ = show.tick() => {
+                    progress.show(runner.transfer(), err);
+                    if let Some(page) = &mut page {
+                        page.show_job(runner.transfer());
+                    }
+                }
                 () = at(due) => {
                     let (fault, happened) = &mut faults[next];
                     next += 1;
@@ -241,13 +268,20 @@ impl<'a> Play<'a> {
                     let after = runner.now().saturating_sub(started);
                     *happened = Happened::At { after, bytes: runner.transfer().bytes_verified() };
                     let target = fault.kind.target(fault.index);
-                    progress.say(&format!("{} {target}", fault.kind.name()), err);
+                    let text = format!("{} {target}", fault.kind.name());
+                    progress.say(&text, err);
+                    if let Some(page) = &mut page {
+                        page.add_fault(fault.kind, fault.index);
+                    }
                 }
             }
         }
         let ended = runner.now();
         progress.show(runner.transfer(), err);
         progress.end(err);
+        if let Some(page) = &mut page {
+            page.show_job(runner.transfer());
+        }
         let after = self.spine_bytes()?;
         let spines = after
             .iter()

@@ -218,11 +218,16 @@ fn last_words(log: &str) -> String {
 
 /// Whether `/readyz` at `metrics` says yes.
 pub(super) async fn is_ready(metrics: SocketAddr) -> io::Result<bool> {
+    let answer = http_get(metrics, "/readyz").await?;
+    Ok(answer.starts_with("HTTP/1.1 200"))
+}
+
+/// What an agent answers to a GET, its head included.
+pub(crate) async fn http_get(metrics: SocketAddr, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect(metrics).await?;
-    stream
-        .write_all(b"GET /readyz HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")
-        .await?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;
-    Ok(answer.starts_with("HTTP/1.1 200"))
+    Ok(answer)
 }

@@ -18,7 +18,7 @@ pub const HEADERS: [(&str, &str); 5] = [
     ("content-type", "text/html; charset=utf-8"),
     (
         "content-security-policy",
-        "default-src 'none'; style-src 'sha256-OEaSYCaTpq/6CWLpreZmy/HGN0J1ifvIYOrY98wjl9w='; \
+        "default-src 'none'; style-src 'sha256-tmSV+/XIJZAP9+tRq0AFC/25Ui2kkpkOXSgohyHI3Ts='; \
          script-src 'sha256-JhCe5fNpDgrHdyDpJLl94uPMdoMux21BdmfUwL+KV2g='; connect-src 'self'; \
          img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     ),

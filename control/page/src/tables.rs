@@ -114,7 +114,7 @@ fn row(job: &Job) -> Markup {
         tr {
             th scope="row" { bdi { (name) } }
             td class=(if job.phase == crate::Phase::Failed { "bad" } else { "" }) { (job.phase.name()) }
-            td {
+            td .progress {
                 @match job.part_done() {
                     Some(part) => {
                         progress max="100" value=(percent(part)) aria-label=(format!("Verified of {name}")) {}
@@ -184,7 +184,7 @@ pub(crate) fn nodes(fabric: &Fabric) -> Markup {
                         th scope="row" { bdi { (node.name) } }
                         td { bdi { (leaf.name) } }
                         td class=(if node.state == NodeState::Ready { "" } else { "bad" }) {
-                            span .sign aria-hidden="true" { (sign) } " " (word)
+                            span .sign .good[node.state == NodeState::Ready] aria-hidden="true" { (sign) } " " (word)
                         }
                         td .number { (rate(node.sends)) }
                         td .number { (rate(node.receives)) }

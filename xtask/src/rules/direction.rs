@@ -151,6 +151,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "weft-fabric",
             "weft-cluster",
             "weft-identity",
+            "weft-page",
             "weft-planner",
             "weft-proto",
             "weft-core",

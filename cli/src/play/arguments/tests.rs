@@ -53,6 +53,8 @@ fn every_bad_argument_names_its_flag_and_the_remedy() {
             "--nics 2 --nodes 121",
             "--nodes 121: give a number from 1 to 120",
         ),
+        ("--ui-port 8080", "--ui"),
+        ("--ui --keep", "--keep"),
         ("--spines 0", "--spines 0: give a number from 1 to 64"),
         ("--paths 0", "--paths 0: give a number from 1 to 256"),
         ("--paths 257", "--paths 257: give a number from 1 to 256"),

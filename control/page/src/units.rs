@@ -45,7 +45,7 @@ impl fmt::Display for Rtt {
         let us = self.0.as_micros();
         match us {
             ..1_000 => write!(f, "{us} µs"),
-            ..1_000_000 => write!(f, "{:.1} ms", us as f64 / 1e3),
+            1_000..1_000_000 => write!(f, "{:.1} ms", us as f64 / 1e3),
             _ => write!(f, "{:.1} s", us as f64 / 1e6),
         }
     }

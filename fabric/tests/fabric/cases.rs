@@ -116,6 +116,14 @@ fn spine_used(fabric: &Fabric, send: impl FnOnce()) -> usize {
     let before = fabric.spine_bytes().unwrap();
     send();
     let after = fabric.spine_bytes().unwrap();
+    let links = fabric.link_bytes().unwrap();
+    assert!(
+        links
+            .iter()
+            .all(|of_spine| of_spine.len() == fabric.spec().leaves)
+    );
+    let sums: Vec<u64> = links.iter().map(|of_spine| of_spine.iter().sum()).collect();
+    assert!(sums.iter().zip(&after).all(|(sum, after)| sum >= after));
     let moved: Vec<usize> = (0..before.len())
         .filter(|k| after[*k] > before[*k])
         .collect();

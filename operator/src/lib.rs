@@ -24,6 +24,7 @@ mod refused_attempts;
 pub mod reports;
 mod review;
 pub mod rotation;
+mod traces;
 pub mod uninstall;
 pub mod upgrade;
 pub mod web;

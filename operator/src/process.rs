@@ -22,6 +22,8 @@ use std::{
 use futures::FutureExt as _;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::{Client, Config};
+use opentelemetry_otlp::ExporterBuildError;
+use opentelemetry_sdk::trace::SdkTracer;
 use prometheus_client::{
     metrics::{gauge::Gauge, info::Info},
     registry::Registry,
@@ -56,6 +58,7 @@ use crate::{
     refused_attempts::RefusedAttempts,
     reports::{Fabrics, Reports},
     review::Reviews,
+    traces::{self, Traces},
     web::{self, Heartbeat, Standing},
 };
 
@@ -114,6 +117,9 @@ pub struct Settings {
     /// DRAConsumableCapacity, which the scheduler must have, too).
     #[arg(long, requires = "resource_slices")]
     consumable_capacity: bool,
+    /// Send traces of jobs to this collector, by OTLP over gRPC, such as http://collector.monitoring:4317.
+    #[arg(long, value_name = "URL", value_parser = traces::endpoint)]
+    otlp_endpoint: Option<String>,
 }
 
 /// Why the program ended.
@@ -122,6 +128,11 @@ pub enum ProcessError {
     /// Nobody could reach a leader.
     #[error("--address: give an address of this pod or machine")]
     NoAddress,
+    /// Traces cannot be sent.
+    #[error(
+        "--otlp-endpoint: {0}: give the URL of a collector, such as http://collector.monitoring:4317"
+    )]
+    Traces(#[from] ExporterBuildError),
     /// There is no name for this candidate.
     #[error(transparent)]
     NoName(#[from] AuthorityError),
@@ -235,7 +246,10 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
     let epoch = held.epoch;
     meters.epoch.set(i64::try_from(epoch).unwrap_or(i64::MAX));
     tracing::info!(epoch, "this process leads");
+    let traces = settings.otlp_endpoint.as_deref().map(Traces::to);
+    let traces = traces.transpose()?;
     let leader = Leader {
+        tracer: traces.as_ref().map(Traces::tracer),
         settings,
         pod,
         client,
@@ -256,6 +270,9 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
     };
     cease(work).await;
     held.release().await;
+    if let Some(traces) = traces {
+        traces.flush().await;
+    }
     ended
 }
 
@@ -305,6 +322,7 @@ impl Meters {
 
 /// What leads.
 struct Leader {
+    tracer: Option<SdkTracer>,
     settings: Settings,
     /// Where agents reach this process.
     pod: IpAddr,
@@ -345,6 +363,7 @@ impl Leader {
             heartbeat: self.heartbeat,
             authority: Arc::clone(&authority),
             pool: pool.clone(),
+            tracer: self.tracer,
             reports: reports.subscribe(),
             fabrics,
             template: controllers::AgentTemplate {

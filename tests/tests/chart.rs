@@ -456,6 +456,24 @@ fn the_operator_runs_as_nobody_and_can_change_nothing_of_its_container() {
     );
 }
 
+#[test]
+fn traces_are_sent_where_a_collector_is_named_and_nowhere_else() {
+    let flags =
+        |values: &[&str]| rendered(values).operator()["spec"]["containers"][0]["args"].to_string();
+    assert!(!flags(&[]).contains("otlp"));
+    let url = "http://collector.monitoring:4317";
+    let value = format!("operator.otlpEndpoint={url:?}");
+    assert!(flags(&[&value]).contains(&format!("\"--otlp-endpoint={url}\"")));
+    for wrong in ["collector:4317", "https://collector:4317"] {
+        let output = template(&[&format!("operator.otlpEndpoint={wrong:?}")]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && said.contains("otlpEndpoint"),
+            "{said}"
+        );
+    }
+}
+
 /// Before anything is removed, and only on request.
 #[test]
 fn hooks_run_the_operators_program_as_nobody_with_its_account() {

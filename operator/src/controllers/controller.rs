@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc, time::Duration};
 
 use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
 use kube::Client;
+use opentelemetry_sdk::trace::SdkTracer;
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
@@ -45,6 +46,8 @@ pub struct Context {
     pub authority: Arc<Authority>,
     /// The ways to agents.
     pub pool: ConnectionPool,
+    /// Makes the spans of jobs, where they are asked for.
+    pub tracer: Option<SdkTracer>,
     /// What agents say of their nodes.
     pub reports: watch::Receiver<BTreeMap<String, NodeState>>,
     /// Configuration for agents; written by the controllers.

@@ -17,6 +17,7 @@ pub(crate) mod secret;
 mod secret_probes;
 pub(crate) mod snapshot;
 pub(crate) mod status;
+mod trace;
 mod transfer_task;
 
 use std::{
@@ -27,6 +28,7 @@ use std::{
 
 use k8s_openapi::jiff::Timestamp;
 use kube::Resource as _;
+use opentelemetry_sdk::trace::SdkTracer;
 use tokio::sync::{Notify, watch};
 use weft_crds::TransferJob;
 
@@ -68,6 +70,8 @@ pub(crate) struct JobController {
     work_queue: WorkQueue,
     queue: AdmissionQueue,
     pool: ConnectionPool,
+    /// Makes the spans of transfers, where they are asked for.
+    tracer: Option<SdkTracer>,
     /// What agents say of their nodes.
     reports: watch::Receiver<BTreeMap<String, NodeState>>,
     wake: Arc<Notify>,
@@ -86,6 +90,7 @@ impl JobController {
             work_queue: WorkQueue::default(),
             queue: AdmissionQueue::new(setup.context.jobs_per_namespace.get() as usize),
             pool: setup.context.pool.clone(),
+            tracer: setup.context.tracer.clone(),
             reports: setup.context.reports.clone(),
             wake: Arc::clone(&setup.wake),
             epoch: setup.context.epoch,
@@ -143,7 +148,7 @@ impl JobController {
     /// Does what was decided for this process to do. A transfer does not begin while requests for the job fail.
     fn execute(&mut self, context: &ReconcileContext<'_>, key: Key, uid: String, effect: Effect) {
         let object = ObjectId::of::<TransferJob>(key);
-        let pool = &self.pool;
+        let (pool, tracer) = (&self.pool, self.tracer.as_ref());
         let wake = Arc::clone(&self.wake);
         let task = match effect {
             Effect::Begin(_) | Effect::CancelOrphan { .. }
@@ -162,10 +167,10 @@ impl JobController {
                     attempts_before,
                     "a transfer begins"
                 );
-                TransferTask::new(object.key, *transfer, None, pool, wake)
+                TransferTask::new(object.key, *transfer, None, pool, tracer, wake)
             }
             Effect::CancelOrphan { transfer, cleanup } => {
-                TransferTask::new(object.key, *transfer, Some(cleanup), pool, wake)
+                TransferTask::new(object.key, *transfer, Some(cleanup), pool, tracer, wake)
             }
             Effect::UpdateDestinations { revision, update } => {
                 if let Some(task) = self.tasks.get_mut(&uid) {

@@ -60,6 +60,7 @@ impl Stage {
             heartbeat: Heartbeat::default(),
             authority: Arc::clone(&authority),
             pool: ConnectionPool::new(authority),
+            tracer: None,
             reports: reported,
             fabrics,
             template: AgentTemplate {

@@ -1,7 +1,11 @@
 //! A transfer that this process runs: a task of its own, which says how far it is.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
+use opentelemetry_sdk::trace::SdkTracer;
 use tokio::{
     sync::{
         Notify,
@@ -17,6 +21,7 @@ use crate::controllers::{
     job::{
         resolve::TransferRequest,
         snapshot::{RateMeter, Snapshot},
+        trace::JobTrace,
     },
 };
 use weft_transfer::{AgentEndpoint, Cleanup, ConnectionPool, DestinationsUpdate, Runner, Transfer};
@@ -47,12 +52,14 @@ enum Instruction {
 }
 
 impl TransferTask {
-    /// Begins to move bytes, or to tell agents that the transfer is over and what they remove.
+    /// Begins to move bytes, or to tell agents that the transfer is over and what they remove. With a tracer, what moves
+    /// bytes is traced.
     pub(crate) fn new(
         key: Key,
         transfer: TransferRequest,
         cancel_with: Option<Cleanup>,
         pool: &ConnectionPool,
+        tracer: Option<&SdkTracer>,
         changed: Arc<Notify>,
     ) -> Self {
         let TransferRequest {
@@ -61,6 +68,8 @@ impl TransferTask {
             endpoints,
         } = transfer;
         let pool = pool.of_fabric(&fabric);
+        let tracer = tracer.filter(|_| cancel_with.is_none()).cloned();
+        let trace = tracer.map(|it| JobTrace::begin(it, &key, &fabric, SystemTime::now()));
         let runner = match cancel_with {
             None => Runner::begin(spec, pool, &endpoints),
             Some(cleanup) => Runner::cancelled(spec, cleanup, pool, &endpoints),
@@ -69,7 +78,7 @@ impl TransferTask {
         let first = Snapshot::of(runner.transfer(), &fabric, 0);
         let (publisher, snapshot) = watch::channel(Arc::new(first));
         let runner = Box::new(runner.requiring_recorded_attempts());
-        let task = tokio::spawn(drive(fabric, runner, receiver, publisher, changed));
+        let task = tokio::spawn(drive(fabric, runner, trace, receiver, publisher, changed));
         Self {
             key,
             snapshot,
@@ -160,6 +169,7 @@ fn urgent_fields(transfer: &Transfer) -> impl PartialEq + use<> {
 async fn drive(
     fabric: String,
     mut runner: Box<Runner>,
+    mut trace: Option<JobTrace>,
     mut instructions: UnboundedReceiver<Instruction>,
     publisher: watch::Sender<Arc<Snapshot>>,
     changed: Arc<Notify>,
@@ -184,6 +194,9 @@ async fn drive(
             }
         }
         let transfer = runner.transfer();
+        if let Some(trace) = &mut trace {
+            trace.observe(transfer, SystemTime::now());
+        }
         let urgent = Some(urgent_fields(transfer));
         if is_due || published != urgent {
             published = urgent;
@@ -227,7 +240,7 @@ mod tests {
         let pool = ConnectionPool::new(Arc::new(Authority::new("weft").unwrap()));
         let changed = Arc::new(Notify::new());
         let wake = Arc::clone(&changed);
-        let mut task = TransferTask::new(scenario::minilm(), transfer, None, &pool, wake);
+        let mut task = TransferTask::new(scenario::minilm(), transfer, None, &pool, None, wake);
         assert_eq!(task.peek().phase, TransferPhase::Listing);
         let begun = Instant::now();
         changed.notified().await;

@@ -8,6 +8,7 @@ use weft_engine::{
     ConnectionId, DomainId, Encryption, Engine, EngineConfig, Event, Key, LinkKind, Nanos,
     NicAddresses, PolicyKind, PortRange, Progress, Region, RemoteEnd, SIGNAL, Secret, WriteRequest,
 };
+use weft_identity::metrics;
 
 use super::BenchError;
 
@@ -219,6 +220,12 @@ impl Host {
     pub fn poll(&mut self) -> Result<(), BenchError> {
         self.engine.poll(Duration::ZERO)?;
         Ok(())
+    }
+
+    /// The length of the page that an agent with this engine gives Prometheus.
+    pub fn scrape(&self) -> usize {
+        let registry = weft_agent::metrics::registry_of(self.engine.snapshot(), Vec::new());
+        metrics::page(&registry).2.len()
     }
 
     /// CPU time that the worker threads have used.

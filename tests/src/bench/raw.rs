@@ -1,7 +1,9 @@
-//! `raw`: the engine against a blaster that makes the same kernel calls and nothing else; and the
-//! CPU time of the receiver in the same rounds.
+//! `raw`: the engine against a blaster that makes the same kernel calls and nothing else; the CPU time of the receiver in
+//! the same rounds; and the engine with a scrape of its metrics each second against the same without.
 
+use std::hint::black_box;
 use std::net::SocketAddr;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
@@ -19,6 +21,8 @@ pub(super) const MESSAGE: usize = 1 << 20;
 pub(super) const MEMORY: usize = 64 << 20;
 /// Walked through at the receiver, before every byte is checked.
 pub(super) const LAP: usize = 512 << 20;
+/// As often as the tightest Prometheus scrapes.
+const SCRAPE_INTERVAL: Duration = Duration::from_secs(1);
 const BLASTER_PORT: u16 = 19_000;
 /// How long the blaster's receiver waits for its first datagram.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -30,6 +34,8 @@ struct Case {
     mtu: u32,
     rate: Must,
     cpu: Must,
+    /// Whether it is measured with scrapes, too.
+    is_scraped: bool,
 }
 
 /// Play's MTU and Ethernet's. 0.112 CPU seconds per GB are 0.7 of what the receiver took at 3110b88
@@ -40,12 +46,14 @@ const CASES: [Case; 2] = [
         mtu: 9000,
         rate: Must::RatioAtLeast(0.72),
         cpu: Must::AtMost(0.112),
+        is_scraped: true,
     },
     Case {
         ids: ["raw-1500", "raw-1500-cpu"],
         mtu: 1500,
         rate: Must::RatioAtLeast(0.68),
         cpu: Must::Reported,
+        is_scraped: false,
     },
 ];
 
@@ -105,8 +113,45 @@ pub(super) fn measure(context: &Context) -> Result<Vec<Row>, BenchError> {
             "blaster",
             case.cpu,
         ));
+        if case.is_scraped {
+            // Some seconds, so that there is more than one scrape.
+            let writes = Writes {
+                count: 4 * count,
+                ..writes
+            };
+            rows.push(scraped(context, &ends, writes, &what)?);
+        }
     }
     Ok(rows)
+}
+
+/// One row: with a scrape of both ends each second, against none.
+fn scraped(context: &Context, ends: &Ends, writes: Writes, what: &str) -> Result<Row, BenchError> {
+    let mut rate = Rounds::default();
+    for _ in 0..context.rounds {
+        let with = thread::scope(|scope| {
+            let (done, ended) = mpsc::channel::<()>();
+            scope.spawn(move || {
+                // The first one comes at once.
+                while {
+                    black_box(ends.sender.scrape() + ends.receiver.scrape());
+                    ended.recv_timeout(SCRAPE_INTERVAL) == Err(RecvTimeoutError::Timeout)
+                } {}
+            });
+            let measured = writes::measure(ends, writes);
+            drop(done);
+            measured
+        })?;
+        let without = writes::measure(ends, writes)?;
+        rate.add_pair(with.gigabytes_per_second(), without.gigabytes_per_second());
+    }
+    Ok(rate.row(
+        "raw-scraped",
+        format!("memory to memory, {what}, both ends' metrics read each second"),
+        "GB/s",
+        "without",
+        Must::RatioAtLeast(0.99),
+    ))
 }
 
 /// What arrives of a blast of so many bytes, which goes through as much memory.

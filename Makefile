@@ -2,7 +2,7 @@
 # ARGS="..." goes on to the program behind a verb: make play ARGS="--nodes 8 --loss 0.1%"
 
 .DEFAULT_GOAL := help
-.PHONY: help play test vopr bench bench-cluster figures soak e2e cluster-up cluster-down cluster-load-images cluster-monitoring install-c lint generate
+.PHONY: help play test vopr bench bench-cluster figures soak e2e cluster-up cluster-down cluster-load-images cluster-monitoring screenshots install-c lint generate
 
 help: ## List the verbs
 	@sed -n 's/^\([a-z0-9-]*\):.* ## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r verb text; do printf 'make %-19s %s\n' "$$verb" "$$text"; done
@@ -41,6 +41,11 @@ figures: ## Draw the papers' experiments as measured here; writes target/figures
 	@cargo build --release --locked -p weft-tests --bin figures
 	@cargo build --release --locked -p weft-verbs-shim
 	@"$${CARGO_TARGET_DIR:-target}/release/figures" $(ARGS)
+
+screenshots: ## Take the pictures of the fabric's page again: docs/images/page*.png
+	@hack/setup.sh play
+	@cargo build --profile play --locked -p weft-cli -p weft-agent
+	@hack/screenshots.sh
 
 soak: ## Kill 10,000 programs of a virtual device in mid-write, and look what they leave
 	@hack/setup.sh build

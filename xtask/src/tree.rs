@@ -12,6 +12,8 @@ use crate::source::Source;
 pub(crate) struct Tree {
     root: PathBuf,
     files: Vec<File>,
+    /// Paths of files that are no text.
+    binaries: Vec<String>,
     crates: Crates,
 }
 
@@ -64,7 +66,7 @@ impl Tree {
             ]),
             "git ls-files",
         )?;
-        let mut files = Vec::new();
+        let (mut files, mut binaries) = (Vec::new(), Vec::new());
         for path in String::from_utf8_lossy(&list).split_terminator('\0') {
             let full = root.join(path);
             if !full.is_file() {
@@ -74,8 +76,9 @@ impl Tree {
                 path: path.to_owned(),
                 error,
             })?;
-            if let Ok(text) = String::from_utf8(bytes) {
-                files.push(File::new(path, text));
+            match String::from_utf8(bytes) {
+                Ok(text) => files.push(File::new(path, text)),
+                Err(_) => binaries.push(path.to_owned()),
             }
         }
         let metadata = output(
@@ -89,6 +92,7 @@ impl Tree {
         Ok(Self {
             root,
             files,
+            binaries,
             crates: Crates::from_metadata(&metadata),
         })
     }
@@ -101,6 +105,12 @@ impl Tree {
     /// All text files.
     pub(crate) fn files(&self) -> &[File] {
         &self.files
+    }
+
+    /// The paths of all files, pictures included.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &str> {
+        let texts = self.files.iter().map(|file| &*file.path);
+        texts.chain(self.binaries.iter().map(String::as_str))
     }
 
     /// The file at this path.
@@ -127,6 +137,7 @@ impl Tree {
     pub(crate) fn of<const N: usize>(files: [(&str, &str); N]) -> Self {
         Self {
             root: PathBuf::from("."),
+            binaries: Vec::new(),
             files: files
                 .map(|(path, text)| File::new(path, text.to_owned()))
                 .into(),

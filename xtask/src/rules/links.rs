@@ -22,10 +22,7 @@ fn check(tree: &Tree) -> Vec<Finding> {
             for target in targets(line) {
                 let path = resolve(&file.path, target);
                 let folder = format!("{path}/");
-                let exists = tree
-                    .files()
-                    .iter()
-                    .any(|f| f.path == path || f.path.starts_with(&folder));
+                let exists = tree.paths().any(|it| it == path || it.starts_with(&folder));
                 if !exists {
                     let message = format!("({target}) leads nowhere");
                     findings.push(Finding::at(&file.path, number, message));

@@ -26,7 +26,7 @@ use weft_proto::{
 };
 use x509_parser::pem::Pem;
 
-use crate::{CLOCK_SKEW, OPERATOR_NAME, role::Role, server_name, ticket};
+use crate::{AGENT_NAME, CLOCK_SKEW, OPERATOR_NAME, role::Role, server_name, ticket};
 
 /// A node's certificate's life, and the operator's as a caller.
 pub const VALID: Duration = Duration::hours(24);
@@ -280,6 +280,7 @@ impl Authority {
         params.subject_alt_names = vec![
             self.role(&Role::Node(name.to_owned()))?,
             dns(&server_name(&self.fabric, name))?,
+            dns(AGENT_NAME)?,
         ];
         params.extended_key_usages = vec![
             ExtendedKeyUsagePurpose::ServerAuth,
@@ -461,7 +462,12 @@ mod tests {
             .iter()
             .map(ToString::to_string)
             .collect();
-        assert_eq!(names, ["URI(weft://lab/node/n1)", "DNSName(n1.lab.weft)"]);
+        let expected = [
+            "URI(weft://lab/node/n1)",
+            "DNSName(n1.lab.weft)",
+            "DNSName(agent.weft)",
+        ];
+        assert_eq!(names, expected);
     }
 
     #[test]

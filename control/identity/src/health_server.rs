@@ -1,7 +1,10 @@
-//! The HTTP server of the pages for probes and Prometheus. They have no authentication, so it bounds what a caller can
-//! hold: the number of connections, the time for a request's head, and the life of a connection.
+//! The HTTP server of the pages for probes and Prometheus. Everybody who reaches it is served, so it bounds what a caller
+//! can hold: the number of connections, the time for a request's head, and the life of a connection.
+//!
+//! One port has HTTP and HTTPS, which the first byte of a connection tells apart: the kubelet's probes come without TLS,
+//! and also before there is a certificate.
 
-use std::{convert::Infallible, io, time::Duration};
+use std::{convert::Infallible, io, sync::Arc, time::Duration};
 
 use axum::Router;
 use hyper_util::{
@@ -9,14 +12,18 @@ use hyper_util::{
     server::conn::auto::Builder,
     service::TowerToHyperService,
 };
+use rustls::ServerConfig;
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
+    sync::watch,
     task::JoinSet,
     time::{sleep, timeout},
 };
+use tokio_rustls::TlsAcceptor;
 use tower_http::compression::CompressionLayer;
 
-use crate::connection_limit::ConnectionLimit;
+use crate::{connection_limit::ConnectionLimit, tls_listener::HANDSHAKE_TIMEOUT};
 
 /// Connections at a time. One more ends the oldest of the address that has the most, so that the kubelet's probes
 /// are answered whatever another caller does.
@@ -30,16 +37,44 @@ const HEADER_BYTES_MAX: usize = 16 << 10;
 /// After an error of accept, which is of this process's limits: too many files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Serves the routes until it is dropped; pages are compressed for callers that accept gzip.
-pub async fn serve(listener: TcpListener, routes: Router) -> Infallible {
-    let routes = routes.layer(CompressionLayer::new());
+/// The first byte of a TLS connection: the type of a handshake's record (RFC 8446, section 5.1). No method of HTTP begins
+/// with it.
+const TLS_HANDSHAKE: u8 = 0x16;
+
+/// The certificate that is in force; none while the server has no certificate.
+pub type Certificate = watch::Receiver<Option<Arc<ServerConfig>>>;
+
+/// What the server answers.
+#[derive(Debug, Clone)]
+pub struct Pages {
+    /// Without TLS.
+    pub plain: Router,
+    /// Over TLS, where it is served. Callers are refused while there is no certificate.
+    pub tls: Option<(Certificate, Router)>,
+}
+
+impl From<Router> for Pages {
+    /// Without TLS only.
+    fn from(plain: Router) -> Self {
+        Self { plain, tls: None }
+    }
+}
+
+/// Serves the pages until it is dropped; they are compressed for callers that accept gzip.
+pub async fn serve(listener: TcpListener, pages: impl Into<Pages>) -> Infallible {
+    let Pages { plain, tls } = pages.into();
+    let compressed = |routes: Router| routes.layer(CompressionLayer::new());
+    let pages = Pages {
+        plain: compressed(plain),
+        tls: tls.map(|(certificate, routes)| (certificate, compressed(routes))),
+    };
     let mut connections = JoinSet::new();
     let mut limit = ConnectionLimit::new(CONNECTIONS_MAX);
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, from)) => {
-                    let served = connections.spawn(connection(stream, routes.clone()));
+                    let served = connections.spawn(connection(stream, pages.clone()));
                     limit.add(from.ip(), served);
                 }
                 Err(error) => {
@@ -52,7 +87,26 @@ pub async fn serve(listener: TcpListener, routes: Router) -> Infallible {
     }
 }
 
-async fn connection(stream: TcpStream, routes: Router) -> io::Result<()> {
+async fn connection(stream: TcpStream, pages: Pages) -> io::Result<()> {
+    let Some((certificate, routes)) = pages.tls else {
+        answer(stream, pages.plain).await;
+        return Ok(());
+    };
+    let mut first = [0];
+    timeout(HEADER_TIMEOUT, stream.peek(&mut first)).await??;
+    if first != [TLS_HANDSHAKE] {
+        answer(stream, pages.plain).await;
+        return Ok(());
+    }
+    let in_force = certificate.borrow().clone();
+    if let Some(in_force) = in_force {
+        let handshake = TlsAcceptor::from(in_force).accept(stream);
+        answer(timeout(HANDSHAKE_TIMEOUT, handshake).await??, routes).await;
+    }
+    Ok(())
+}
+
+async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, routes: Router) {
     let mut server = Builder::new(TokioExecutor::new()).http1_only();
     server
         .http1()
@@ -62,7 +116,6 @@ async fn connection(stream: TcpStream, routes: Router) -> io::Result<()> {
     let served = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
     // The caller's errors concern nobody else.
     let _ = timeout(CONNECTION_TIMEOUT, served).await;
-    Ok(())
 }
 
 #[cfg(test)]

@@ -136,6 +136,20 @@ pub fn server(
     Ok(config)
 }
 
+/// A server of pages over HTTP that shows `certificate` (PEM) and asks clients for none.
+///
+/// # Errors
+/// One of the two cannot be used.
+pub fn page_server(certificate: &[u8], key: &[u8]) -> Result<ServerConfig, TlsError> {
+    let (chain, key) = chain_and_key(certificate, key)?;
+    let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_single_cert(chain, key)?;
+    config.alpn_protocols = vec![HTTP1.to_vec()];
+    Ok(config)
+}
+
 /// A client that shows the operator's `identity`, and believes certificates of `authorities` (PEM) only.
 ///
 /// # Errors

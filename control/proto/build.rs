@@ -19,6 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "weft.agent.v1.Credentials",
         "weft.agent.v1.ConnectionEnd",
         "weft.agent.v1.QueuePairOffer",
+        "weft.operator.v1.ReviewMetricsTokenRequest",
     ]);
     // It is left out with the message that it is in, and holds no secret.
     config.type_attribute("weft.agent.v1.ConnectionEnd.link", "#[derive(Debug)]");

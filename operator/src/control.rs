@@ -25,6 +25,7 @@ use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming, transport::Server};
 use weft_identity::{
     authority::{Authority, AuthorityError},
+    metrics_access::{MetricsAccess, Review, Verdict},
     role::{Holder, Role},
     tls::{self, ClientCertificate, TlsError},
     tls_listener::{TlsListener, TlsRefusals},
@@ -33,13 +34,14 @@ use weft_metrics::{register, table};
 use weft_proto::claims::v1::{FindClaimRequest, FindClaimResponse};
 use weft_proto::operator::v1::{
     EnrollRequest, EnrollResponse, FindJobRequest, FindJobResponse, FindNodeRequest,
-    FindNodeResponse, NodeConfig, NodeConfigUpdate, NodeNic, NodeReport,
+    FindNodeResponse, NodeConfig, NodeConfigUpdate, NodeNic, NodeReport, ReviewMetricsTokenRequest,
+    ReviewMetricsTokenResponse,
     operator_server::{Operator, OperatorServer},
 };
 
 use crate::{
     claims::Claims,
-    enrollment_limit::EnrollmentLimit,
+    enrollment_limit::{EnrollmentLimit, ReviewLimit},
     fault::Fault,
     pod_jobs::PodJobs,
     refused_attempts::RefusedAttempts,
@@ -66,7 +68,7 @@ const NICS_MAX: usize = 16;
 /// With [`PING_TIMEOUT`]: a node that vanished without a word gives its stream up after 20 s.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// Calls on one connection at a time: an agent needs three. A caller without a certificate can hold as many messages.
+/// Calls on one connection at a time: an agent needs three, its reports and two reviews of tokens. A caller without a certificate can hold as many messages.
 const STREAMS_MAX: u32 = 4;
 /// Calls of FindJob and FindClaim of one node at a time, on however many connections: the API server is asked for all nodes in a few
 /// turns, and a stolen certificate must not take them all.
@@ -106,6 +108,10 @@ pub(crate) struct Control {
     pub limit: EnrollmentLimit,
     /// Knows whose a token is.
     pub reviews: Reviews,
+    /// Knows who may read metrics.
+    pub metrics_access: Arc<MetricsAccess>,
+    /// How often a node may ask that.
+    pub review_limit: ReviewLimit,
     /// Knows which jobs and namespaces there are.
     pub pod_jobs: PodJobs,
     /// Knows which devices a claim has.
@@ -371,6 +377,24 @@ impl Operator for Control {
         }
     }
 
+    async fn review_metrics_token(
+        &self,
+        request: Request<ReviewMetricsTokenRequest>,
+    ) -> Result<Response<ReviewMetricsTokenResponse>, Status> {
+        let refuse = |refused| self.refuse("ReviewMetricsToken", &refused);
+        let caller = self.admit_node(&request).map_err(refuse)?;
+        let reviewed = async {
+            self.review_limit.check(&caller.node)?;
+            let token = request.into_inner().token;
+            let reviewed = self.metrics_access.review(&token).await;
+            reviewed.map_err(Fault::MetricsNotReviewed)
+        };
+        match reviewed.await {
+            Ok(review) => Ok(Response::new(review_response(review))),
+            Err(fault) => Err(refuse((fault, caller.node))),
+        }
+    }
+
     type ReportStream = Pin<Box<dyn Stream<Item = Result<NodeConfigUpdate, Status>> + Send>>;
 
     async fn report(
@@ -395,6 +419,20 @@ impl Operator for Control {
         tokio::spawn(stream.run(request.into_inner()));
         let config_updates = ReceiverStream::new(receiver).map(|update| *update);
         Ok(Response::new(Box::pin(config_updates)))
+    }
+}
+
+fn review_response(Review { verdict, valid_for }: Review) -> ReviewMetricsTokenResponse {
+    let allowed = matches!(verdict, Verdict::Allowed { .. });
+    let (user, problem) = match verdict {
+        Verdict::Allowed { user } | Verdict::Forbidden { user } => (user, String::new()),
+        Verdict::Unknown { problem } => (String::new(), problem),
+    };
+    ReviewMetricsTokenResponse {
+        user,
+        allowed,
+        problem,
+        valid_for_ms: u32::try_from(valid_for.as_millis()).unwrap_or(u32::MAX),
     }
 }
 

@@ -1,4 +1,5 @@
-//! Limits how often one address calls Enroll, which needs no certificate.
+//! Limits how often one address calls Enroll, which needs no certificate, and how often one node asks about the tokens that
+//! its agent was sent, which need none either.
 
 use std::{net::IpAddr, num::NonZeroU32};
 
@@ -36,6 +37,31 @@ impl EnrollmentLimit {
         checked.map_err(|_| Fault::TooManyCalls {
             address,
             per_second: CALLS_PER_SECOND,
+        })
+    }
+}
+
+/// Questions of one node in a second. An agent keeps each answer for a minute, and a cluster has a few readers of metrics.
+const REVIEWS_PER_SECOND: NonZeroU32 = NonZeroU32::new(1).unwrap();
+/// Questions of one node at once.
+const REVIEWS_BURST: NonZeroU32 = NonZeroU32::new(20).unwrap();
+
+/// Counts the questions about tokens of readers of metrics by the node that asks, of which a fabric has a known number.
+pub(crate) struct ReviewLimit(DefaultKeyedRateLimiter<String>);
+
+impl Default for ReviewLimit {
+    fn default() -> Self {
+        let quota = Quota::per_second(REVIEWS_PER_SECOND).allow_burst(REVIEWS_BURST);
+        Self(RateLimiter::keyed(quota))
+    }
+}
+
+impl ReviewLimit {
+    /// Counts a question, or refuses it.
+    pub(crate) fn check(&self, node: &str) -> Result<(), Fault> {
+        let checked = self.0.check_key(&node.to_owned());
+        checked.map_err(|_| Fault::TooManyReviews {
+            per_second: REVIEWS_PER_SECOND,
         })
     }
 }

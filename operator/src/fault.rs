@@ -90,6 +90,18 @@ pub(crate) enum Fault {
         /// The limit.
         most: usize,
     },
+    /// More calls of ReviewMetricsToken than one node may make.
+    #[error(
+        "the node's agent asks about tokens of readers of metrics more than {per_second} time a second, which is the limit of one \
+         node: find out who sends it so many different tokens, and try again"
+    )]
+    TooManyReviews {
+        /// The limit.
+        per_second: NonZeroU32,
+    },
+    /// The API server could not be asked about the token of a reader of metrics.
+    #[error("{0}; try again")]
+    MetricsNotReviewed(String),
     /// Nobody could be asked about the token.
     #[error("the token cannot be checked ({0}): the operator needs the API server; try again")]
     ReviewFailed(CallError),
@@ -191,6 +203,8 @@ impl Fault {
             Self::NotOfFabric { .. } => ("NotOfFabric", Code::FailedPrecondition, true),
             Self::TooManyCalls { .. } => ("TooManyCalls", Code::ResourceExhausted, true),
             Self::TooManyOpenCalls { .. } => ("TooManyOpenCalls", Code::ResourceExhausted, true),
+            Self::TooManyReviews { .. } => ("TooManyReviews", Code::ResourceExhausted, true),
+            Self::MetricsNotReviewed(_) => ("MetricsNotReviewed", Code::Unavailable, true),
             Self::ReviewFailed(_) => ("ReviewFailed", Code::Unavailable, true),
             Self::NoNode { .. } => ("NoNode", Code::NotFound, true),
             Self::NoNamespace { .. } => ("NoNamespace", Code::NotFound, true),

@@ -38,6 +38,7 @@ use tokio::{
 use weft_identity::{
     authority::{AuthorityError, unique},
     health_server,
+    metrics_access::MetricsAccess,
     tls_listener::TlsRefusals,
 };
 use weft_metrics::{register, table};
@@ -50,14 +51,14 @@ use crate::{
     consumable_capacity,
     control::{self, Control, ControlError, Metrics, OpenCalls},
     controllers,
-    enrollment_limit::EnrollmentLimit,
+    enrollment_limit::{EnrollmentLimit, ReviewLimit},
     home::{Home, HomeError},
     lease::{Held, LeaseBoard, Lost},
     live::{self, Live},
     pod_jobs::PodJobs,
     refused_attempts::RefusedAttempts,
     reports::{Fabrics, Reports},
-    review::Reviews,
+    review::{MetricsReviewer, Reviews},
     traces::{self, Traces},
     web::{self, Heartbeat, Standing},
 };
@@ -91,6 +92,10 @@ pub struct Settings {
     /// TCP port of /metrics, /healthz and /readyz.
     #[arg(long, global = true, value_name = "PORT", default_value_t = 7411)]
     pub metrics_port: u16,
+    /// Give metrics over TLS only, and only with the token of a user who may get the nonResourceURL /metrics. The probes'
+    /// pages need neither.
+    #[arg(long)]
+    metrics_auth: bool,
     /// TCP port of the live API, which the API server passes `kubectl weft` on to; without it that API
     /// is not served.
     #[arg(long, value_name = "PORT")]
@@ -208,8 +213,18 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
         Some(port) => Some(listen(port, "--live-port").await?),
         None => None,
     };
-    let router = web::router(meters.registry(), readiness, heartbeat.clone());
-    let mut web = tokio::spawn(health_server::serve(metrics, router));
+    let (certificate, in_force) = watch::channel(None);
+    // It connects with its first call.
+    let client = Client::try_from(config.clone());
+    let client = client.map_err(|error| ProcessError::NoCluster(error.to_string()))?;
+    let access = Arc::new(MetricsAccess::new(MetricsReviewer::new(client.clone())));
+    let protection = settings.metrics_auth.then_some((&access, in_force));
+    let pages = web::pages(meters.registry(), readiness, heartbeat.clone(), protection);
+    let mut web = tokio::spawn(health_server::serve(metrics, pages));
+    if settings.metrics_auth {
+        let namespace = settings.namespace.clone();
+        tokio::spawn(async move { web::keep_certificate(client, &namespace, certificate).await });
+    }
     let live_leader = live.is_some().then(|| Arc::new(OnceLock::new()));
 
     let prepared = async {
@@ -260,6 +275,7 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
         metrics: meters.control,
         controllers: meters.controllers,
         live: live_leader,
+        access,
     };
     let mut work = tokio::spawn(leader.work(control, standing));
     let ended = tokio::select! {
@@ -335,6 +351,8 @@ struct Leader {
     controllers: controllers::Metrics,
     /// Where the live API finds what it answers from; nowhere where it is not served.
     live: Option<Arc<OnceLock<live::Leader>>>,
+    /// Knows who may read metrics.
+    access: Arc<MetricsAccess>,
 }
 
 impl Leader {
@@ -394,6 +412,8 @@ impl Leader {
             epoch: self.epoch,
             limit: EnrollmentLimit::default(),
             reviews: Reviews::new(self.client.clone()),
+            metrics_access: self.access,
+            review_limit: ReviewLimit::default(),
             pod_jobs: PodJobs::new(self.client.clone()),
             claims: Claims::new(self.client.clone()),
             refused_attempts: Arc::new(RefusedAttempts::new(self.client.clone())),

@@ -139,6 +139,7 @@ pub mod claims {
 #[cfg(test)]
 mod tests {
     use crate::agent::v1::{ConnectionEnd, Credentials, ObjectSource, QueuePairOffer};
+    use crate::operator::v1::ReviewMetricsTokenRequest;
 
     #[test]
     fn a_request_with_credentials_can_be_printed_and_does_not_tell_them() {
@@ -154,6 +155,18 @@ mod tests {
         assert!(text.contains("secret_access_key") && text.contains("team-a/store"));
         assert!(
             !text.contains("hunter2") && !text.contains("104, 117"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_request_with_a_token_can_be_printed_and_does_not_tell_it() {
+        let request = ReviewMetricsTokenRequest {
+            token: "e30.hunter2.c2ln".to_owned(),
+        };
+        let text = format!("{request:?}");
+        assert!(
+            text.contains("ReviewMetricsTokenRequest") && !text.contains("hunter2"),
             "{text}"
         );
     }
@@ -191,6 +204,14 @@ pub mod operator {
     /// Messages, client and server of `weft.operator.v1`.
     pub mod v1 {
         tonic::include_proto!("weft.operator.v1");
+
+        impl std::fmt::Debug for ReviewMetricsTokenRequest {
+            /// Without the token.
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct("ReviewMetricsTokenRequest")
+                    .finish_non_exhaustive()
+            }
+        }
     }
 }
 

@@ -18,7 +18,10 @@ use tonic::{
     Code,
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
-use weft_identity::{OPERATOR_NAME, authority};
+use weft_identity::{
+    OPERATOR_NAME, authority,
+    metrics_access::{ALLOWED_FOR, REFUSED_FOR, Reviewer},
+};
 use weft_proto::{
     Message as _,
     agent::v1::ErrorDetail,
@@ -104,6 +107,26 @@ async fn claim(Path((_, name)): Path<(String, String)>) -> (StatusCode, String) 
     (StatusCode::OK, claim.to_string())
 }
 
+/// Knows `reader` and `guest`, of whom `reader` may read metrics, and cannot say about `away`.
+#[derive(Debug)]
+struct Readers;
+
+#[tonic::async_trait]
+impl Reviewer for Readers {
+    async fn review(&self, token: &str) -> Result<Review, String> {
+        let user = token.to_owned();
+        let verdict = match token {
+            "reader" => Verdict::Allowed { user },
+            "guest" => Verdict::Forbidden { user },
+            "away" => return Err("no answer within 10 s".to_owned()),
+            _ => Verdict::Unknown {
+                problem: "expired".to_owned(),
+            },
+        };
+        Ok(verdict.review())
+    }
+}
+
 /// An operator that leads, with the fabric `lab` of the nodes n1 and n2.
 struct Stage {
     authority: Authority,
@@ -151,6 +174,8 @@ impl Stage {
             epoch: 7,
             limit: EnrollmentLimit::default(),
             reviews: Reviews::new(reviews()),
+            metrics_access: Arc::new(MetricsAccess::new(Readers)),
+            review_limit: ReviewLimit::default(),
             pod_jobs: PodJobs::new(reviews()),
             claims: Claims::new(reviews()),
             refused_attempts: Arc::new(RefusedAttempts::new(reviews())),
@@ -772,4 +797,64 @@ fn an_answered_call_makes_room_for_the_next() {
     let _third = calls.open("n1").unwrap();
     assert!(calls.open("n1").is_err());
     assert_eq!(calls.0.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_node_learns_who_may_read_metrics_and_for_how_long_that_counts() {
+    let stage = Stage::new().await;
+    let identity = stage.authority.of_fabric("lab").node("n1").unwrap();
+    let mut client = stage.client(Some(identity)).await;
+    let mut review = async |token: &str| {
+        let request = ReviewMetricsTokenRequest {
+            token: token.to_owned(),
+        };
+        client
+            .review_metrics_token(request)
+            .await
+            .map(Response::into_inner)
+    };
+    for (token, user, allowed, problem, life) in [
+        ("reader", "reader", true, "", ALLOWED_FOR),
+        ("guest", "guest", false, "", REFUSED_FOR),
+        ("other", "", false, "expired", REFUSED_FOR),
+    ] {
+        let response = review(token).await.unwrap();
+        assert_eq!(response.user, user);
+        assert_eq!((response.allowed, &*response.problem), (allowed, problem));
+        let valid_for = Duration::from_millis(response.valid_for_ms.into());
+        assert!(valid_for <= life && valid_for > life / 2, "{valid_for:?}");
+    }
+    let away = review("away").await.unwrap_err();
+    assert_eq!(away.code(), Code::Unavailable);
+    assert!(away.message().contains("no answer within 10 s"), "{away}");
+    // Until the node's turns are used up.
+    let refused = loop {
+        if let Err(refused) = review("reader").await {
+            break refused;
+        }
+    };
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert_eq!(stage.refusals("ReviewMetricsToken", "TooManyReviews"), 1);
+    // Another node has turns of its own.
+    let identity = stage.authority.of_fabric("lab").node("n2").unwrap();
+    let request = ReviewMetricsTokenRequest {
+        token: "reader".to_owned(),
+    };
+    let mut other = stage.client(Some(identity)).await;
+    let response = other.review_metrics_token(request).await.unwrap();
+    assert!(response.into_inner().allowed);
+}
+
+#[tokio::test]
+async fn who_has_no_nodes_certificate_learns_nothing_about_tokens() {
+    let stage = Stage::new().await;
+    let stranger = stage.authority.of_fabric("lab").node("n9").unwrap();
+    for (identity, reason) in [(None, "NoCertificate"), (Some(stranger), "NotOfFabric")] {
+        let request = ReviewMetricsTokenRequest {
+            token: "reader".to_owned(),
+        };
+        let mut client = stage.client(identity).await;
+        let refused = client.review_metrics_token(request).await.unwrap_err();
+        assert_eq!(detail(&refused).reason, reason);
+    }
 }

@@ -13,6 +13,7 @@ use weft_device_socket::descriptor_store::{self, DescriptorStore};
 use weft_engine::{
     BadNics, Egress, Encryption, EngineConfig, EngineError, LinkKind, NicAddresses, PortRange,
 };
+use weft_identity::metrics_access::MetricsAccess;
 use weft_identity::tls_listener::TlsRefusals;
 use weft_proto::engine::v1::RefusedAttempt;
 
@@ -123,11 +124,15 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// Serves metrics and health at `address`, which `field` gives.
-    pub(crate) async fn new(field: &'static str, address: SocketAddr) -> Result<Self, AgentError> {
+    /// Serves metrics and health at `address`, which `field` gives; metrics only as `access` decides, where there is one.
+    pub(crate) async fn new(
+        field: &'static str,
+        address: SocketAddr,
+        access: Option<&Arc<MetricsAccess>>,
+    ) -> Result<Self, AgentError> {
         let (listener, address) = listen(field, address).await?;
         Ok(Self {
-            health: Arc::new(HealthServer::start(listener, address)),
+            health: Arc::new(HealthServer::start(listener, address, access)),
             fence: Arc::default(),
             opener: Arc::default(),
             operator: None,
@@ -156,7 +161,7 @@ pub struct Agent {
 impl Agent {
     /// Opens everything that the configuration names, and serves.
     pub async fn start(config: &Config) -> Result<Self, AgentError> {
-        let environment = Environment::new("metrics.listen", config.metrics.listen).await?;
+        let environment = Environment::new("metrics.listen", config.metrics.listen, None).await?;
         Self::start_in(environment, config).await
     }
 

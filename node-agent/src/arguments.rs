@@ -75,6 +75,10 @@ struct Enroll {
         default_value_t = 7401
     )]
     metrics_port: u16,
+    /// Give metrics over TLS only, and only with the token of a user who may get the nonResourceURL /metrics, as the operator
+    /// says. The probes' pages need neither.
+    #[arg(long, env = "WEFT_METRICS_AUTH")]
+    metrics_auth: bool,
     /// Where the roots are: root NAME is the directory NAME in it.
     #[arg(
         long,
@@ -161,6 +165,7 @@ impl Enroll {
             state: given(&self.state, "--state", "WEFT_STATE")?,
             control_port: self.control_port,
             metrics_port: self.metrics_port,
+            metrics_auth: self.metrics_auth,
             roots_dir: self.roots_dir.clone(),
             engine_socket: self.engine_socket.clone(),
             volumes: self.volumes.clone(),
@@ -230,6 +235,7 @@ mod tests {
             panic!("not understood");
         };
         assert_eq!((settings.control_port, settings.metrics_port), (7400, 7401));
+        assert!(!settings.metrics_auth);
         assert_eq!(settings.roots_dir.to_str(), Some("/weft/roots"));
         for missing in (0..ENROLL.len()).step_by(2) {
             let mut some = ENROLL.to_vec();
@@ -269,8 +275,13 @@ mod tests {
 
     #[test]
     fn a_file_excludes_the_other_flags_and_says_which() {
-        for flag in [["--node", "n1"], ["--metrics-port", "7401"]] {
-            let error = parse(&[&["--config", "a.yaml"], flag.as_slice()].concat()).unwrap_err();
+        let flags: [&[&str]; 3] = [
+            &["--node", "n1"],
+            &["--metrics-port", "7401"],
+            &["--metrics-auth"],
+        ];
+        for flag in flags {
+            let error = parse(&[&["--config", "a.yaml"], flag].concat()).unwrap_err();
             assert!(error.contains(flag[0]), "{error}");
         }
         let check = parse(&[&["--check-config"], ENROLL.as_slice()].concat());

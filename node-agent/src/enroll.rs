@@ -18,6 +18,7 @@ mod operator;
 mod queries;
 mod report;
 mod retry;
+mod review_token;
 mod settings;
 
 pub use error::{EnrollError, OperatorError};

@@ -10,10 +10,13 @@ use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use prometheus_client::registry::Registry;
+use rustls::ServerConfig;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use weft_identity::{health_server, metrics};
+use weft_identity::health_server::{self, Pages};
+use weft_identity::metrics;
+use weft_identity::metrics_access::{MetricsAccess, refuse_without_tls};
 
 use crate::fail_fast;
 
@@ -34,19 +37,31 @@ pub(crate) struct Registries {
 pub(crate) struct HealthServer {
     address: SocketAddr,
     ready: watch::Sender<Ready>,
+    /// Of the pages over TLS.
+    certificate: watch::Sender<Option<Arc<ServerConfig>>>,
     server: JoinHandle<()>,
 }
 
 impl HealthServer {
-    /// Serves at `listener`, which is bound to `address`: alive, and not ready.
-    pub(crate) fn start(listener: TcpListener, address: SocketAddr) -> Self {
+    /// Serves at `listener`, which is bound to `address`: alive, and not ready. With `access`, metrics are given over TLS
+    /// only, to those who may read them.
+    pub(crate) fn start(
+        listener: TcpListener,
+        address: SocketAddr,
+        access: Option<&Arc<MetricsAccess>>,
+    ) -> Self {
         let ready = watch::Sender::new(None);
-        let routes = router(ready.subscribe());
+        let certificate = watch::Sender::new(None);
+        let pages = pages(
+            &ready,
+            access.map(|access| (access, certificate.subscribe())),
+        );
         let server =
-            tokio::spawn(async move { match health_server::serve(listener, routes).await {} });
+            tokio::spawn(async move { match health_server::serve(listener, pages).await {} });
         Self {
             address,
             ready,
+            certificate,
             server,
         }
     }
@@ -64,6 +79,11 @@ impl HealthServer {
     /// From now on the agent takes jobs.
     pub(crate) fn set_ready(&self, registries: Registries) {
         self.ready.send_replace(Some(Arc::new(registries)));
+    }
+
+    /// New connections over TLS are shown this certificate.
+    pub(crate) fn set_certificate(&self, server: ServerConfig) {
+        self.certificate.send_replace(Some(Arc::new(server)));
     }
 
     /// Stops serving, when this is the last user.
@@ -87,13 +107,28 @@ impl Drop for HealthServer {
     }
 }
 
-fn router(ready: watch::Receiver<Ready>) -> Router {
-    Router::new()
+fn pages(
+    ready: &watch::Sender<Ready>,
+    access: Option<(&Arc<MetricsAccess>, health_server::Certificate)>,
+) -> Pages {
+    let metrics = Router::new()
         .route("/metrics", get(|ready| page(ready, |all| &all.agent)))
         .route("/metrics/paths", get(|ready| page(ready, |all| &all.paths)))
+        .with_state(ready.subscribe());
+    let probes = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
-        .with_state(ready)
+        .with_state(ready.subscribe());
+    match access {
+        None => probes.merge(metrics).into(),
+        Some((access, certificate)) => Pages {
+            plain: probes
+                .clone()
+                .route("/metrics", get(refuse_without_tls))
+                .route("/metrics/paths", get(refuse_without_tls)),
+            tls: Some((certificate, access.protect(metrics).merge(probes))),
+        },
+    }
 }
 
 async fn page(

@@ -235,6 +235,7 @@ mod tests {
             state: "state".into(),
             control_port: 7400,
             metrics_port: 7401,
+            metrics_auth: false,
             roots_dir: "/weft/roots".into(),
             engine_socket: Some("/run/weft/engine.sock".into()),
             volumes: Some("/run/weft/volumes".into()),

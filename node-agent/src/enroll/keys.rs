@@ -10,7 +10,9 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, PublicKeyData as _};
+use rustls::ServerConfig;
 use tonic::transport::Identity;
+use weft_identity::tls;
 use weft_proto::operator::v1::EnrollResponse;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
@@ -99,6 +101,14 @@ impl Keys {
         let file = &self.files.certificate;
         let certificate = fs::read(file).map_err(|error| unusable(file, &error))?;
         Ok(Identity::from_pem(certificate, self.pair.serialize_pem()))
+    }
+
+    /// A server of pages that shows the certificate in force.
+    pub(crate) fn page_server(&self) -> Result<ServerConfig, OperatorError> {
+        let file = &self.files.certificate;
+        let certificate = fs::read(file).map_err(|error| unusable(file, &error))?;
+        let server = tls::page_server(&certificate, self.pair.serialize_pem().as_bytes());
+        server.map_err(|error| unusable(file, &error))
     }
 
     /// Puts what the operator gave into the files, if it is for this node and this key.

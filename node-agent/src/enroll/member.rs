@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, Interval};
 use weft_engine::NICS_MAX;
 use weft_identity::cause::chain;
+use weft_identity::metrics_access::MetricsAccess;
 use weft_proto::operator::v1::{AgentConfig, Finding, NodeConfig, NodeNic, NodeReport};
 use weft_proto::operator::{COPIES_FULL, DEVICES_NOT_SERVED, STOPPING};
 use x509_parser::time::ASN1Time;
@@ -31,12 +32,14 @@ use crate::enroll::keys::{Keys, Validity};
 use crate::enroll::queries::OperatorQueries;
 use crate::enroll::report::{Reporter, replace_if_different};
 use crate::enroll::retry::Retry;
+use crate::enroll::review_token::OperatorReviewer;
 use crate::enroll::settings::Settings;
 use crate::enroll::{assigned, operator};
 use crate::fail_fast;
 use crate::files::FileError;
 use crate::nic_state::NicState;
 use crate::volumes;
+use crate::web::HealthServer;
 
 /// A configuration that cannot be used.
 const CONFIG_REFUSED: &str = "ConfigRefused";
@@ -78,7 +81,15 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     let directory = settings.state.clone();
     let keys = fail_fast::spawn_blocking("keys", move || Keys::open(&directory)).await?;
     let keys = Arc::new(keys);
-    let mut environment = Environment::new("--metrics-port", settings.metrics_listen()).await?;
+    let connection = watch::Sender::default();
+    let access = settings.metrics_auth.then(|| {
+        Arc::new(MetricsAccess::new(OperatorReviewer {
+            settings: settings.clone(),
+            connection: connection.subscribe(),
+        }))
+    });
+    let listen = settings.metrics_listen();
+    let mut environment = Environment::new("--metrics-port", listen, access.as_ref()).await?;
     let queries = || Arc::new(OperatorQueries::new(settings.clone(), keys.clone()));
     // Each with a connection of its own: a pod that waits for its volume holds up no device.
     environment.operator = Some(queries());
@@ -89,7 +100,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         node = %settings.node, fabric = %settings.fabric, operator = settings.operator, "enrolling"
     );
     let enrolled = tokio::select! {
-        enrolled = enroll("enroll", (&settings, &keys, &fence), drop) => Some(enrolled),
+        enrolled = enroll("enroll", (&settings, &keys, &fence, &health), drop) => Some(enrolled),
         () = &mut stop => None,
     };
     let Some((config, validity)) = enrolled else {
@@ -115,6 +126,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         report: report.subscribe(),
         assigned_config: assigned_config.clone(),
         rejected_certificate_expiry: rejected_certificate_expiry.clone(),
+        connection,
         fence: fence.clone(),
     };
     let member = Member {
@@ -128,7 +140,7 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
         environment,
     };
     let ended = tokio::select! {
-        never = renew((&settings, &keys, &fence), &enrollment, &assigned_config, rejected_certificate_expiry.subscribe()) => match never {},
+        never = renew((&settings, &keys, &fence, &health), &enrollment, &assigned_config, rejected_certificate_expiry.subscribe()) => match never {},
         never = reporter.run() => match never {},
         ended = member.work(stop) => ended,
     };
@@ -145,7 +157,12 @@ struct Enrollment {
 }
 
 /// What an enrolment works with.
-type Node<'a> = (&'a Settings, &'a Arc<Keys>, &'a Fence);
+type Node<'a> = (
+    &'a Settings,
+    &'a Arc<Keys>,
+    &'a Fence,
+    &'a Arc<HealthServer>,
+);
 
 /// Gets a certificate and a configuration; tries until it succeeds. `failed` learns of each failure.
 async fn enroll(
@@ -170,7 +187,7 @@ async fn enroll(
 }
 
 async fn enroll_once(
-    (settings, keys, fence): Node<'_>,
+    (settings, keys, fence, health): Node<'_>,
 ) -> Result<(NodeConfig, Validity), OperatorError> {
     let mut answer = operator::enroll(settings, keys).await?;
     fence.observe(answer.leader_epoch);
@@ -183,8 +200,13 @@ async fn enroll_once(
         })?;
     let (node, fabric) = (settings.node.clone(), settings.fabric.clone());
     let keys = keys.clone();
-    let kept = fail_fast::spawn_blocking("keys", move || keys.keep(&answer, &node, &fabric)).await;
-    Ok((config, kept?))
+    let kept = fail_fast::spawn_blocking("keys", move || {
+        let validity = keys.keep(&answer, &node, &fabric)?;
+        Ok::<_, OperatorError>((validity, keys.page_server()?))
+    });
+    let (validity, server) = kept.await?;
+    health.set_certificate(server);
+    Ok((config, validity))
 }
 
 /// Renews the certificate in time, or when the operator does not know the one in force. The private key stays.

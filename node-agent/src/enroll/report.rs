@@ -13,6 +13,7 @@ use crate::enroll::error::OperatorError;
 use crate::enroll::keys::Keys;
 use crate::enroll::operator;
 use crate::enroll::retry::Retry;
+use crate::enroll::review_token::ReportConnection;
 use crate::enroll::settings::Settings;
 
 /// Reports on their way. While the operator has not taken one, the next waits for a tick.
@@ -29,6 +30,8 @@ pub(crate) struct Reporter {
     pub(crate) assigned_config: watch::Sender<NodeConfig>,
     /// When the certificate ends that the operator does not accept: its authority may have been replaced.
     pub(crate) rejected_certificate_expiry: watch::Sender<u64>,
+    /// The connection that the operator answers on.
+    pub(crate) connection: watch::Sender<ReportConnection>,
     /// Learns the epochs of later leaders.
     pub(crate) fence: Arc<Fence>,
 }
@@ -49,7 +52,9 @@ impl Reporter {
         loop {
             let mut stage = StreamStage::NotConnected;
             let presented_expiry = self.report.borrow().certificate_expires_unix_s;
-            if let Err(error) = self.stream(presented_expiry, &mut retry, &mut stage).await {
+            let ended = self.stream(presented_expiry, &mut retry, &mut stage).await;
+            self.connection.send_replace(None);
+            if let Err(error) = ended {
                 if stage != StreamStage::Answered
                     && error.is_doubt_of_certificate(stage == StreamStage::Connected)
                 {
@@ -75,6 +80,7 @@ impl Reporter {
         let _ = send.try_send(self.report.borrow_and_update().clone());
         let call = client.report(ReceiverStream::new(sent));
         let mut config_updates = operator::with_timeout(&self.settings, call).await?;
+        self.connection.send_replace(Some(client));
         let mut ticks = tokio::time::interval(self.settings.timing.report);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.reset();

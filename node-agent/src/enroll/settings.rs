@@ -31,6 +31,8 @@ pub struct Settings {
     pub control_port: u16,
     /// TCP port of `/metrics`, `/healthz` and `/readyz`.
     pub metrics_port: u16,
+    /// Metrics are given over TLS only, to those who may read them.
+    pub metrics_auth: bool,
     /// Where the roots are: root NAME is the directory NAME in it.
     pub roots_dir: PathBuf,
     /// The socket of the node's `weft-engine`. Beside it the agent writes the flags of that and of the device plugin. None

@@ -30,6 +30,8 @@ mod local;
 #[cfg(test)]
 mod manifests;
 #[cfg(test)]
+mod metrics_access;
+#[cfg(test)]
 mod nics;
 #[cfg(test)]
 mod objects;

@@ -46,6 +46,7 @@ struct Inner {
     jobs: Mutex<HashMap<String, Job>>,
     reports: watch::Sender<Vec<NodeReport>>,
     streams: AtomicUsize,
+    reviews: AtomicUsize,
     callers: AtomicUsize,
     up: watch::Sender<bool>,
 }
@@ -100,6 +101,7 @@ impl Operator {
             jobs: Mutex::default(),
             reports: watch::Sender::default(),
             streams: AtomicUsize::new(0),
+            reviews: AtomicUsize::new(0),
             callers: AtomicUsize::new(0),
             up: watch::Sender::default(),
         }))
@@ -146,6 +148,11 @@ impl Operator {
     /// All requests to enrol so far.
     pub(crate) fn requests(&self) -> Vec<EnrollRequest> {
         self.0.requests.lock().unwrap().clone()
+    }
+
+    /// Tokens that agents have asked about so far.
+    pub(crate) fn reviews(&self) -> usize {
+        self.0.reviews.load(Ordering::Relaxed)
     }
 
     /// Streams of reports so far.
@@ -248,6 +255,7 @@ impl Operator {
             state: file(&format!("state{node}")),
             control_port: 7400,
             metrics_port: 7401,
+            metrics_auth: false,
             roots_dir,
             engine_socket: Some(file("engine.sock")),
             volumes: Some(file(&format!("volumes{node}"))),
@@ -349,6 +357,27 @@ impl Serve for Operator {
         Ok(Response::new(FindJobResponse {
             namespace_uid: "namespace-1".to_owned(),
             job: found,
+        }))
+    }
+
+    /// `reader` may read metrics and `guest` may not.
+    async fn review_metrics_token(
+        &self,
+        request: Request<ReviewMetricsTokenRequest>,
+    ) -> Result<Response<ReviewMetricsTokenResponse>, Status> {
+        if request.peer_certs().is_none_or(|chain| chain.is_empty()) {
+            return Err(Status::unauthenticated("no certificate"));
+        }
+        self.0.reviews.fetch_add(1, Ordering::Relaxed);
+        let user = match request.into_inner().token.as_str() {
+            user @ ("reader" | "guest") => user.to_owned(),
+            _ => String::new(),
+        };
+        Ok(Response::new(ReviewMetricsTokenResponse {
+            allowed: user == "reader",
+            user,
+            problem: "nobody has it".to_owned(),
+            valid_for_ms: 60_000,
         }))
     }
 

@@ -205,6 +205,8 @@ fn start_up(cluster: &Cluster, values: &[&str]) -> Result<Row, ClusterBenchError
     helm.args(["install", "weft", "--create-namespace", "--namespace"])
         .arg(NAMESPACE)
         .args(["--set", "operator.replicas=1"])
+        // The operator's metrics are read without TLS.
+        .args(["--set", "metrics.auth=false"])
         .args(values)
         .arg(chart);
     weft_cluster::output(&mut helm)?;

@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 
 use serde_json::{Value, json};
 use weft_crds::NodeMetrics;
+use weft_identity::{AGENT_NAME, OPERATOR_NAME};
 
 const NAMESPACE: &str = "weft-system";
 
@@ -668,7 +669,9 @@ fn agents_may_ask_the_api_server_nothing() {
         .flat_map(|binding| binding["subjects"].as_array().unwrap())
         .map(|subject| subject["name"].as_str().unwrap())
         .collect();
-    assert_eq!(bound, BTreeSet::from(["weft-operator", "weft-upgrade"]));
+    // Nothing runs as the last one: readers of metrics have tokens of it.
+    let accounts = ["weft-operator", "weft-upgrade", "weft-metrics-reader"];
+    assert_eq!(bound, BTreeSet::from(accounts));
     let account = rendered.find("ServiceAccount", "weft-agent");
     assert_eq!(account["automountServiceAccountToken"], false);
 }
@@ -691,7 +694,7 @@ fn the_live_api_is_there_whole_or_not_at_all() {
     };
     assert!(arguments(&on).contains("--live-port=7412"));
 
-    let off = rendered(&["liveApi.enabled=false"]);
+    let off = rendered(&["liveApi.enabled=false", "metrics.auth=false"]);
     assert_eq!(off.of_kind("APIService").count(), 0);
     let mut services = off.of_kind("Service").map(|one| &one["metadata"]["name"]);
     assert!(services.all(|name| name != "weft-operator-live"));
@@ -705,6 +708,73 @@ fn the_live_api_is_there_whole_or_not_at_all() {
             .into_iter()
             .all(|namespace| namespace == NAMESPACE)
     );
+}
+
+/// The programs have their flag, the operator its rights, and Prometheus its token; or none of these is there.
+#[test]
+fn metrics_are_for_the_readers_whom_the_chart_makes_unless_a_value_opens_them() {
+    let flag = "--metrics-auth";
+    let flags = |rendered: &Rendered| {
+        let operator = rendered.operator()["spec"]["containers"][0].clone();
+        let agent = rendered.agent()["spec"]["template"]["spec"]["containers"][0].clone();
+        [operator, agent].map(|container| strings(&container["args"]).contains(&flag))
+    };
+    let secrets =
+        |rendered: &Rendered| -> Vec<Value> { rendered.of_kind("Secret").cloned().collect() };
+    for monitor in ["podMonitor", "serviceMonitor"] {
+        let on = rendered(&[&format!("{monitor}.enabled=true")]);
+        assert_eq!(flags(&on), [true, true]);
+        let role = on.find("ClusterRole", "weft-metrics-reader");
+        let rule = json!([{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]);
+        assert_eq!(role["rules"], rule);
+        let binding = on.find("ClusterRoleBinding", "weft-metrics-reader");
+        assert_eq!(binding["roleRef"]["name"], "weft-metrics-reader");
+        let reader = json!([{
+            "kind": "ServiceAccount", "name": "weft-metrics-reader", "namespace": NAMESPACE,
+        }]);
+        assert_eq!(binding["subjects"], reader);
+        on.find("ServiceAccount", "weft-metrics-reader");
+        // Without the live API, too.
+        let on = rendered(&[&format!("{monitor}.enabled=true"), "liveApi.enabled=false"]);
+        let rules = on.find("ClusterRole", "weft-operator")["rules"].to_string();
+        assert!(rules.contains("subjectaccessreviews"), "{rules}");
+        let [secret] = &secrets(&on)[..] else {
+            panic!("{:?}", secrets(&on));
+        };
+        assert_eq!(secret["type"], "kubernetes.io/service-account-token");
+        let of = &secret["metadata"]["annotations"]["kubernetes.io/service-account.name"];
+        assert_eq!(of, "weft-metrics-reader");
+
+        let kind = format!("{}{}", monitor[..1].to_uppercase(), &monitor[1..]);
+        let endpoints = |rendered: &Rendered| {
+            let spec = &rendered.find(&kind, "weft-agent")["spec"];
+            let name = if monitor == "podMonitor" {
+                "podMetricsEndpoints"
+            } else {
+                "endpoints"
+            };
+            spec[name][0].clone()
+        };
+        let credentials = |rendered: &Rendered| {
+            endpoints(rendered)["authorization"]["credentials"]["name"].clone()
+        };
+        assert_eq!(credentials(&on), secret["metadata"]["name"]);
+        let enabled = format!("{monitor}.enabled=true");
+        let own = rendered(&[&enabled, "metrics.tokenSecret=\"prometheus-token\""]);
+        assert_eq!(credentials(&own), "prometheus-token");
+        assert_eq!(secrets(&own).len(), 0);
+
+        let off = rendered(&[&enabled, "metrics.auth=false"]);
+        assert_eq!(flags(&off), [false, false]);
+        assert_eq!(secrets(&off).len(), 0);
+        let text = Value::from(off.0.clone()).to_string();
+        assert!(!text.contains("weft-metrics-reader"));
+        for field in ["scheme", "tlsConfig", "authorization"] {
+            assert_eq!(endpoints(&off)[field], Value::Null, "{field}");
+        }
+    }
+    // A token that does not end is there for Prometheus only.
+    assert_eq!(secrets(&rendered(&[])).len(), 0);
 }
 
 /// Every verb on every resource, so that a wider rule shows up as a changed line here.
@@ -1174,6 +1244,14 @@ fn a_pod_monitor_finds_the_pods_themselves_and_excludes_service_monitors() {
         }
         let endpoint = json!([{
             "port": "metrics", "interval": "15s", "relabelings": rule, "metricRelabelings": rule,
+            "scheme": "https", "tlsConfig": {
+                "ca": {"configMap": {"name": "weft-ca", "key": "ca.crt"}},
+                // In the certificates of all pods of the kind.
+                "serverName": if who == "weft-agent" { AGENT_NAME } else { OPERATOR_NAME },
+            },
+            "authorization": {
+                "type": "Bearer", "credentials": {"name": "weft-metrics-reader", "key": "token"},
+            },
         }]);
         assert_eq!(monitor["spec"]["podMetricsEndpoints"], endpoint);
         let mut ports = pod["spec"]["containers"][0]["ports"]

@@ -58,6 +58,9 @@ spec:
             {{- include "weft.ports" (dict "who" "agent" "ports" $ports) }}
             - --control-port={{ $ports.control }}
             - --metrics-port={{ $ports.metrics }}
+            {{- if .Values.metrics.auth }}
+            - --metrics-auth
+            {{- end }}
             - --operator-ca=/etc/weft/ca/ca.crt
             - --token=/var/run/secrets/weft.dev/token
             - --state=/var/lib/weft/agent
@@ -79,7 +82,7 @@ spec:
             {{- end }}
             {{- end }}
             {{- /* Besides these: what the operator adds, and what the variables say. */}}
-            {{- $given := list "--log" "--control-port" "--metrics-port" "--operator-ca" "--token" "--state"
+            {{- $given := list "--log" "--control-port" "--metrics-port" "--metrics-auth" "--operator-ca" "--token" "--state"
               "--operator" "--fabric" "--engine-socket" "--volumes" "--pod-configuration" "--node" "--address"
               "--store-proxy" "--store-no-proxy" "--store-ca" "--workload-identity" }}
             {{- with include "weft.extraArgs" (dict "who" "agent" "args" .Values.agent.extraArgs "given" $given) }}

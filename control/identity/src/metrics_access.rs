@@ -25,6 +25,8 @@ use tokio::{sync::Semaphore, time::Instant};
 pub const ALLOWED_FOR: Duration = Duration::from_secs(60);
 /// How long a refusal counts: a right that was just given is soon seen.
 pub const REFUSED_FOR: Duration = Duration::from_secs(10);
+/// After a review that nobody could make, none is asked for until this is over: a flood of tokens becomes no flood of reviews.
+pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Tokens whose answers are kept. A cluster has a few readers.
 const TOKENS_MAX: usize = 64;
 /// Reviews at a time; others wait. A node may ask its operator about two tokens at once.
@@ -89,32 +91,46 @@ type TokenDigest = [u8; 32];
 
 /// The answers that still count.
 #[derive(Debug, Default)]
-struct Answers(HashMap<TokenDigest, (Verdict, Instant)>);
+struct Answers {
+    /// Each with its end.
+    verdicts: HashMap<TokenDigest, (Verdict, Instant)>,
+    /// Why the last review could not be made, and when the next one may be asked for.
+    failed: Option<(String, Instant)>,
+}
 
 impl Answers {
-    /// What is known of a token, and for how much longer.
-    fn get(&self, token: &TokenDigest, now: Instant) -> Option<Review> {
-        let (verdict, end) = self.0.get(token)?;
-        let valid_for = end.saturating_duration_since(now);
-        (!valid_for.is_zero()).then(|| Review {
-            verdict: verdict.clone(),
-            valid_for,
-        })
+    /// What is known of a token, and for how much longer; none where a review is to be asked for.
+    fn get(&self, token: &TokenDigest, now: Instant) -> Option<Result<Review, String>> {
+        if let Some((verdict, end)) = self.verdicts.get(token)
+            && *end > now
+        {
+            return Some(Ok(Review {
+                verdict: verdict.clone(),
+                valid_for: *end - now,
+            }));
+        }
+        let (problem, end) = self.failed.as_ref()?;
+        (*end > now).then(|| Err(problem.clone()))
     }
 
     /// Keeps an answer. Where there are too many, a refusal makes room before a user who may read.
     fn put(&mut self, token: TokenDigest, review: &Review, now: Instant) {
-        self.0.retain(|_, (_, end)| *end > now);
-        self.0
-            .insert(token, (review.verdict.clone(), now + review.valid_for));
-        if self.0.len() > TOKENS_MAX {
-            let least = self.0.iter().min_by_key(|(_, (verdict, end))| {
+        let verdicts = &mut self.verdicts;
+        verdicts.retain(|_, (_, end)| *end > now);
+        verdicts.insert(token, (review.verdict.clone(), now + review.valid_for));
+        if verdicts.len() > TOKENS_MAX {
+            let least = verdicts.iter().min_by_key(|(_, (verdict, end))| {
                 (matches!(verdict, Verdict::Allowed { .. }), *end)
             });
             if let Some(least) = least.map(|(token, _)| *token) {
-                self.0.remove(&least);
+                verdicts.remove(&least);
             }
         }
+    }
+
+    /// Keeps why a review could not be made.
+    fn put_failure(&mut self, problem: &str, now: Instant) {
+        self.failed = Some((problem.to_owned(), now + RETRY_AFTER));
     }
 }
 
@@ -148,18 +164,21 @@ impl MetricsAccess {
         let key = token_digest(token);
         let known = || self.answers().get(&key, Instant::now());
         if let Some(known) = known() {
-            return Ok(known);
+            return known;
         }
         // It is never closed.
         let _turn = self.turns.acquire().await;
         // Another caller with the same token may have had the turn before.
         if let Some(known) = known() {
-            return Ok(known);
+            return known;
         }
         let asked_at = Instant::now();
-        let review = self.reviewer.review(token).await?;
-        self.answers().put(key, &review, asked_at);
-        Ok(review)
+        let review = self.reviewer.review(token).await;
+        match &review {
+            Ok(review) => self.answers().put(key, review, asked_at),
+            Err(problem) => self.answers().put_failure(problem, Instant::now()),
+        }
+        review
     }
 
     /// Routes that answer only to those who may read the metrics.
@@ -274,7 +293,7 @@ mod tests {
             (good, allowed(), ALLOWED_FOR),
             (bad, unknown(), REFUSED_FOR),
         ] {
-            let last = answers.get(&token, now + life - tick).unwrap();
+            let last = answers.get(&token, now + life - tick).unwrap().unwrap();
             assert_eq!((last.verdict, last.valid_for), (verdict, tick));
             assert_eq!(answers.get(&token, now + life), None);
         }
@@ -291,7 +310,7 @@ mod tests {
             let made_up = token_digest(&format!("made up {number}"));
             answers.put(made_up, &unknown().review(), later);
         }
-        assert_eq!(answers.0.len(), TOKENS_MAX);
+        assert_eq!(answers.verdicts.len(), TOKENS_MAX);
         assert!(answers.get(&reader, later).is_some());
     }
 
@@ -341,12 +360,16 @@ mod tests {
         assert!(asked.load(Ordering::Relaxed) <= REVIEWS_MAX);
         all((0..20).map(|number| number.to_string()).collect()).await;
         assert_eq!(most.load(Ordering::Relaxed), REVIEWS_MAX);
-        // What nobody could say is asked again.
+        // What nobody could say is asked again, a little later, and holds up nobody who is known.
         let before = asked.load(Ordering::Relaxed);
-        for _ in 0..2 {
-            assert_eq!(access.review("away").await, Err("no operator".to_owned()));
+        for reviews in [1, 2] {
+            for token in ["away", "new", "newer"] {
+                assert_eq!(access.review(token).await, Err("no operator".to_owned()));
+            }
+            access.review("one").await.unwrap();
+            assert_eq!(asked.load(Ordering::Relaxed), before + reviews);
+            tokio::time::advance(RETRY_AFTER).await;
         }
-        assert_eq!(asked.load(Ordering::Relaxed), before + 2);
         // Another review when the minute is over.
         let (token, before) = ("one", asked.load(Ordering::Relaxed));
         access.review(token).await.unwrap();

@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::ListParams;
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, ServiceAccount};
+use kube::api::{ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::wait::await_condition;
 use kube::{Api, Client, Config, Resource};
@@ -19,10 +20,12 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::time::timeout_at;
-use weft_cluster::{Cluster, ClusterError, Settings, Up, programs};
+use weft_cluster::{Cluster, ClusterError, Settings, Up, in_network_of, programs};
+use weft_identity::AGENT_NAME;
 use weft_tests::program;
 
 use crate::eventually::eventually;
+use crate::harness::processes;
 
 /// Where the chart is installed.
 pub(crate) const SYSTEM: &str = "weft-system";
@@ -267,11 +270,43 @@ impl TestCluster {
 
     /// The sum of an agent's metrics with this in their names and labels.
     pub(crate) fn metric(&self, agent: &str, metric: &str) -> Option<u64> {
-        let path = format!("/api/v1/namespaces/{SYSTEM}/pods/{agent}:7401/proxy/metrics");
-        let metrics = self.inner.kubectl(&["get", "--raw", &path]).ok()?;
+        let metrics = self.metrics(agent)?;
         let lines = metrics.lines().filter(|line| line.contains(metric));
         let values = lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());
         values.reduce(|sum, value| sum + value)
+    }
+
+    /// What an agent tells Prometheus: over TLS, with a token of the account that the chart makes. kubectl serves as the client, for
+    /// which the agent is a server like another.
+    fn metrics(&self, agent: &str) -> Option<String> {
+        // Agents are in their nodes' networks, which reach each other.
+        let from = processes(self, "weft-agent").into_iter().next()?;
+        let pods: Api<Pod> = self.of(SYSTEM);
+        let address = self.wait(pods.get(agent)).ok()?.status?.host_ip?;
+        let maps: Api<ConfigMap> = self.of(SYSTEM);
+        let authorities = self
+            .wait(maps.get("weft-ca"))
+            .ok()?
+            .data?
+            .remove("ca.crt")?;
+        let file = self.scratch.path().join("weft-ca.crt");
+        fs::write(&file, authorities).ok()?;
+        let accounts: Api<ServiceAccount> = self.of(SYSTEM);
+        let (request, params) = (TokenRequest::default(), PostParams::default());
+        let token = accounts.create_token_request("weft-metrics-reader", &params, &request);
+        let token = self.wait(token).ok()?.status?.token;
+        let mut kubectl = self.inner.command("kubectl");
+        kubectl
+            .env("KUBECONFIG", "/dev/null")
+            .arg(format!("--server=https://{address}:7401"))
+            .arg(format!("--certificate-authority={}", file.display()))
+            .arg(format!("--tls-server-name={AGENT_NAME}"))
+            .arg(format!("--token={token}"))
+            .args(["get", "--raw", "/metrics"]);
+        let asked = in_network_of(from.as_raw().cast_unsigned(), move || kubectl.output());
+        let answer = asked.ok()?.join().ok()?.ok()?;
+        let text = String::from_utf8(answer.stdout).ok()?;
+        answer.status.success().then_some(text)
     }
 }
 

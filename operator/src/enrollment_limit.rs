@@ -12,8 +12,8 @@ use crate::fault::Fault;
 const CALLS_PER_SECOND: NonZeroU32 = NonZeroU32::new(50).unwrap();
 /// Calls of one address at once.
 const BURST: NonZeroU32 = NonZeroU32::new(100).unwrap();
-/// Addresses that are remembered before those are forgotten that have not called for two seconds.
-const ADDRESSES: usize = 4096;
+/// Callers that are remembered before those are forgotten that have not called for some seconds.
+const CALLERS: usize = 4096;
 
 /// Counts calls by the address that they come from.
 pub(crate) struct EnrollmentLimit(DefaultKeyedRateLimiter<IpAddr>);
@@ -29,7 +29,7 @@ impl Default for EnrollmentLimit {
 impl EnrollmentLimit {
     /// Counts a call, or refuses it.
     pub(crate) fn check(&self, address: IpAddr) -> Result<(), Fault> {
-        if self.0.len() > ADDRESSES {
+        if self.0.len() > CALLERS {
             self.0.retain_recent();
         }
         let address = address.to_canonical();
@@ -41,12 +41,13 @@ impl EnrollmentLimit {
     }
 }
 
-/// Questions of one node in a second. An agent keeps each answer for a minute, and a cluster has a few readers of metrics.
-const REVIEWS_PER_SECOND: NonZeroU32 = NonZeroU32::new(1).unwrap();
+/// Questions of one node in a second: an agent asks about one new token, and once a minute about each reader of metrics, of
+/// whom a cluster has a few.
+const REVIEWS_PER_SECOND: NonZeroU32 = NonZeroU32::new(2).unwrap();
 /// Questions of one node at once.
 const REVIEWS_BURST: NonZeroU32 = NonZeroU32::new(20).unwrap();
 
-/// Counts the questions about tokens of readers of metrics by the node that asks, of which a fabric has a known number.
+/// Counts the questions about tokens of readers of metrics by the node that asks.
 pub(crate) struct ReviewLimit(DefaultKeyedRateLimiter<String>);
 
 impl Default for ReviewLimit {
@@ -59,6 +60,9 @@ impl Default for ReviewLimit {
 impl ReviewLimit {
     /// Counts a question, or refuses it.
     pub(crate) fn check(&self, node: &str) -> Result<(), Fault> {
+        if self.0.len() > CALLERS {
+            self.0.retain_recent();
+        }
         let checked = self.0.check_key(&node.to_owned());
         checked.map_err(|_| Fault::TooManyReviews {
             per_second: REVIEWS_PER_SECOND,
@@ -93,11 +97,11 @@ mod tests {
     #[test]
     fn addresses_that_have_not_called_lately_are_forgotten() {
         let limit = EnrollmentLimit::default();
-        for number in 0..=ADDRESSES as u32 {
+        for number in 0..=CALLERS as u32 {
             limit.check(IpAddr::V4(number.into())).unwrap();
         }
         let begun = Instant::now();
-        while limit.0.len() > ADDRESSES {
+        while limit.0.len() > CALLERS {
             assert!(
                 begun.elapsed() < Duration::from_secs(10),
                 "{}",

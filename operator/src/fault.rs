@@ -92,7 +92,7 @@ pub(crate) enum Fault {
     },
     /// More calls of ReviewMetricsToken than one node may make.
     #[error(
-        "the node's agent asks about tokens of readers of metrics more than {per_second} time a second, which is the limit of one \
+        "the node's agent asks about tokens of readers of metrics more than {per_second} times a second, which is the limit of one \
          node: find out who sends it so many different tokens, and try again"
     )]
     TooManyReviews {

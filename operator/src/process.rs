@@ -58,7 +58,7 @@ use crate::{
     pod_jobs::PodJobs,
     refused_attempts::RefusedAttempts,
     reports::{Fabrics, Reports},
-    review::{MetricsReviewer, Reviews},
+    review::{MetricsReviewer, NEW_READERS_PER_SECOND, Reviews},
     traces::{self, Traces},
     web::{self, Heartbeat, Standing},
 };
@@ -217,7 +217,8 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
     // It connects with its first call.
     let client = Client::try_from(config.clone());
     let client = client.map_err(|error| ProcessError::NoCluster(error.to_string()))?;
-    let access = Arc::new(MetricsAccess::new(MetricsReviewer::new(client.clone())));
+    let reviewer = MetricsReviewer::new(client.clone());
+    let access = Arc::new(MetricsAccess::new(reviewer, NEW_READERS_PER_SECOND));
     let protection = settings.metrics_auth.then_some((&access, in_force));
     let pages = web::pages(meters.registry(), readiness, heartbeat.clone(), protection);
     let mut web = tokio::spawn(health_server::serve(metrics, pages));

@@ -3,6 +3,8 @@
 //! Whoever reaches the operator's port may call Enroll, without a certificate: that shall not become a
 //! flood of requests to the API server. The same holds for metrics: whoever reaches a node's port may send a token.
 
+use std::num::NonZeroU32;
+
 use k8s_openapi::api::{
     authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus},
     authorization::v1::{NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
@@ -25,6 +27,8 @@ const METRICS: &str = "/metrics";
 /// Questions to the API server at a time: five thousand nodes that enroll at once, some 5 ms each, are
 /// through in 3 s. Others wait for their turn.
 const AT_A_TIME: usize = 8;
+/// New tokens of readers of metrics that the API server is asked about in a second. An agent asks about one a second.
+pub(crate) const NEW_READERS_PER_SECOND: NonZeroU32 = NonZeroU32::new(20).unwrap();
 /// A service account's token is a JSON Web Token (RFC 7519) of some 1.5 kB.
 const BYTES_MAX: usize = 8 << 10;
 

@@ -184,6 +184,8 @@ async fn readyz(State(endpoint): State<Endpoint>) -> impl IntoResponse {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use axum::{
         body::Body,
         http::{Request, header},
@@ -238,7 +240,7 @@ mod tests {
 
     #[tokio::test]
     async fn metrics_are_protected_where_that_is_asked_for_and_probes_never_are() {
-        let access = Arc::new(MetricsAccess::new(All));
+        let access = Arc::new(MetricsAccess::new(All, NonZeroU32::MIN));
         let (_standing, readiness) = watch::channel(Standing::Standby);
         let (_certificate, in_force) = watch::channel(None);
         let of = |access| {

@@ -124,6 +124,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
+    use crate::{authority::Authority, tls};
 
     /// Serves one page at the address that it returns.
     async fn server() -> std::net::SocketAddr {
@@ -207,5 +208,26 @@ mod tests {
         );
         let answer = read(send(address, &endless).await).await;
         assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_of_a_port_with_tls_that_says_nothing_or_half_a_handshake_is_cut_off() {
+        let own = Authority::new("lab").unwrap().operator_server(&[]).unwrap();
+        let config = tls::page_server(own.certificate.as_bytes(), own.key.as_bytes()).unwrap();
+        let (_sender, certificate) = watch::channel(Some(Arc::new(config)));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let pages = Pages {
+            plain: Router::new(),
+            tls: Some((certificate, Router::new())),
+        };
+        tokio::spawn(serve(listener, pages));
+        let half = "\u{16}\u{3}\u{1}\u{2}";
+        for (said, limit) in [("", HEADER_TIMEOUT), (half, HANDSHAKE_TIMEOUT)] {
+            let begun = tokio::time::Instant::now();
+            assert_eq!(read(send(address, said).await).await, "");
+            let passed = begun.elapsed();
+            assert!(passed >= limit && passed < 2 * limit, "{passed:?}");
+        }
     }
 }

@@ -1,12 +1,14 @@
 //! Who may read the metrics: the user of a token who may `get` the path `/metrics`, as the cluster's API server says.
 //!
 //! A server has one [`MetricsAccess`], whose [`Reviewer`] asks the API server, or somebody who can ask it. It keeps the
-//! answers for a short time and asks about a few tokens at once, so that a caller with made-up tokens costs little.
-//! Tokens are kept as digests, and never logged.
+//! answers for a short time. It asks about a limited number of new tokens, so that a caller with made-up tokens costs little;
+//! tokens that were allowed before do not count, so that this caller keeps no reader out. Tokens are kept as digests, and
+//! never logged.
 
 use std::{
     collections::HashMap,
     fmt::Debug,
+    num::NonZeroU32,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -19,18 +21,19 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use ring::digest::{SHA256, digest};
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::time::Instant;
 
 /// How long a user who may read goes on reading without another review.
 pub const ALLOWED_FOR: Duration = Duration::from_secs(60);
 /// How long a refusal counts: a right that was just given is soon seen.
 pub const REFUSED_FOR: Duration = Duration::from_secs(10);
-/// After a review that nobody could make, none is asked for until this is over: a flood of tokens becomes no flood of reviews.
-pub const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// How long after its answer a token counts as one that was allowed, and no new one: Prometheus comes each minute, and is given a
+/// new token each hour.
+const KNOWN_FOR: Duration = Duration::from_secs(60 * 60);
 /// Tokens whose answers are kept. A cluster has a few readers.
 const TOKENS_MAX: usize = 64;
-/// Reviews at a time; others wait. A node may ask its operator about two tokens at once.
-const REVIEWS_MAX: usize = 2;
+/// New tokens that are reviewed at once are those of so long a time.
+const BURST: Duration = Duration::from_secs(10);
 
 /// What is known of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,6 +65,10 @@ pub struct Review {
 }
 
 impl Verdict {
+    fn is_allowed(&self) -> bool {
+        matches!(self, Self::Allowed { .. })
+    }
+
     /// An answer that was given just now.
     #[must_use]
     pub fn review(self) -> Review {
@@ -89,48 +96,56 @@ pub trait Reviewer: Debug + Send + Sync {
 /// A token's SHA-256.
 type TokenDigest = [u8; 32];
 
-/// The answers that still count.
+/// What was said of tokens.
 #[derive(Debug, Default)]
 struct Answers {
-    /// Each with its end.
+    /// Each with its end. Tokens that were allowed stay for longer, to be known as such.
     verdicts: HashMap<TokenDigest, (Verdict, Instant)>,
-    /// Why the last review could not be made, and when the next one may be asked for.
-    failed: Option<(String, Instant)>,
+    /// When the next review of a new token would be due, had they come at their rate.
+    next_new: Option<Instant>,
 }
 
 impl Answers {
-    /// What is known of a token, and for how much longer; none where a review is to be asked for.
-    fn get(&self, token: &TokenDigest, now: Instant) -> Option<Result<Review, String>> {
-        if let Some((verdict, end)) = self.verdicts.get(token)
-            && *end > now
-        {
-            return Some(Ok(Review {
-                verdict: verdict.clone(),
-                valid_for: *end - now,
-            }));
-        }
-        let (problem, end) = self.failed.as_ref()?;
-        (*end > now).then(|| Err(problem.clone()))
+    /// What counts for a token, and for how much longer.
+    fn get(&self, token: &TokenDigest, now: Instant) -> Option<Review> {
+        let (verdict, end) = self.verdicts.get(token)?;
+        (*end > now).then(|| Review {
+            verdict: verdict.clone(),
+            valid_for: *end - now,
+        })
+    }
+
+    /// The last answer about it was that its user may read.
+    fn was_allowed(&self, token: &TokenDigest) -> bool {
+        let last = self.verdicts.get(token);
+        last.is_some_and(|(verdict, _)| verdict.is_allowed())
     }
 
     /// Keeps an answer. Where there are too many, a refusal makes room before a user who may read.
     fn put(&mut self, token: TokenDigest, review: &Review, now: Instant) {
         let verdicts = &mut self.verdicts;
-        verdicts.retain(|_, (_, end)| *end > now);
+        verdicts.retain(|_, (verdict, end)| match verdict.is_allowed() {
+            true => *end + KNOWN_FOR > now,
+            false => *end > now,
+        });
         verdicts.insert(token, (review.verdict.clone(), now + review.valid_for));
         if verdicts.len() > TOKENS_MAX {
-            let least = verdicts.iter().min_by_key(|(_, (verdict, end))| {
-                (matches!(verdict, Verdict::Allowed { .. }), *end)
-            });
+            let of = verdicts.iter();
+            let least = of.min_by_key(|(_, (verdict, end))| (verdict.is_allowed(), *end));
             if let Some(least) = least.map(|(token, _)| *token) {
                 verdicts.remove(&least);
             }
         }
     }
 
-    /// Keeps why a review could not be made.
-    fn put_failure(&mut self, problem: &str, now: Instant) {
-        self.failed = Some((problem.to_owned(), now + RETRY_AFTER));
+    /// Counts a review of a new token; false if there were too many.
+    fn count_new(&mut self, per_second: NonZeroU32, now: Instant) -> bool {
+        let next = self.next_new.map_or(now, |next| next.max(now));
+        let may = next - now < BURST;
+        if may {
+            self.next_new = Some(next + Duration::from_secs(1) / per_second.get());
+        }
+        may
     }
 }
 
@@ -138,17 +153,22 @@ impl Answers {
 #[derive(Debug)]
 pub struct MetricsAccess {
     reviewer: Box<dyn Reviewer>,
+    new_per_second: NonZeroU32,
     answers: Mutex<Answers>,
-    turns: Semaphore,
+    /// One review of a new token is under way at a time, and one of a token that was allowed.
+    turns: [Turn; 2],
 }
 
+type Turn = tokio::sync::Mutex<()>;
+
 impl MetricsAccess {
-    /// By what this reviewer says.
-    pub fn new(reviewer: impl Reviewer + 'static) -> Self {
+    /// By what this reviewer says, who is asked about so many new tokens a second.
+    pub fn new(reviewer: impl Reviewer + 'static, new_per_second: NonZeroU32) -> Self {
         Self {
             reviewer: Box::new(reviewer),
+            new_per_second,
             answers: Mutex::default(),
-            turns: Semaphore::new(REVIEWS_MAX),
+            turns: Default::default(),
         }
     }
 
@@ -159,26 +179,29 @@ impl MetricsAccess {
     /// What is known of a token.
     ///
     /// # Errors
-    /// The reviewer's.
+    /// The reviewer's, or that there are too many new tokens.
     pub async fn review(&self, token: &str) -> Result<Review, String> {
         let key = token_digest(token);
         let known = || self.answers().get(&key, Instant::now());
         if let Some(known) = known() {
-            return known;
+            return Ok(known);
         }
-        // It is never closed.
-        let _turn = self.turns.acquire().await;
+        let was_allowed = self.answers().was_allowed(&key);
+        let _turn = self.turns[usize::from(was_allowed)].lock().await;
         // Another caller with the same token may have had the turn before.
         if let Some(known) = known() {
-            return known;
+            return Ok(known);
         }
         let asked_at = Instant::now();
-        let review = self.reviewer.review(token).await;
-        match &review {
-            Ok(review) => self.answers().put(key, review, asked_at),
-            Err(problem) => self.answers().put_failure(problem, Instant::now()),
+        let per_second = self.new_per_second;
+        if !was_allowed && !self.answers().count_new(per_second, asked_at) {
+            return Err(format!(
+                "this server reviews {per_second} new tokens a second, and more have come: find out who sends them"
+            ));
         }
-        review
+        let review = self.reviewer.review(token).await?;
+        self.answers().put(key, &review, asked_at);
+        Ok(review)
     }
 
     /// Routes that answer only to those who may read the metrics.
@@ -293,9 +316,14 @@ mod tests {
             (good, allowed(), ALLOWED_FOR),
             (bad, unknown(), REFUSED_FOR),
         ] {
-            let last = answers.get(&token, now + life - tick).unwrap().unwrap();
+            let last = answers.get(&token, now + life - tick).unwrap();
             assert_eq!((last.verdict, last.valid_for), (verdict, tick));
             assert_eq!(answers.get(&token, now + life), None);
+        }
+        // Whoever was allowed is known for longer, and not for ever.
+        for (later, known) in [(tick, true), (KNOWN_FOR, false)] {
+            answers.put(bad, &unknown().review(), now + ALLOWED_FOR + later);
+            assert_eq!(answers.was_allowed(&good), known);
         }
     }
 
@@ -332,51 +360,69 @@ mod tests {
                 tokio::task::yield_now().await;
             }
             self.at_once.fetch_sub(1, Ordering::Relaxed);
-            match token {
-                "away" => Err("no operator".to_owned()),
-                _ => Ok(allowed().review()),
+            match token.starts_with("away") {
+                true => Err("no operator".to_owned()),
+                false => Ok(allowed().review()),
             }
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn callers_with_one_token_share_a_review_and_few_tokens_are_reviewed_at_once() {
+    /// A server that asks about ten new tokens at once, and then one a second.
+    fn slow() -> (MetricsAccess, [Arc<AtomicUsize>; 2]) {
         let (asked, most) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
-        let access = Arc::new(MetricsAccess::new(Slow {
+        let reviewer = Slow {
             asked: Arc::clone(&asked),
             most: Arc::clone(&most),
             at_once: Arc::default(),
-        }));
-        let all = |tokens: Vec<String>| {
-            let access = Arc::clone(&access);
-            async move {
-                let reviews = tokens.iter().map(|token| access.review(token));
-                futures::future::join_all(reviews).await
-            }
         };
-        let answers = all(vec!["one".to_owned(); 20]).await;
-        assert!(answers.iter().all(Result::is_ok));
-        // Two began before the first answer.
-        assert!(asked.load(Ordering::Relaxed) <= REVIEWS_MAX);
-        all((0..20).map(|number| number.to_string()).collect()).await;
-        assert_eq!(most.load(Ordering::Relaxed), REVIEWS_MAX);
-        // What nobody could say is asked again, a little later, and holds up nobody who is known.
+        (MetricsAccess::new(reviewer, NonZeroU32::MIN), [asked, most])
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn callers_with_one_token_share_a_review_and_one_new_token_is_reviewed_at_a_time() {
+        let (access, [asked, most]) = slow();
+        let all = async |tokens: Vec<String>| {
+            let reviews = tokens.iter().map(|token| access.review(token));
+            let answers = futures::future::join_all(reviews).await;
+            assert!(answers.iter().all(Result::is_ok));
+        };
+        all(vec!["one".to_owned(); 20]).await;
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
+        all((0..9).map(|number| number.to_string()).collect()).await;
+        assert_eq!(most.load(Ordering::Relaxed), 1);
+        // Another review when the minute is over, for all.
         let before = asked.load(Ordering::Relaxed);
-        for reviews in [1, 2] {
-            for token in ["away", "new", "newer"] {
-                assert_eq!(access.review(token).await, Err("no operator".to_owned()));
-            }
-            access.review("one").await.unwrap();
-            assert_eq!(asked.load(Ordering::Relaxed), before + reviews);
-            tokio::time::advance(RETRY_AFTER).await;
-        }
-        // Another review when the minute is over.
-        let (token, before) = ("one", asked.load(Ordering::Relaxed));
-        access.review(token).await.unwrap();
+        all(vec!["one".to_owned(); 20]).await;
         assert_eq!(asked.load(Ordering::Relaxed), before);
         tokio::time::advance(ALLOWED_FOR).await;
-        access.review(token).await.unwrap();
+        all(vec!["one".to_owned(); 20]).await;
         assert_eq!(asked.load(Ordering::Relaxed), before + 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn few_new_tokens_are_reviewed_and_whoever_was_allowed_is_reviewed_all_the_same() {
+        let (access, [asked, _]) = slow();
+        access.review("reader").await.unwrap();
+        // The reader's answer has ended, and reviews of new tokens all fail.
+        tokio::time::advance(ALLOWED_FOR).await;
+        let before = asked.load(Ordering::Relaxed);
+        let burst = usize::try_from(BURST.as_secs()).unwrap();
+        for number in 0..2 * burst {
+            let refused = access.review(&format!("away {number}")).await.unwrap_err();
+            let text = match number < burst {
+                true => "no operator",
+                false => "this server reviews 1 new tokens a second",
+            };
+            assert!(refused.contains(text), "{number}: {refused}");
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), before + burst);
+        access.review("reader").await.unwrap();
+        assert_eq!(asked.load(Ordering::Relaxed), before + burst + 1);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        for _ in 0..10 {
+            access.review("away").await.unwrap_err();
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), before + burst + 2);
     }
 
     #[test]
@@ -412,7 +458,7 @@ mod tests {
 
     /// A server with a page of metrics and one for probes, whose certificate is `certificate`.
     async fn server(certificate: health_server::Certificate) -> SocketAddr {
-        let access = Arc::new(MetricsAccess::new(Table));
+        let access = Arc::new(MetricsAccess::new(Table, NonZeroU32::MIN));
         let healthz = Router::new().route("/healthz", get(|| async { "ok\n" }));
         let metrics = Router::new().route("/metrics", get(|| async { "weft_up 1\n" }));
         let plain = Router::new().route("/metrics", get(refuse_without_tls));

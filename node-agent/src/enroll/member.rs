@@ -32,7 +32,7 @@ use crate::enroll::keys::{Keys, Validity};
 use crate::enroll::queries::OperatorQueries;
 use crate::enroll::report::{Reporter, replace_if_different};
 use crate::enroll::retry::Retry;
-use crate::enroll::review_token::OperatorReviewer;
+use crate::enroll::review_token::{NEW_TOKENS_PER_SECOND, OperatorReviewer};
 use crate::enroll::settings::Settings;
 use crate::enroll::{assigned, operator};
 use crate::fail_fast;
@@ -83,10 +83,11 @@ pub async fn run(settings: Settings, stop: impl Future<Output = ()>) -> Result<(
     let keys = Arc::new(keys);
     let connection = watch::Sender::default();
     let access = settings.metrics_auth.then(|| {
-        Arc::new(MetricsAccess::new(OperatorReviewer {
+        let reviewer = OperatorReviewer {
             settings: settings.clone(),
             connection: connection.subscribe(),
-        }))
+        };
+        Arc::new(MetricsAccess::new(reviewer, NEW_TOKENS_PER_SECOND))
     });
     let listen = settings.metrics_listen();
     let mut environment = Environment::new("--metrics-port", listen, access.as_ref()).await?;

@@ -1,5 +1,6 @@
 //! Asks the operator whether the user of a token may read metrics: an agent has no account at the API server.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,10 @@ use weft_proto::operator::v1::{ReviewMetricsTokenRequest, ReviewMetricsTokenResp
 
 use crate::enroll::operator;
 use crate::enroll::settings::Settings;
+
+/// New tokens that the operator is asked about in a second: fewer than it lets one node ask, so that there is room for those
+/// that were allowed before.
+pub(crate) const NEW_TOKENS_PER_SECOND: NonZeroU32 = NonZeroU32::MIN;
 
 /// The connection of the reports; none while there is none.
 pub(crate) type ReportConnection = Option<OperatorClient<Channel>>;

@@ -83,6 +83,7 @@ async fn metrics_are_for_users_whom_the_operator_allows_and_it_is_asked_once_a_m
     let (status, text) = ask(&client, "/metrics", "another").await.unwrap();
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{text}");
     assert!(text.contains("cannot be checked now"), "{text}");
+    assert!(text.contains("operator"), "{text}");
     drop(lab);
     member.stop().await;
 }

@@ -1,3 +1,5 @@
+use std::num::NonZeroU32;
+
 use axum::{
     Router,
     body::Bytes,
@@ -174,7 +176,7 @@ impl Stage {
             epoch: 7,
             limit: EnrollmentLimit::default(),
             reviews: Reviews::new(reviews()),
-            metrics_access: Arc::new(MetricsAccess::new(Readers)),
+            metrics_access: Arc::new(MetricsAccess::new(Readers, NonZeroU32::new(9).unwrap())),
             review_limit: ReviewLimit::default(),
             pod_jobs: PodJobs::new(reviews()),
             claims: Claims::new(reviews()),

@@ -230,6 +230,13 @@ fn promtool_takes_the_rules_and_their_tests_pass() {
     promtool(directory.path(), &["test", "rules", "alerts.yaml"]);
 }
 
+/// What Prometheus is told on the test cluster; the files that it names are there.
+#[test]
+fn promtool_takes_the_configuration_of_the_test_cluster() {
+    let check = ["check", "config", "--syntax-only", "prometheus.yml"];
+    promtool(&repository("tests/monitoring"), &check);
+}
+
 /// Grafana's own schema: it knows each field, and misses none.
 #[test]
 fn grafana_s_schema_takes_every_board() {

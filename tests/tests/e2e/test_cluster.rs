@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -40,6 +40,8 @@ pub(crate) struct TestCluster {
     pub(crate) scratch: TempDir,
     runtime: Runtime,
     client: Client,
+    /// A token of the account that may read metrics.
+    reader: Mutex<Option<String>>,
 }
 
 /// The cluster that is up, with what its trials know of it.
@@ -99,6 +101,7 @@ impl TestCluster {
             scratch,
             runtime,
             client,
+            reader: Mutex::default(),
         };
         cluster.load_images();
         cluster
@@ -276,25 +279,42 @@ impl TestCluster {
         values.reduce(|sum, value| sum + value)
     }
 
-    /// What an agent tells Prometheus: over TLS, with a token of the account that the chart makes. kubectl serves as the client, for
-    /// which the agent is a server like another.
+    /// What an agent tells Prometheus.
     fn metrics(&self, agent: &str) -> Option<String> {
+        let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        // Not a new one for each look: an agent has few new tokens reviewed.
+        let token = match reader.take() {
+            Some(token) => token,
+            None => self.token(SYSTEM, "weft-metrics-reader")?,
+        };
+        let answer = self.ask_metrics(agent, &token)?;
+        if !answer.status.success() {
+            // It is of an account that the chart has made anew.
+            return None;
+        }
+        *reader = Some(token);
+        String::from_utf8(answer.stdout).ok()
+    }
+
+    /// A token of an account.
+    pub(crate) fn token(&self, namespace: &str, account: &str) -> Option<String> {
+        let accounts: Api<ServiceAccount> = self.of(namespace);
+        let (request, params) = (TokenRequest::default(), PostParams::default());
+        let token = accounts.create_token_request(account, &params, &request);
+        Some(self.wait(token).ok()?.status?.token)
+    }
+
+    /// What an agent answers to who asks for its metrics by a token: over TLS, as Prometheus does. kubectl serves as the client,
+    /// for which the agent is a server like another.
+    pub(crate) fn ask_metrics(&self, agent: &str, token: &str) -> Option<Output> {
         // Agents are in their nodes' networks, which reach each other.
         let from = processes(self, "weft-agent").into_iter().next()?;
         let pods: Api<Pod> = self.of(SYSTEM);
         let address = self.wait(pods.get(agent)).ok()?.status?.host_ip?;
         let maps: Api<ConfigMap> = self.of(SYSTEM);
-        let authorities = self
-            .wait(maps.get("weft-ca"))
-            .ok()?
-            .data?
-            .remove("ca.crt")?;
+        let authorities = self.wait(maps.get("weft-ca")).ok()?.data?;
         let file = self.scratch.path().join("weft-ca.crt");
-        fs::write(&file, authorities).ok()?;
-        let accounts: Api<ServiceAccount> = self.of(SYSTEM);
-        let (request, params) = (TokenRequest::default(), PostParams::default());
-        let token = accounts.create_token_request("weft-metrics-reader", &params, &request);
-        let token = self.wait(token).ok()?.status?.token;
+        fs::write(&file, authorities.get("ca.crt")?).ok()?;
         let mut kubectl = self.inner.command("kubectl");
         kubectl
             .env("KUBECONFIG", "/dev/null")
@@ -304,9 +324,7 @@ impl TestCluster {
             .arg(format!("--token={token}"))
             .args(["get", "--raw", "/metrics"]);
         let asked = in_network_of(from.as_raw().cast_unsigned(), move || kubectl.output());
-        let answer = asked.ok()?.join().ok()?.ok()?;
-        let text = String::from_utf8(answer.stdout).ok()?;
-        answer.status.success().then_some(text)
+        asked.ok()?.join().ok()?.ok()
     }
 }
 

@@ -75,6 +75,8 @@ pub(super) fn every_query_of_boards_and_rules_finds_data_and_the_right_alerts_fi
     ];
     cluster.kubectl(&ready);
     start_prometheus(cluster);
+    agents_and_operators_are_read(cluster);
+    an_account_without_the_right_is_refused(cluster);
     report("Prometheus made, loaded and ready", begun);
 
     let begun = Instant::now();
@@ -113,6 +115,34 @@ pub(super) fn every_query_of_boards_and_rules_finds_data_and_the_right_alerts_fi
     block_tcp(cluster, false);
     cluster.kubectl(&["delete", "tj", JOB, "--namespace", TEAM]);
     cluster.kubectl(&["delete", "namespace", "monitoring"]);
+}
+
+/// Over TLS, by the token of an account that the chart's role was given.
+fn agents_and_operators_are_read(cluster: &TestCluster) {
+    let mut last = Value::Null;
+    cluster.wait_until("Prometheus reads agents and operators", || {
+        let answer = get(cluster, "targets?state=active");
+        let targets = answer["data"]["activeTargets"].as_array().unwrap();
+        let errors = targets.iter().map(|target| &target["lastError"]);
+        let errors: Value = errors.cloned().collect();
+        if errors != last {
+            println!("  errors of targets: {errors}");
+            last = errors;
+        }
+        let pools = targets.iter().map(|target| text(&target["scrapePool"]));
+        let all_up = targets.iter().all(|target| target["health"] == "up");
+        let both = BTreeSet::from(["weft-agent", "weft-operator"].map(str::to_owned));
+        (all_up && pools.collect::<BTreeSet<_>>() == both).then_some(())
+    });
+}
+
+/// As the API server says, which no other test asks.
+fn an_account_without_the_right_is_refused(cluster: &TestCluster) {
+    let agent = cluster.agent("node0").name_any();
+    let token = cluster.token("monitoring", "default").unwrap();
+    let answer = cluster.ask_metrics(&agent, &token).unwrap();
+    let said = String::from_utf8_lossy(&answer.stderr);
+    assert!(said.contains("(Forbidden)"), "{said}");
 }
 
 fn every_query_finds_data(cluster: &TestCluster, queries: &[(String, String)]) {

@@ -310,7 +310,8 @@ impl Engine {
     }
 
     /// Writes pages of `page_bytes` bytes, the i-th of `source` to the i-th of `destination`: (region, weft.Pages) and
-    /// (descriptor, weft.Pages). `immediate` counts once at the peer when all pages are there.
+    /// (descriptor, weft.Pages). `immediate` counts once at the peer when all pages are there. Where pages
+    /// of the destination overlap, any of them may be seen.
     ///
     /// >>> import weft
     /// >>> with weft.Engine() as a, weft.Engine() as b:

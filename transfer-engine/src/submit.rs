@@ -63,7 +63,7 @@ impl Pages {
 pub struct PagedWrites {
     /// The memory and the pages to write from. Do not change the bytes before the operation has ended.
     pub source: (MemoryRegion, Pages),
-    /// The memory and the pages to write to, as many; it needs [`Access::WRITE`].
+    /// The memory and the pages to write to, as many; it needs [`Access::WRITE`]. Where pages overlap, any of them may be seen.
     pub destination: (MrDescriptor, Pages),
     /// Bytes of each page, at least 1.
     pub page_bytes: u32,

@@ -255,7 +255,7 @@ typedef struct {
     weft_pages source_pages;
     // The memory to write to; it needs WEFT_ACCESS_WRITE.
     const weft_descriptor *destination;
-    // The pages to write to.
+    // The pages to write to. Where they overlap, any of them may be seen.
     weft_pages destination_pages;
     // How many pages, at least 1.
     size_t page_count;

@@ -66,7 +66,7 @@ pub struct WeftPagedWrites<'a> {
     pub source_pages: WeftPages,
     /// The memory to write to; it needs WEFT_ACCESS_WRITE.
     pub destination: Option<&'a WeftDescriptor>,
-    /// The pages to write to.
+    /// The pages to write to. Where they overlap, any of them may be seen.
     pub destination_pages: WeftPages,
     /// How many pages, at least 1.
     pub page_count: usize,

@@ -105,7 +105,11 @@ fn filter(fabric: &Fabric, view: &View) -> maud::Markup {
 }
 
 fn overview(fabric: &Fabric) -> maud::Markup {
-    let sum = |of: fn(&Node) -> u64| fabric.nodes().map(|(_, node)| of(node)).sum::<u64>();
+    // Of the nodes of which it is known. A node may report anything: a sum has an end.
+    let sum = |of: fn(&Node) -> Option<u64>| {
+        let known = fabric.nodes().filter_map(|(_, node)| of(node));
+        known.reduce(u64::saturating_add)
+    };
     let of_devices = |of: fn(crate::Devices) -> u32| -> u64 {
         let devices = fabric.nodes().filter_map(|(_, node)| node.devices);
         devices.map(|devices| u64::from(of(devices))).sum()
@@ -126,8 +130,8 @@ fn overview(fabric: &Fabric) -> maud::Markup {
                 div { dt { "Figures of" } dd { time #at datetime=(exact) { (shown) } } }
                 div { dt { "Nodes ready" } dd { (ready) " of " (all) } }
                 div { dt { "Jobs under way" } dd { (under_way(fabric).count()) " of " (fabric.jobs.len()) } }
-                div { dt { "Received" } dd { (crate::units::Bytes(sum(|node| node.receives.unwrap_or(0)))) "/s" } }
-                div { dt { "Paths down" } dd { (sum(|node| u64::from(node.paths_down))) } }
+                div { dt { "Received" } dd { @match sum(|node| node.receives) { Some(rate) => { (crate::units::Bytes(rate)) "/s" }, None => { "–" } } } }
+                div { dt { "Paths down" } dd { @match sum(|node| node.paths_down.map(u64::from)) { Some(paths) => { (paths) }, None => { "–" } } } }
                 @if total > 0 {
                     div {
                         dt { "Devices in use" }
@@ -140,6 +144,7 @@ fn overview(fabric: &Fabric) -> maud::Markup {
                 }
                 div { dt { "Findings" } dd { (count_findings(fabric)) } }
             }
+            @for note in &fabric.notes { p { bdi { (note) } } }
         }
     }
 }

@@ -285,7 +285,7 @@ fn leaf(one: &Placed<'_>, shape: Shape, parts: &BTreeMap<&str, f64>) -> Markup {
 }
 
 fn node_class(node: &Node) -> &'static str {
-    match (node.state, node.findings.is_empty() && node.paths_down == 0) {
+    match (node.state, node.findings.is_empty() && node.paths_down.unwrap_or(0) == 0) {
         (NodeState::Ready, true) => "node",
         (NodeState::Ready, false) => "node warned",
         _ => "node down",
@@ -299,7 +299,7 @@ fn node_title(node: &Node, part: Option<f64>) -> Markup {
             @if let Some(rate) = node.sends { ", sends " (Bytes(rate)) "/s" }
             @if let Some(rate) = node.receives { ", receives " (Bytes(rate)) "/s" }
             @if let Some(part) = part { ", has " (percent(part)) " % of its copies under way" }
-            @if node.paths_down > 0 { ", " (node.paths_down) " paths down" }
+            @if let Some(paths @ 1..) = node.paths_down { ", " (paths) " paths down" }
             @if let Some(rtt) = node.largest_rtt { ", largest round trip " (Rtt(rtt)) }
             @if let Some(devices) = node.devices { ", " (devices.in_use) " of " (devices.total) " devices in use" }
             @for finding in &node.findings { "; " (finding.problem) }
@@ -308,7 +308,7 @@ fn node_title(node: &Node, part: Option<f64>) -> Markup {
 }
 
 fn node_box(node: &Node, x: usize, y: usize, part: Option<f64>) -> Markup {
-    let rate = |rate: Option<u64>| Bytes(rate.unwrap_or(0)).to_string();
+    let rate = |rate: Option<u64>| rate.map_or("–".to_owned(), |rate| format!("{}/s", Bytes(rate)));
     let sign = match node_class(node) {
         "node" => "",
         "node warned" => "⚠ ",
@@ -322,8 +322,8 @@ fn node_box(node: &Node, x: usize, y: usize, part: Option<f64>) -> Markup {
             rect .body x=(x) y=(y) width=(BOX.width) height=(BOX.height) rx="4" {}
             text .name x=(x + 6) y=(y + 17) { (sign) (shortened(&node.name, if sign.is_empty() { 15 } else { 12 })) }
             @if node.state == NodeState::Ready {
-                text .small x=(x + 6) y=(y + 32) { "↑ " (rate(node.sends)) "/s" }
-                text .small x=(x + 6) y=(y + 45) { "↓ " (rate(node.receives)) "/s" }
+                text .small x=(x + 6) y=(y + 32) { "↑ " (rate(node.sends)) }
+                text .small x=(x + 6) y=(y + 45) { "↓ " (rate(node.receives)) }
             } @else {
                 text .small x=(x + 6) y=(y + 32) { (crate::tables::state(node.state).1) }
             }

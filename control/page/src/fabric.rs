@@ -23,6 +23,8 @@ pub struct Fabric {
     pub jobs: Vec<Job>,
     /// What is wrong with the fabric as a whole.
     pub findings: Vec<Finding>,
+    /// Sentences that say what is not shown, and why.
+    pub notes: Vec<String>,
 }
 
 /// A leaf switch.
@@ -45,8 +47,8 @@ pub struct Node {
     pub sends: Option<u64>,
     /// Bytes that it receives per second.
     pub receives: Option<u64>,
-    /// Paths to its peers that are not given data.
-    pub paths_down: u32,
+    /// Paths to its peers that are not given data, where it is known.
+    pub paths_down: Option<u32>,
     /// The largest smoothed round-trip time of its paths.
     pub largest_rtt: Option<Duration>,
     /// Its virtual devices; none where it has none.
@@ -217,6 +219,7 @@ impl Fabric {
             pairs: Vec::new(),
             jobs: Vec::new(),
             findings: Vec::new(),
+            notes: Vec::new(),
         }
     }
 

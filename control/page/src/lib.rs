@@ -12,6 +12,7 @@ mod drawing;
 mod event;
 mod fabric;
 mod tables;
+mod traffic;
 mod units;
 mod view;
 
@@ -20,4 +21,5 @@ pub use event::{EVENTS_CONTENT_TYPE, event};
 pub use fabric::{
     Destination, Devices, Fabric, Finding, HeatScale, Job, Leaf, Link, Node, NodeState, Pair, Phase,
 };
+pub use traffic::{Figures, Traffic};
 pub use view::{JOBS_SHOWN, View};

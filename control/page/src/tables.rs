@@ -188,7 +188,7 @@ pub(crate) fn nodes(fabric: &Fabric) -> Markup {
                         }
                         td .number { (rate(node.sends)) }
                         td .number { (rate(node.receives)) }
-                        td .number .bad[node.paths_down > 0] { (node.paths_down) }
+                        td .number .bad[node.paths_down > Some(0)] { @match node.paths_down { Some(paths) => { (paths) }, None => { "–" } } }
                         td .number { @match node.largest_rtt { Some(rtt) => { (Rtt(rtt)) }, None => { "–" } } }
                         td .number {
                             @match node.devices {

@@ -30,7 +30,7 @@ impl View {
     }
 
     /// The query that asks for it, with its question mark where there is one.
-    pub(crate) fn query(&self) -> String {
+    pub fn query(&self) -> String {
         let mut query = Serializer::new(String::new());
         if let Some(namespace) = &self.namespace {
             query.append_pair("namespace", namespace);

@@ -5,6 +5,7 @@
 //! Nothing here talks to a cluster.
 
 mod bounds;
+pub mod doctor;
 mod fabric;
 mod fabric_node;
 mod live;

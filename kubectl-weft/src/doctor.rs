@@ -12,11 +12,11 @@ use k8s_openapi::jiff::Timestamp;
 use kube::{Api, ResourceExt as _};
 use serde::Serialize;
 use weft_cli::{columns::columns, printable::line};
-use weft_crds::{Diagnosis, DiagnosisRequest, FabricNode, RdmaFabric};
+pub(crate) use weft_crds::doctor::Finding;
+use weft_crds::{Diagnosis, DiagnosisRequest, FabricNode, RdmaFabric, doctor::is_ready};
 use weft_fabric::quantity;
 
-pub(crate) use self::findings::Finding;
-use self::findings::{find, is_ready};
+use self::findings::find;
 use crate::{
     cluster::{Cluster, ClusterError, CommandError, Reach},
     output::Format,

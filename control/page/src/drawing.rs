@@ -285,7 +285,10 @@ fn leaf(one: &Placed<'_>, shape: Shape, parts: &BTreeMap<&str, f64>) -> Markup {
 }
 
 fn node_class(node: &Node) -> &'static str {
-    match (node.state, node.findings.is_empty() && node.paths_down.unwrap_or(0) == 0) {
+    match (
+        node.state,
+        node.findings.is_empty() && node.paths_down.unwrap_or(0) == 0,
+    ) {
         (NodeState::Ready, true) => "node",
         (NodeState::Ready, false) => "node warned",
         _ => "node down",
@@ -308,7 +311,8 @@ fn node_title(node: &Node, part: Option<f64>) -> Markup {
 }
 
 fn node_box(node: &Node, x: usize, y: usize, part: Option<f64>) -> Markup {
-    let rate = |rate: Option<u64>| rate.map_or("–".to_owned(), |rate| format!("{}/s", Bytes(rate)));
+    let rate =
+        |rate: Option<u64>| rate.map_or("–".to_owned(), |rate| format!("{}/s", Bytes(rate)));
     let sign = match node_class(node) {
         "node" => "",
         "node warned" => "⚠ ",

@@ -2,57 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
-use kube::ResourceExt as _;
-use serde::Serialize;
-use weft_crds::{Diagnosis, FabricNode, NodeFacts, RdmaFabric, Reach};
+use k8s_openapi::jiff::Timestamp;
+use weft_crds::{
+    Diagnosis, FabricNode, NodeFacts, RdmaFabric, Reach,
+    doctor::{self, Finding, finding},
+};
 use weft_fabric::quantity;
 
 use super::Examined;
 
-/// A certificate is renewed when 8 of its 24 hours are left; with fewer it was tried and refused.
-const CERTIFICATE_LEFT_S: i64 = 7 * 3600;
 /// Certificates hold from an hour before they are made: a clock further behind refuses them. Well
 /// before that somebody shall know.
 const CLOCK_APART_MS: u64 = 60_000;
 /// The agent without its buffers: program, connections, manifests.
 const AGENT_BYTES: u64 = 64 << 20;
-
-/// Where the problem says what to do.
-const SAYS_ITSELF: &str = "";
-
-/// Something that is wrong, and what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Finding {
-    /// Which node or nodes.
-    pub(super) subject: String,
-    /// What is wrong.
-    pub(super) problem: String,
-    /// What to do; empty where the problem says it.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(super) fix: String,
-}
-
-fn finding(subject: impl Into<String>, problem: String, fix: impl Into<String>) -> Finding {
-    Finding {
-        subject: subject.into(),
-        problem,
-        fix: fix.into(),
-    }
-}
-
-/// Whether its agent reports, and can work.
-pub(super) fn is_ready(node: &FabricNode) -> bool {
-    ready(node).is_some_and(|condition| condition.status == "True")
-}
-
-fn ready(node: &FabricNode) -> Option<&Condition> {
-    condition(node.status.as_ref()?.conditions.as_slice(), "Ready")
-}
-
-fn condition<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition> {
-    conditions.iter().find(|condition| condition.type_ == kind)
-}
 
 /// Everything that is wrong: the fabrics and nodes by themselves first, then between nodes.
 pub(super) fn find(
@@ -67,10 +30,10 @@ pub(super) fn find(
         found.push(finding("cluster", "no node is in a fabric".to_owned(), fix));
     }
     for fabric in fabrics {
-        of_fabric(fabric, &mut found);
+        doctor::of_fabric(fabric, &mut found);
     }
     for node in nodes {
-        by_itself(node, now, &mut found);
+        doctor::of_node(node, now, &mut found);
     }
     for one in examined {
         if let Some(error) = &one.error {
@@ -90,71 +53,13 @@ pub(super) fn find(
         facts(&one.node, &one.facts, &mut found);
         clock(one, &mut found);
     }
-    versions(nodes, &told, &mut found);
-    mtus(nodes, &mut found);
+    let operator = told.first().map(|one| &*one.operator_version);
+    found.extend(operator.and_then(|operator| doctor::of_versions(nodes, operator)));
+    found.extend(doctor::of_mtus(nodes));
     for one in &told {
         reaches(one, &mut found);
     }
     found
-}
-
-/// What its conditions say, but for nodes that are not ready: each of these is a finding.
-fn of_fabric(fabric: &RdmaFabric, found: &mut Vec<Finding>) {
-    let Some(status) = &fabric.status else {
-        return;
-    };
-    for (kind, wrong) in [
-        ("Ready", "False"),
-        ("Conflicting", "True"),
-        ("AgentsApplied", "False"),
-    ] {
-        let is_wrong = |said: &&Condition| said.status == wrong && said.reason != "NodesNotReady";
-        if let Some(said) = condition(&status.conditions, kind).filter(is_wrong) {
-            found.push(finding(
-                format!("fabric {}", fabric.name_any()),
-                format!("{}: {}", said.reason, said.message),
-                SAYS_ITSELF,
-            ));
-        }
-    }
-}
-
-fn by_itself(node: &FabricNode, now: Timestamp, found: &mut Vec<Finding>) {
-    let name = node.name_any();
-    if !is_ready(node) {
-        let text = ready(node).map_or("its agent has not reported yet", |ready| &ready.message);
-        let fix =
-            "see its agent: kubectl --namespace weft-system get pods -o wide, and the pod's log";
-        found.push(finding(&name, format!("is not ready: {text}"), fix));
-        return;
-    }
-    if let Some(pending) = ready(node).filter(|ready| ready.reason == "ConfigurationPending") {
-        found.push(finding(&name, pending.message.clone(), SAYS_ITSELF));
-    }
-    let Some(status) = &node.status else {
-        return;
-    };
-    for one in &status.findings {
-        found.push(finding(
-            &name,
-            format!("{}: {}", one.reason, one.message),
-            SAYS_ITSELF,
-        ));
-    }
-    if let Some(ends) = &status.certificate_expires {
-        let left = ends.0.as_second() - now.as_second();
-        if left < CERTIFICATE_LEFT_S {
-            let text = match left {
-                ..=0 => "its certificate has ended".to_owned(),
-                left => format!(
-                    "its certificate ends in {} min and was not renewed",
-                    left / 60
-                ),
-            };
-            let fix = "see why in its agent's log: the operator refuses it, or is not reached";
-            found.push(finding(&name, text, fix));
-        }
-    }
 }
 
 fn facts(node: &str, facts: &NodeFacts, found: &mut Vec<Finding>) {
@@ -226,51 +131,6 @@ fn clock(one: &Diagnosis, found: &mut Vec<Finding>) {
         let text =
             format!("its clock is {seconds} s {way} the operator's: certificates fail by that");
         found.push(finding(&one.node, text, "run a time service on both nodes"));
-    }
-}
-
-fn versions(nodes: &[FabricNode], told: &[&Diagnosis], found: &mut Vec<Finding>) {
-    let Some(operator) = told.first().map(|one| &one.operator_version) else {
-        return;
-    };
-    let others = nodes.iter().filter_map(|node| {
-        let version = &node.status.as_ref()?.version;
-        (version != operator && !version.is_empty())
-            .then(|| format!("{} has {version}", node.name_any()))
-    });
-    let others: Vec<String> = others.collect();
-    if !others.is_empty() {
-        let text = format!(
-            "agents are of another release than the operator, {operator}: {}",
-            others.join(", ")
-        );
-        let fix = "wait for the rollout: kubectl --namespace weft-system rollout status daemonset; then helm upgrade again";
-        found.push(finding("cluster", text, fix));
-    }
-}
-
-fn mtus(nodes: &[FabricNode], found: &mut Vec<Finding>) {
-    let mut by_fabric: BTreeMap<&str, BTreeMap<u32, Vec<String>>> = BTreeMap::new();
-    for node in nodes.iter().filter(|node| is_ready(node)) {
-        if let Some(status) = &node.status {
-            let mtus = by_fabric.entry(&node.spec.fabric).or_default();
-            mtus.entry(status.mtu).or_default().push(node.name_any());
-        }
-    }
-    for (fabric, mtus) in by_fabric.iter().filter(|(_, mtus)| mtus.len() > 1) {
-        let all: Vec<String> = mtus
-            .iter()
-            .map(|(mtu, nodes)| format!("{mtu} on {}", nodes.join(", ")))
-            .collect();
-        let text = format!(
-            "the data interfaces differ in MTU, and such nodes cannot connect: {}",
-            all.join("; ")
-        );
-        found.push(finding(
-            format!("fabric {fabric}"),
-            text,
-            "give all of them the same MTU",
-        ));
     }
 }
 

@@ -23,8 +23,8 @@ pub use fabric_node::{
 };
 pub use live::{
     AvailableRoot, AvailableRootList, CopyJob, CopyRemoval, CopyRemovalRequest, Diagnosis,
-    DiagnosisRequest, KeptCopy, LIVE_GROUP, LIVE_VERSION, NodeCopy, NodeCopyList, NodeFacts,
-    NodeMetrics, Obstacle, PodDevice, PodDeviceList, Reach, SilentNode, TransferPlan,
+    DiagnosisRequest, FabricPage, KeptCopy, LIVE_GROUP, LIVE_VERSION, NodeCopy, NodeCopyList,
+    NodeFacts, NodeMetrics, Obstacle, PodDevice, PodDeviceList, Reach, SilentNode, TransferPlan,
     TransferProgress, TransferProgressList, live_api_version,
 };
 pub use transfer_job::{

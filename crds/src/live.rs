@@ -10,11 +10,13 @@
 //! | `availableroots` | list | [`AvailableRootList`]: the roots that the jobs of a namespace may name |
 //! | `poddevices` | list | [`PodDeviceList`]: the virtual devices of pods, as the nodes' engines count now |
 //! | `copyremovals` | create | [`CopyRemoval`]: removes copies that no job holds |
+//! | `fabricpages` | get, watch | [`FabricPage`]: HTML that shows a fabric, and events that replace its content |
 //! | `fabricnodes/metrics`, `fabricnodes/pathmetrics` | get | [`NodeMetrics`]: what a node's agent exports for Prometheus |
 
 mod copies;
 mod devices;
 mod metrics;
+mod page;
 mod roots;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
@@ -25,6 +27,7 @@ pub use self::{
     copies::{CopyJob, CopyRemoval, CopyRemovalRequest, KeptCopy, NodeCopy, NodeCopyList},
     devices::{PodDevice, PodDeviceList, SilentNode},
     metrics::NodeMetrics,
+    page::FabricPage,
     roots::{AvailableRoot, AvailableRootList},
 };
 use crate::{ManifestSummary, TransferJobStatus};

@@ -8,6 +8,7 @@ use std::{io, path::PathBuf, time::Duration};
 use futures::AsyncReadExt as _;
 use kube::{
     Client, Config,
+    client::Body,
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use serde::de::DeserializeOwned;
@@ -184,6 +185,15 @@ impl Cluster {
         })
     }
 
+    #[cfg(test)]
+    pub(crate) fn of(client: Client) -> Self {
+        Self {
+            client,
+            url: "http://example.org".to_owned(),
+            namespace: "default".to_owned(),
+        }
+    }
+
     /// The namespace that the user means where they name none.
     pub fn namespace(&self) -> &str {
         &self.namespace
@@ -208,6 +218,22 @@ impl Cluster {
     /// What the API server or the operator refused.
     pub async fn live_text(&self, path: &str) -> Result<String, ClusterError> {
         self.text(&live(path)).await
+    }
+
+    /// Opens an answer of the operator, whose body comes as it is read: `path` begins after the group's version.
+    ///
+    /// # Errors
+    /// What the API server or the operator refused.
+    pub(crate) async fn open(&self, path: &str) -> Result<http::Response<Body>, ClusterError> {
+        let path = &live(path);
+        let ask = async || {
+            let request = request("GET", path, Vec::new())?.map(Body::from);
+            Ok(match self.client.send(request).await {
+                Ok(response) => accepted(response).await,
+                Err(error) => Err(error),
+            })
+        };
+        self.call(path, ask).await
     }
 
     /// Where the operator's objects of a namespace are, or those of all.
@@ -325,6 +351,20 @@ fn request(
     })
 }
 
+/// An answer that is no refusal.
+async fn accepted(response: http::Response<Body>) -> Result<http::Response<Body>, kube::Error> {
+    let code = response.status();
+    if code.is_success() {
+        return Ok(response);
+    }
+    let body = response.into_body().collect_bytes().await?;
+    let status = serde_json::from_slice(&body).unwrap_or_else(|_| {
+        let text = String::from_utf8_lossy(&body);
+        kube::core::Status::failure(text.trim(), "Unknown").with_code(code.as_u16())
+    });
+    Err(kube::Error::Api(status.boxed()))
+}
+
 /// The replica of the operator that was asked does not lead.
 fn is_not_leading(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.reason == "NotLeading")
@@ -341,8 +381,6 @@ mod tests {
         Arc,
         atomic::{AtomicU32, Ordering},
     };
-
-    use kube::client::Body;
 
     use super::*;
 
@@ -363,12 +401,7 @@ mod tests {
             let response = http::Response::builder().status(code);
             std::future::ready(response.body(Body::from(body.as_bytes().to_vec())))
         });
-        let cluster = Cluster {
-            client: Client::new(server, "default"),
-            url: "http://example.org".to_owned(),
-            namespace: "default".to_owned(),
-        };
-        (cluster, calls)
+        (Cluster::of(Client::new(server, "default")), calls)
     }
 
     #[tokio::test(start_paused = true)]

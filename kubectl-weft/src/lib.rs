@@ -13,4 +13,5 @@ pub mod roots;
 pub mod status;
 pub mod support_bundle;
 pub mod top;
+pub mod ui;
 pub mod version;

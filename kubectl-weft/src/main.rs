@@ -10,7 +10,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 use weft_cli::VERSION;
 use weft_kubectl::{
-    copies, devices, doctor, output::say, plan, roots, status, support_bundle, top, version,
+    copies, devices, doctor, output::say, plan, roots, status, support_bundle, top, ui, version,
 };
 
 /// The arguments make no sense, or nothing could be found out.
@@ -60,6 +60,10 @@ enum Command {
     /// Exit status: 0; 1 when a node did not answer; 2 when nothing could be shown.
     #[command(subcommand)]
     Top(Box<top::Command>),
+    /// Show the page of a fabric in a browser: topology, jobs, nodes, devices and findings. Needs ClusterRole weft-monitor.
+    ///
+    /// It serves the page at 127.0.0.1 until it is ended. Exit status: 2 when there is no page.
+    Ui(Box<ui::Args>),
     /// Find what keeps a cluster from moving bytes well: reach of every pair of nodes by packets of
     /// every size and at every port, clocks, certificates, releases, kernels, buffers, memory.
     ///
@@ -96,6 +100,7 @@ fn main() -> ExitCode {
             ended("devices", block_on(devices::run(&args, &mut out, &mut err)))
         }
         Command::Top(command) => ended("top", block_on(top::run(&command, &mut out, &mut err))),
+        Command::Ui(args) => ended("ui", block_on(ui::run(&args, &mut out))),
         Command::SupportBundle(args) => ended(
             "support-bundle",
             block_on(support_bundle::run(&args, &mut out)),

@@ -13,7 +13,7 @@ mod controller;
 mod device_slices;
 mod fabric;
 pub(crate) mod job;
-mod kinds;
+pub(crate) mod kinds;
 mod membership;
 mod metrics;
 mod request;

@@ -15,6 +15,7 @@ mod devices;
 mod diagnosis;
 mod front;
 mod leader;
+mod page;
 mod routes;
 
 use std::{
@@ -110,6 +111,7 @@ async fn once(listener: &Arc<TcpListener>, live: &Live) -> Result<(), LiveError>
         client: live.client.clone(),
         headers: front.headers.clone(),
         leader: Arc::clone(&live.leader),
+        pages: Arc::default(),
     };
     tokio::select! {
         ended = axum::serve(listener, routes::router(api)) => Ok(ended?),

@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 use serde_json::{Value, json};
-use weft_crds::NodeMetrics;
+use weft_crds::{FabricPage, NodeMetrics};
 use weft_identity::{AGENT_NAME, OPERATOR_NAME};
 
 const NAMESPACE: &str = "weft-system";
@@ -1019,7 +1019,7 @@ fn the_right_to_shared_roots_is_asked_for_by_what_a_job_says_and_not_by_what_roo
 
 /// They name the jobs of all namespaces.
 #[test]
-fn a_role_that_is_aggregated_to_none_reads_the_metrics_of_nodes() {
+fn a_role_that_is_aggregated_to_none_reads_the_metrics_of_nodes_and_the_pages_of_fabrics() {
     let rendered = rendered(&[]);
     let reads = |role: &&Value| role["rules"].to_string().contains("fabricnodes/metrics");
     let readers: Vec<&Value> = rendered.of_kind("ClusterRole").filter(reads).collect();
@@ -1033,6 +1033,15 @@ fn a_role_that_is_aggregated_to_none_reads_the_metrics_of_nodes() {
         NodeMetrics::ALL.map(|page| format!("{}/{}", NodeMetrics::RESOURCE, page.subresource()));
     let rule = json!({"apiGroups": ["live.weft.dev"], "resources": resources, "verbs": ["get"]});
     assert_eq!(role["rules"][0], rule);
+    let pages = json!({
+        "apiGroups": ["live.weft.dev"], "resources": [FabricPage::RESOURCE], "verbs": ["get", "watch"],
+    });
+    assert_eq!(role["rules"][1], pages);
+    let names_pages = |role: &&Value| role["rules"].to_string().contains(FabricPage::RESOURCE);
+    assert_eq!(
+        rendered.of_kind("ClusterRole").filter(names_pages).count(),
+        1
+    );
 }
 
 #[test]

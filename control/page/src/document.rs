@@ -129,7 +129,7 @@ fn overview(fabric: &Fabric) -> maud::Markup {
             dl .figures {
                 div { dt { "Figures of" } dd { time #at datetime=(exact) { (shown) } } }
                 div { dt { "Nodes ready" } dd { (ready) " of " (all) } }
-                div { dt { "Jobs under way" } dd { (under_way(fabric).count()) " of " (fabric.jobs.len()) } }
+                div { dt { "Jobs under way" } dd { (under_way(fabric).count()) " of " (fabric.jobs.len()) (hidden(fabric)) } }
                 div { dt { "Received" } dd { @match sum(|node| node.receives) { Some(rate) => { (crate::units::Bytes(rate)) "/s" }, None => { "–" } } } }
                 div { dt { "Paths down" } dd { @match sum(|node| node.paths_down.map(u64::from)) { Some(paths) => { (paths) }, None => { "–" } } } }
                 @if total > 0 {
@@ -146,6 +146,14 @@ fn overview(fabric: &Fabric) -> maud::Markup {
             }
             @for note in &fabric.notes { p { bdi { (note) } } }
         }
+    }
+}
+
+/// What is said behind a number of jobs.
+fn hidden(fabric: &Fabric) -> String {
+    match fabric.hidden_jobs {
+        0 => String::new(),
+        jobs => format!(", {} not shown", count(jobs, "job")),
     }
 }
 
@@ -185,7 +193,8 @@ fn news(fabric: &Fabric) -> String {
         text += &format!(" ({tens} % verified)");
     }
     text + &format!(
-        ", {complete} complete, {failed} failed. {}.",
+        ", {complete} complete, {failed} failed{}. {}.",
+        hidden(fabric),
         count(count_findings(fabric), "finding")
     )
 }

@@ -17,6 +17,8 @@ const BOX_LEAVES_MAX: usize = 8;
 /// With more spines, or more links, all spines are one.
 const SPINES_MAX: usize = 12;
 const LINKS_MAX: usize = 160;
+/// Findings of a node in its title.
+const FINDINGS_NAMED: usize = 3;
 /// Arrows from sources to destinations.
 const FLOWS_MAX: usize = 60;
 
@@ -285,13 +287,10 @@ fn leaf(one: &Placed<'_>, shape: Shape, parts: &BTreeMap<&str, f64>) -> Markup {
 }
 
 fn node_class(node: &Node) -> &'static str {
-    match (
-        node.state,
-        node.findings.is_empty() && node.paths_down.unwrap_or(0) == 0,
-    ) {
-        (NodeState::Ready, true) => "node",
-        (NodeState::Ready, false) => "node warned",
-        _ => "node down",
+    match node.state {
+        NodeState::Ready if crate::tables::is_well(node) => "node",
+        NodeState::Ready => "node warned",
+        NodeState::NotReady | NodeState::Unknown => "node down",
     }
 }
 
@@ -305,7 +304,7 @@ fn node_title(node: &Node, part: Option<f64>) -> Markup {
             @if let Some(paths @ 1..) = node.paths_down { ", " (paths) " paths down" }
             @if let Some(rtt) = node.largest_rtt { ", largest round trip " (Rtt(rtt)) }
             @if let Some(devices) = node.devices { ", " (devices.in_use) " of " (devices.total) " devices in use" }
-            @for finding in &node.findings { "; " (finding.problem) }
+            @for finding in node.findings.iter().take(FINDINGS_NAMED) { "; " (finding.problem) }
         }
     }
 }

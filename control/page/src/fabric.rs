@@ -21,6 +21,8 @@ pub struct Fabric {
     pub pairs: Vec<Pair>,
     /// Jobs, in any order.
     pub jobs: Vec<Job>,
+    /// Jobs that the viewer may not see.
+    pub hidden_jobs: usize,
     /// What is wrong with the fabric as a whole.
     pub findings: Vec<Finding>,
     /// Sentences that say what is not shown, and why.
@@ -218,6 +220,7 @@ impl Fabric {
             heat_scale: HeatScale::default(),
             pairs: Vec::new(),
             jobs: Vec::new(),
+            hidden_jobs: 0,
             findings: Vec::new(),
             notes: Vec::new(),
         }

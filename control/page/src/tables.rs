@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use crate::{
-    Destination, Fabric, Finding, HeatScale, JOBS_SHOWN, Job, NodeState, Pair, View,
+    Destination, Fabric, Finding, HeatScale, JOBS_SHOWN, Job, Node, NodeState, Pair, View,
     drawing::{Uplinks, heat_class},
     units::{Bytes, Rtt, count, percent},
 };
@@ -12,6 +12,8 @@ use crate::{
 const DESTINATIONS_SHOWN: usize = 4;
 /// Pairs of nodes in the table.
 const PAIRS_SHOWN: usize = 20;
+/// Nodes in the table: 1,000 have some 400 KB.
+const NODES_SHOWN: usize = 1_000;
 /// Findings in the table.
 const FINDINGS_SHOWN: usize = 50;
 
@@ -161,14 +163,29 @@ pub(crate) fn state(state: NodeState) -> (&'static str, &'static str) {
     }
 }
 
+/// Nothing is wrong with it as far as is known.
+pub(crate) fn is_well(node: &Node) -> bool {
+    let is_reached = node.paths_down.unwrap_or(0) == 0;
+    node.state == NodeState::Ready && node.findings.is_empty() && is_reached
+}
+
 pub(crate) fn nodes(fabric: &Fabric) -> Markup {
     let rate = |rate: Option<u64>| match rate {
         Some(rate) => format!("{}/s", Bytes(rate)),
         None => "–".to_owned(),
     };
+    let mut nodes: Vec<_> = fabric.nodes().collect();
+    let others = nodes.len().saturating_sub(NODES_SHOWN);
+    if others > 0 {
+        nodes.sort_by_key(|(_, node)| is_well(node));
+        nodes.truncate(NODES_SHOWN);
+    }
     let table = html! {
         table {
-            caption { (count(fabric.nodes().count(), "node")) ", by leaf" }
+            caption {
+                (count(nodes.len() + others, "node")) ", "
+                @if others > 0 { "those with something wrong first" } @else { "by leaf" }
+            }
             thead {
                 tr {
                     th scope="col" { "Node" } th scope="col" { "Leaf" } th scope="col" { "State" }
@@ -178,7 +195,7 @@ pub(crate) fn nodes(fabric: &Fabric) -> Markup {
                 }
             }
             tbody {
-                @for (leaf, node) in fabric.nodes() {
+                @for (leaf, node) in nodes {
                     @let (sign, word) = state(node.state);
                     tr {
                         th scope="row" { bdi { (node.name) } }
@@ -204,6 +221,7 @@ pub(crate) fn nodes(fabric: &Fabric) -> Markup {
                 }
             }
         }
+        @if others > 0 { p { (others) " more nodes. See: kubectl get fabricnodes" } }
     };
     section("nodes", "Nodes", &table)
 }

@@ -217,6 +217,36 @@ fn the_page_of_200_nodes_and_1000_jobs_is_small_and_names_each_node_twice() {
 }
 
 #[test]
+fn of_5000_nodes_all_are_drawn_and_the_table_has_those_with_something_wrong() {
+    let mut fabric = fabric(5_000, 100, 1_000);
+    fabric.leaves[99].nodes[49].state = NodeState::NotReady;
+    let html = fragments(&fabric, &View::default());
+    assert!(html.len() <= 2 << 20, "{} bytes", html.len());
+    let svg = content(&html, "<svg ", "</svg>");
+    assert_eq!(svg.matches("<rect class=\"body\"").count(), 5_000);
+    let table = content(&html, "id=\"nodes\"", "</section>");
+    assert_eq!(table.matches("<th scope=\"row\">").count(), 1_000);
+    assert!(table.contains("<bdi>node-4999</bdi>") && table.contains("4000 more nodes"));
+}
+
+#[test]
+fn what_is_hidden_or_unknown_is_said_and_nonsense_adds_up_to_something() {
+    let mut fabric = fabric(2, 1, 0);
+    fabric.hidden_jobs = 7;
+    fabric.notes = vec!["Switches are not <asked>".to_owned()];
+    let html = render(&fabric, &View::default());
+    assert!(html.contains("0 of 0, 7 jobs not shown"));
+    assert!(html.contains("0 failed, 7 jobs not shown."));
+    assert!(html.contains("<bdi>Switches are not &lt;asked&gt;</bdi>"));
+    for node in &mut fabric.leaves[0].nodes {
+        (node.sends, node.receives, node.paths_down) = (None, Some(u64::MAX), Some(u32::MAX));
+    }
+    let html = render(&fabric, &View::default());
+    assert!(html.contains("<dt>Received</dt><dd>18447 PB/s</dd>"));
+    assert!(html.contains("↑ –<") && html.contains("↓ 18447 PB/s"));
+}
+
+#[test]
 fn each_size_of_a_fabric_is_drawn_within_its_picture() {
     for (nodes, leaves) in [
         (1, 1),

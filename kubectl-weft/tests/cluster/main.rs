@@ -2,6 +2,7 @@
 
 mod support_bundle;
 mod top;
+mod ui;
 
 use std::{
     collections::BTreeMap,

@@ -8,7 +8,7 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::{Api, Client, api::PostParams};
 use percent_encoding::percent_decode_str;
-use weft_crds::{LIVE_GROUP, NodeMetrics};
+use weft_crds::{FabricPage, LIVE_GROUP, NodeMetrics};
 
 use super::front::Headers;
 
@@ -77,6 +77,11 @@ pub(super) fn access_to_metrics(page: NodeMetrics, node: &str) -> ResourceAttrib
         subresource: Some(page.subresource().to_owned()),
         ..access("get", (LIVE_GROUP, NodeMetrics::RESOURCE), "", node)
     }
+}
+
+/// The same of a fabric's page: get for the document, watch for its events.
+pub(super) fn access_to_page(verb: &str, fabric: &str) -> ResourceAttributes {
+    access(verb, (LIVE_GROUP, FabricPage::RESOURCE), "", fabric)
 }
 
 /// Whether a role allows it to a caller; an error is that nobody could say.

@@ -9,7 +9,7 @@ use axum::{
     Router,
     body::{Body, Bytes},
     extract::{Path, State},
-    http::{HeaderMap, HeaderValue, StatusCode, header},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -18,22 +18,27 @@ use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessRevie
 use kube::Client;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::json;
-use tokio::{sync::oneshot, time::timeout};
+use tokio::{
+    sync::{oneshot, watch},
+    time::timeout,
+};
 use weft_crds::{
     AvailableRoot, AvailableRootList, CopyRemoval, CopyRemovalRequest, Diagnosis, DiagnosisRequest,
-    GROUP, LIVE_GROUP, LIVE_VERSION, NodeCopy, NodeCopyList, NodeMetrics, Obstacle, PodDevice,
-    TransferJob, TransferPlan, TransferProgress, TransferProgressList, live_api_version,
+    FabricPage, GROUP, LIVE_GROUP, LIVE_VERSION, NodeCopy, NodeCopyList, NodeMetrics, Obstacle,
+    PodDevice, TransferJob, TransferPlan, TransferProgress, TransferProgressList, live_api_version,
 };
 use weft_identity::metrics::OPEN_METRICS;
+use weft_page::{EVENTS_CONTENT_TYPE, Fabric, HEADERS, View, render};
 use weft_planner::Request;
 use weft_proto::agent::v1::ReadMetricsRequest;
 use weft_transfer::ConnectionPool;
 
 use super::{
-    caller::{self, access_to_jobs, access_to_metrics, access_to_pods},
+    caller::{self, access_to_jobs, access_to_metrics, access_to_page, access_to_pods},
     copies, devices, diagnosis,
     front::Headers,
     leader::Leader,
+    page::{self, Pages, VisibleJobs},
 };
 use crate::controllers::{Preflight, Query, QueryView, manifest_summary, query};
 
@@ -52,6 +57,8 @@ pub(super) struct LiveApi {
     pub(super) headers: Headers,
     /// Empty on a standby replica.
     pub(super) leader: Arc<OnceLock<Leader>>,
+    /// Those that somebody looks at.
+    pub(super) pages: Arc<Pages>,
 }
 
 /// The routes. Every replica answers the discovery; the rest needs the leader.
@@ -85,6 +92,8 @@ pub(super) fn router(api: LiveApi) -> Router {
             &of_all(&NodeMetrics::Paths.path("{name}")),
             get(|api, names, call| LiveApi::metrics(api, names, call, NodeMetrics::Paths)),
         )
+        .route(&of_all(FabricPage::RESOURCE), get(LiveApi::page_events))
+        .route(&of_all(&FabricPage::path("{name}")), get(LiveApi::page))
         .fallback(|| async { Refused::new(StatusCode::NOT_FOUND, "NotFound", "no such path") })
         .with_state(api)
 }
@@ -107,14 +116,14 @@ impl Names {
 
 /// An error: a `Status`, which Kubernetes clients understand.
 #[derive(Debug, PartialEq)]
-struct Refused {
+pub(super) struct Refused {
     code: StatusCode,
     reason: &'static str,
     message: String,
 }
 
 impl Refused {
-    fn new(code: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
+    pub(super) fn new(code: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
         Self {
             code,
             reason,
@@ -183,6 +192,8 @@ async fn resources() -> Response {
              "namespaced": true, "kind": "PodDevice", "verbs": ["list"]},
             {"name": CopyRemoval::RESOURCE, "singularName": "copyremoval",
              "namespaced": true, "kind": CopyRemoval::KIND, "verbs": ["create"]},
+            {"name": FabricPage::RESOURCE, "singularName": "fabricpage",
+             "namespaced": false, "kind": FabricPage::KIND, "verbs": ["get", "watch"]},
             {"name": metrics(NodeMetrics::Agent), "singularName": "",
              "namespaced": false, "kind": NodeMetrics::KIND, "verbs": ["get"]},
             {"name": metrics(NodeMetrics::Paths), "singularName": "",
@@ -213,9 +224,9 @@ impl LiveApi {
         caller: &SubjectAccessReviewSpec,
         access: &ResourceAttributes,
     ) -> Result<(), Refused> {
-        match caller::allows(&self.client, caller, access).await {
-            Ok(true) => Ok(()),
-            Ok(false) => {
+        match self.may(caller, access).await? {
+            true => Ok(()),
+            false => {
                 let text = |part: &Option<String>| part.clone().unwrap_or_default();
                 let place = match text(&access.namespace).as_str() {
                     "" => "in all namespaces".to_owned(),
@@ -231,12 +242,21 @@ impl LiveApi {
                 );
                 Err(Refused::new(StatusCode::FORBIDDEN, "Forbidden", text))
             }
-            Err(problem) => {
-                let text = format!("the caller's rights cannot be looked up: {problem}; try again");
-                let code = StatusCode::SERVICE_UNAVAILABLE;
-                Err(Refused::new(code, "ServiceUnavailable", text))
-            }
         }
+    }
+
+    /// Whether the caller is allowed this.
+    async fn may(
+        &self,
+        caller: &SubjectAccessReviewSpec,
+        access: &ResourceAttributes,
+    ) -> Result<bool, Refused> {
+        let allowed = caller::allows(&self.client, caller, access).await;
+        allowed.map_err(|problem| {
+            let text = format!("the caller's rights cannot be looked up: {problem}; try again");
+            let code = StatusCode::SERVICE_UNAVAILABLE;
+            Refused::new(code, "ServiceUnavailable", text)
+        })
     }
 
     /// How far jobs are, or the one of this name.
@@ -410,6 +430,79 @@ impl LiveApi {
         Ok(([(header::CONTENT_TYPE, OPEN_METRICS)], body).into_response())
     }
 
+    /// A fabric's page, with the jobs that its viewer may list.
+    async fn page(
+        State(api): State<Self>,
+        Path(Names { name, .. }): Path<Names>,
+        call: HeaderMap,
+        address: Uri,
+    ) -> Result<Response, Refused> {
+        let access = access_to_page("get", &name);
+        let (leader, caller) = api.authorize(&call, &access).await?;
+        let view = View::of_query(address.query().unwrap_or_default());
+        let jobs = api.visible_jobs(&caller, &view).await?;
+        let fabric = Arc::clone(&api.watched(leader, &name).await?.borrow());
+        let html = render(&jobs.of(&fabric), &view);
+        Ok(page_response(Body::from(html)))
+    }
+
+    /// The events of a fabric's page.
+    async fn page_events(
+        State(api): State<Self>,
+        call: HeaderMap,
+        address: Uri,
+    ) -> Result<Response, Refused> {
+        let query = address.query().unwrap_or_default();
+        let name = watched_name(query).unwrap_or_default();
+        let access = access_to_page("watch", &name);
+        let (leader, caller) = api.authorize(&call, &access).await?;
+        if name.is_empty() {
+            let text = format!(
+                "fabricpages are watched one at a time: {}",
+                FabricPage::events_path("NAME")
+            );
+            return Err(Refused::new(StatusCode::BAD_REQUEST, "BadRequest", text));
+        }
+        let view = View::of_query(query);
+        let jobs = api.visible_jobs(&caller, &view).await?;
+        let permit = api.pages.stream_permit()?;
+        let fabric = api.watched(leader, &name).await?;
+        let events = page::events(fabric, jobs, view, permit);
+        let mut response = page_response(Body::from_stream(events));
+        let kind = HeaderValue::from_static(EVENTS_CONTENT_TYPE);
+        response.headers_mut().insert(header::CONTENT_TYPE, kind);
+        Ok(response)
+    }
+
+    async fn watched(
+        &self,
+        leader: &Leader,
+        name: &str,
+    ) -> Result<watch::Receiver<Arc<Fabric>>, Refused> {
+        let fabric = self.pages.watch(leader, name).await?;
+        fabric.ok_or_else(|| {
+            let text =
+                format!("rdmafabrics.{GROUP} \"{name}\" not found; see: kubectl get rdmafabrics");
+            Refused::new(StatusCode::NOT_FOUND, "NotFound", text)
+        })
+    }
+
+    async fn visible_jobs(
+        &self,
+        caller: &SubjectAccessReviewSpec,
+        view: &View,
+    ) -> Result<VisibleJobs, Refused> {
+        if self.may(caller, &access_to_jobs("list", "", "")).await? {
+            return Ok(VisibleJobs::All);
+        }
+        Ok(match &view.namespace {
+            Some(of) if self.may(caller, &access_to_jobs("list", of, "")).await? => {
+                VisibleJobs::OfNamespace(of.clone())
+            }
+            _ => VisibleJobs::None,
+        })
+    }
+
     async fn diagnose(
         State(api): State<Self>,
         call: HeaderMap,
@@ -432,9 +525,35 @@ impl LiveApi {
     }
 }
 
+/// With the headers that a fabric's page needs.
+fn page_response(body: Body) -> Response {
+    let mut response = body.into_response();
+    for (name, value) in HEADERS {
+        let name = HeaderName::from_static(name);
+        let value = HeaderValue::from_static(value);
+        response.headers_mut().insert(name, value);
+    }
+    response
+}
+
+/// The fabric that a query watches, read as the API server reads it.
+fn watched_name(query: &str) -> Option<String> {
+    let (mut is_watch, mut name) = (false, None);
+    for (key, value) in form_urlencoded::parse(query.as_bytes()) {
+        match &*key {
+            "watch" => is_watch = matches!(&*value, "true" | "1"),
+            "fieldSelector" => {
+                name = value.strip_prefix("metadata.name=").map(str::to_owned);
+            }
+            _ => {}
+        }
+    }
+    name.filter(|_| is_watch)
+}
+
 impl Leader {
     /// Asks the controllers.
-    async fn ask<T: Send + 'static>(
+    pub(super) async fn ask<T: Send + 'static>(
         &self,
         query: impl FnOnce(&QueryView<'_>) -> T + Send + 'static,
     ) -> Result<T, Refused> {

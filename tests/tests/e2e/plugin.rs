@@ -1,16 +1,24 @@
 //! `kubectl weft`, as its user meets it.
 
-use std::process::{Command, Output};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpStream;
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+use tempfile::TempDir;
 use weft_tests::program;
 
 use crate::journey::{TEAM, job};
 use crate::test_cluster::TestCluster;
 use crate::tree::Tree;
 
-/// kubectl's plugin, under the name that kubectl finds it by.
 fn weft(cluster: &TestCluster, arguments: &[&str]) -> Output {
+    let (mut kubectl, _plugins) = command(cluster, arguments);
+    kubectl.output().unwrap()
+}
+
+/// kubectl's plugin, under the name that kubectl finds it by.
+fn command(cluster: &TestCluster, arguments: &[&str]) -> (Command, TempDir) {
     // A folder of its own: kubectl looks at every program there.
     let plugins = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(program("kubectl-weft"), plugins.path().join("kubectl-weft"))
@@ -22,7 +30,7 @@ fn weft(cluster: &TestCluster, arguments: &[&str]) -> Output {
     );
     let mut kubectl: Command = cluster.inner.command("kubectl");
     kubectl.arg("weft").args(arguments).env("PATH", path);
-    kubectl.output().unwrap()
+    (kubectl, plugins)
 }
 
 fn said(output: &Output) -> String {
@@ -161,4 +169,43 @@ pub(crate) fn top_shows_every_node_and_a_bundle_has_all_there_is_to_read(cluster
         );
     }
     assert!(!list.contains("## What is not in it"), "{list}");
+}
+
+/// While this job is there.
+pub(crate) fn a_browser_gets_the_page_with_nodes_rates_and_the_job(
+    cluster: &TestCluster,
+    job: &str,
+) {
+    let (mut ui, _plugins) = command(cluster, &["ui"]);
+    let mut ui = ui.stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(ui.stdout.take().unwrap());
+    let mut url = String::new();
+    output.read_line(&mut url).unwrap();
+    let address = url.trim().strip_prefix("http://");
+    let (host, path) = address.and_then(|it| it.split_once('/')).unwrap();
+
+    cluster.wait_until("the page has rates of nodes", || {
+        let page: String = get(host, path).collect();
+        for name in ["node0", "node1", "node2", job] {
+            assert!(
+                page.contains(&format!("<bdi>{name}</bdi>")),
+                "{name}: {page}"
+            );
+        }
+        (!page.contains("<dt>Received</dt><dd>–</dd>")).then_some(())
+    });
+    let events = get(host, &format!("{path}events"));
+    let event = events.skip_while(|line| !line.starts_with("data: "));
+    let event: String = event.take_while(|line| !line.is_empty()).collect();
+    assert!(event.contains(&format!("<bdi>{job}</bdi>")), "{event}");
+    ui.kill().unwrap();
+    ui.wait().unwrap();
+}
+
+/// The lines of an answer, as they come.
+fn get(host: &str, path: &str) -> impl Iterator<Item = String> {
+    let mut stream = TcpStream::connect(host).unwrap();
+    // By HTTP/1.0 a body has no chunks.
+    write!(stream, "GET /{path} HTTP/1.0\r\nHost: {host}\r\n\r\n").unwrap();
+    BufReader::new(stream).lines().map(Result::unwrap)
 }

@@ -1,6 +1,8 @@
 //! What others ask of what the controllers know. The one task that owns it answers, between two
 //! decisions; asking changes nothing.
 
+pub(crate) mod page;
+
 use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::{
@@ -105,13 +107,8 @@ pub(crate) fn progress(
 }
 
 fn progress_of(view: &QueryView<'_>, job: &TransferJob, is_whole: bool) -> TransferProgress {
-    let uid = uid(job);
-    let written = job.status.clone().unwrap_or_default();
-    let running = view.snapshots.get(&uid).filter(|snapshot| {
-        !written.phase.is_over() && !matches!(snapshot.end, Some(End::Cancelled(_)))
-    });
-    let mut status = match running {
-        None => written,
+    let mut status = match running(view, job) {
+        None => job.status.clone().unwrap_or_default(),
         Some(snapshot) if is_whole => status::live_status(job, snapshot, view.now),
         Some(snapshot) => status::transfer_status(job, snapshot, view.now),
     };
@@ -119,7 +116,7 @@ fn progress_of(view: &QueryView<'_>, job: &TransferJob, is_whole: bool) -> Trans
         status.destinations.clear();
         status.destinations_truncated = status.counts.total > 0;
     }
-    let ahead = view.queue.ahead(&uid);
+    let ahead = view.queue.ahead(&uid(job));
     TransferProgress {
         api_version: live_api_version(),
         kind: TransferProgress::KIND.to_owned(),
@@ -133,6 +130,16 @@ fn progress_of(view: &QueryView<'_>, job: &TransferJob, is_whole: bool) -> Trans
         status,
         ahead: ahead.map(|ahead| u32::try_from(ahead).unwrap_or(u32::MAX)),
     }
+}
+
+/// What this process is doing for a job that is not over.
+fn running<'a>(view: &QueryView<'a>, job: &TransferJob) -> Option<&'a Arc<Snapshot>> {
+    let is_over = job
+        .status
+        .as_ref()
+        .is_some_and(|status| status.phase.is_over());
+    let snapshot = view.snapshots.get(&uid(job))?;
+    (!is_over && !matches!(snapshot.end, Some(End::Cancelled(_)))).then_some(snapshot)
 }
 
 /// What a job would meet if it were made now. The API server need not know it.

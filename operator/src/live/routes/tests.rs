@@ -3,7 +3,11 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use axum::{body::Body, http::Request as HttpRequest};
+use axum::{
+    body::{Body, BodyDataStream},
+    http::Request as HttpRequest,
+};
+use futures::StreamExt as _;
 use k8s_openapi::{
     api::authorization::v1::{SubjectAccessReview, SubjectAccessReviewStatus},
     jiff::Timestamp,
@@ -14,7 +18,7 @@ use tower::ServiceExt as _;
 use weft_identity::authority::Authority;
 
 use super::*;
-use crate::controllers::{job::queue::AdmissionQueue, tests::scenario};
+use crate::controllers::{job::queue::AdmissionQueue, kinds::Cache, tests::scenario};
 
 /// An API server that allows what it is told to, and remembers what was asked.
 #[derive(Clone, Default)]
@@ -74,6 +78,7 @@ fn api(roles: &Roles, leader: OnceLock<Leader>) -> Router {
             extra: one("X-Remote-Extra-"),
         },
         leader: Arc::new(leader),
+        pages: Arc::default(),
     })
 }
 
@@ -88,11 +93,18 @@ fn led_by(roles: &Roles, queries: mpsc::Sender<Query>) -> Router {
 
 /// A leader that knows one job, team-a/minilm, and no node.
 fn leading(roles: &Roles) -> Router {
+    let mut cache = scenario::cache(0);
+    cache.fabrics = std::iter::empty().collect();
+    leading_with(roles, &Arc::new(Mutex::new(cache)))
+}
+
+/// A leader that knows what is in this cache.
+fn leading_with(roles: &Roles, cache: &Arc<Mutex<Cache>>) -> Router {
     let (sender, mut receiver) = mpsc::channel::<Query>(1);
+    let cache = Arc::clone(cache);
     tokio::spawn(async move {
-        let mut cache = scenario::cache(0);
-        cache.fabrics = std::iter::empty().collect();
         while let Some(query) = receiver.recv().await {
+            let cache = cache.lock().unwrap();
             query(&QueryView {
                 cache: &cache,
                 snapshots: &BTreeMap::new(),
@@ -119,6 +131,19 @@ async fn call_as(
     path: &str,
     body: &str,
 ) -> (axum::http::response::Parts, Value) {
+    let response = response(user, router, method, path, body).await;
+    let (head, body) = response.into_parts();
+    let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+    (head, serde_json::from_slice(&body).unwrap())
+}
+
+async fn response(
+    user: Option<&str>,
+    router: &Router,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> Response {
     let path = format!("/apis/{LIVE_GROUP}/{LIVE_VERSION}{path}");
     let mut request = HttpRequest::builder().method(method).uri(path);
     if let Some(user) = user {
@@ -128,10 +153,7 @@ async fn call_as(
             .header("x-remote-extra-scopes", "read");
     }
     let request = request.body(Body::from(body.to_owned())).unwrap();
-    let response = router.clone().oneshot(request).await.unwrap();
-    let (head, body) = response.into_parts();
-    let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
-    (head, serde_json::from_slice(&body).unwrap())
+    router.clone().oneshot(request).await.unwrap()
 }
 
 fn message(status: &Value) -> &str {
@@ -337,5 +359,190 @@ async fn a_replica_that_does_not_lead_serves_the_discovery_and_asks_callers_to_t
             );
         }
     }
-    assert_eq!(resources.len(), 9);
+    assert_eq!(resources.len(), 10);
+}
+
+const PAGE: &str = "/fabricpages/default";
+const EVENTS: &str = "/fabricpages?watch=true&fieldSelector=metadata.name%3Ddefault";
+
+/// Roles that allow a viewer the page, and these.
+fn viewer(others: impl IntoIterator<Item = ResourceAttributes>) -> Roles {
+    let page = ["get", "watch"].map(|verb| access_to_page(verb, "default"));
+    Roles::new(page.into_iter().chain(others))
+}
+
+async fn html(router: &Router, path: &str) -> String {
+    let response = response(Some("ada"), router, "GET", path, "").await;
+    assert_eq!(response.status(), StatusCode::OK);
+    let policy = &response.headers()["content-security-policy"];
+    assert!(policy.to_str().unwrap().starts_with("default-src 'none'"));
+    let body = axum::body::to_bytes(response.into_body(), usize::MAX).await;
+    String::from_utf8(body.unwrap().to_vec()).unwrap()
+}
+
+/// Two nodes and the job team-a/minilm.
+fn small() -> Arc<Mutex<Cache>> {
+    Arc::new(Mutex::new(scenario::cache(2)))
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_page_of_a_fabric_needs_a_right_to_it_that_the_refusal_names() {
+    for (path, verb) in [(PAGE, "get"), (EVENTS, "watch")] {
+        let nobody = Roles::default();
+        let (code, status) = call(&leading_with(&nobody, &small()), "GET", path, "").await;
+        assert_eq!(code, StatusCode::FORBIDDEN);
+        let right = format!("ada may not {verb} fabricpages of the group live.weft.dev");
+        assert!(message(&status).contains(&right), "{status}");
+        assert_eq!(nobody.asked(), [access_to_page(verb, "default")]);
+    }
+    let gone = Arc::new(Mutex::new(scenario::cache(2)));
+    gone.lock().unwrap().fabrics = std::iter::empty().collect();
+    let router = leading_with(&viewer([]), &gone);
+    for path in [PAGE, EVENTS] {
+        let (code, status) = call(&router, "GET", path, "").await;
+        assert_eq!(code, StatusCode::NOT_FOUND);
+        assert!(message(&status).contains("rdmafabrics.weft.dev \"default\""));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_page_shows_nodes_and_the_jobs_that_its_viewer_may_list() {
+    let router = leading_with(&viewer([access_to_jobs("list", "", "")]), &small());
+    let shown = html(&router, PAGE).await;
+    assert!(shown.contains("<bdi>n2</bdi>") && shown.contains("<bdi>team-a/minilm</bdi>"));
+    // Nobody has read the agents yet.
+    assert!(shown.contains("<dt>Received</dt><dd>–</dd>"), "{shown}");
+
+    let nothing = html(&leading_with(&viewer([]), &small()), PAGE).await;
+    assert!(nothing.contains("<bdi>n2</bdi>") && !nothing.contains("minilm"));
+    assert!(nothing.contains("0 of 0, 1 job not shown"), "{nothing}");
+    assert!(nothing.contains("Jobs are not shown: that takes the right to list transferjobs"));
+
+    let team = viewer(["team-a", "team-b"].map(|of| access_to_jobs("list", of, "")));
+    let router = leading_with(&team, &small());
+    let own = html(&router, &format!("{PAGE}?namespace=team-a")).await;
+    assert!(own.contains("<bdi>team-a/minilm</bdi>"));
+    let other = html(&router, &format!("{PAGE}?namespace=team-b")).await;
+    assert!(!other.contains("minilm"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_labels_and_agents_say_cannot_become_markup_or_an_event() {
+    let hostile = "\"><script>alert(1)</script>\n\nevent: x\r\rdata: y";
+    let cache = small();
+    {
+        let mut cache = cache.lock().unwrap();
+        let mut fabric = scenario::fabric("default", 1);
+        fabric.spec.topology.leaf_label = Some("leaf".to_owned());
+        let mut node = scenario::node("n1", &["gpu"]);
+        let labels = node.metadata.labels.as_mut().unwrap();
+        labels.insert("leaf".to_owned(), hostile.to_owned());
+        let mut agent = scenario::ready("n1", "default");
+        agent.status.as_mut().unwrap().findings = vec![weft_crds::Finding {
+            reason: hostile.to_owned(),
+            message: hostile.to_owned(),
+        }];
+        let mut job = scenario::job("minilm");
+        job.status = Some(weft_crds::TransferJobStatus {
+            message: hostile.to_owned(),
+            bytes: -1,
+            bytes_total: i64::MIN,
+            bytes_per_second: i64::MAX,
+            ..Default::default()
+        });
+        cache.fabrics = [fabric].into_iter().collect();
+        cache.nodes = [node].into_iter().collect();
+        cache.fabric_nodes = [agent].into_iter().collect();
+        cache.jobs = [job].into_iter().collect();
+    }
+    let router = leading_with(&viewer([access_to_jobs("list", "", "")]), &cache);
+    let page = html(&router, PAGE).await;
+    assert!(page.contains("&lt;script&gt;alert(1)") && !page.contains("<script>alert"));
+    let events = response(Some("ada"), &router, "GET", EVENTS, "").await;
+    let event = next(&mut events.into_body().into_data_stream())
+        .await
+        .unwrap();
+    let (fields, rest) = event.split_once("\n\n").unwrap();
+    assert!(rest.is_empty() && !event.contains('\r'));
+    let is_ours = |line: &str| line.starts_with("data: ") || line == "retry: 1000";
+    assert!(fields.lines().all(is_ours), "{fields}");
+}
+
+/// The next part of a body; nothing at its end.
+async fn next(body: &mut BodyDataStream) -> Option<String> {
+    let data = body.next().await?.unwrap();
+    Some(String::from_utf8(data.to_vec()).unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_comes_at_once_and_each_second_until_the_viewer_must_ask_again() {
+    let cache = small();
+    let router = leading_with(&viewer([]), &cache);
+    let response = response(Some("ada"), &router, "GET", EVENTS, "").await;
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    let (begun, mut body) = (
+        tokio::time::Instant::now(),
+        response.into_body().into_data_stream(),
+    );
+    let first = next(&mut body).await.unwrap();
+    assert!(first.contains("<bdi>n2</bdi>"), "{first}");
+    assert!(begun.elapsed().is_zero());
+    let mut nodes = scenario::cache(3).fabric_nodes;
+    std::mem::swap(&mut cache.lock().unwrap().fabric_nodes, &mut nodes);
+    let mut events = 0;
+    while let Some(event) = next(&mut body).await {
+        events += 1;
+        assert!(event.contains("<bdi>n3</bdi>") || events < 3);
+    }
+    assert!((290..=300).contains(&events), "{events}");
+    assert_eq!(begun.elapsed(), Duration::from_secs(300));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_events_of_a_fabric_end_with_it() {
+    let cache = small();
+    let router = leading_with(&viewer([]), &cache);
+    let response = response(Some("ada"), &router, "GET", EVENTS, "").await;
+    let mut body = response.into_body().into_data_stream();
+    assert!(next(&mut body).await.is_some());
+    cache.lock().unwrap().fabrics = std::iter::empty().collect();
+    let begun = tokio::time::Instant::now();
+    while next(&mut body).await.is_some() {}
+    assert!(begun.elapsed() <= Duration::from_secs(2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_so_many_viewers_get_events_and_one_that_leaves_makes_room() {
+    let router = leading_with(&viewer([]), &small());
+    let mut streams = Vec::new();
+    for _ in 0..page::STREAMS_MAX {
+        streams.push(response(Some("ada"), &router, "GET", EVENTS, "").await);
+    }
+    assert!(
+        streams
+            .iter()
+            .all(|stream| stream.status() == StatusCode::OK)
+    );
+    let (code, status) = call(&router, "GET", EVENTS, "").await;
+    assert_eq!(
+        (code, &status["reason"]),
+        (StatusCode::TOO_MANY_REQUESTS, &json!("TooManyRequests"))
+    );
+    assert!(message(&status).contains("32 viewers"), "{status}");
+    // The document needs no stream.
+    html(&router, PAGE).await;
+    streams.pop();
+    let again = response(Some("ada"), &router, "GET", EVENTS, "").await;
+    assert_eq!(again.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_watch_of_all_pages_is_refused() {
+    let roles = Roles::new([access_to_page("watch", "")]);
+    for query in ["", "?watch=true", "?fieldSelector=metadata.name%3Ddefault"] {
+        let path = format!("/fabricpages{query}");
+        let (code, status) = call(&leading_with(&roles, &small()), "GET", &path, "").await;
+        assert_eq!(code, StatusCode::BAD_REQUEST, "{query}");
+        assert!(message(&status).contains("fieldSelector=metadata.name"));
+    }
 }

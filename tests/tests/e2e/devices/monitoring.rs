@@ -14,6 +14,7 @@ use weft_cluster::Order;
 use super::{Devices, TEAM};
 use crate::harness::process;
 use crate::journey;
+use crate::plugin;
 use crate::test_cluster::{SYSTEM, TestCluster, report, repository};
 use crate::tree;
 
@@ -92,6 +93,8 @@ pub(super) fn every_query_of_boards_and_rules_finds_data_and_the_right_alerts_fi
         });
         report("a job, and a spine that drops, to the alerts", begun);
         every_query_finds_data(cluster, &queries);
+        let name = format!("{TEAM}/{JOB}");
+        plugin::a_browser_gets_the_page_with_nodes_rates_and_the_job(cluster, &name);
         let written = pair.join().unwrap();
         written.unwrap_or_else(|said| cluster.fail(&said));
     });

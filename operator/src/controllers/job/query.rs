@@ -444,6 +444,73 @@ mod tests {
     }
 
     #[test]
+    fn a_page_has_the_leaves_of_the_label_the_findings_of_objects_and_jobs_as_they_run() {
+        let mut cache = scenario::cache(2);
+        let mut fabric = scenario::fabric("default", 1);
+        fabric.spec.topology.leaf_label = Some("rack".to_owned());
+        let mut racked = scenario::node("n2", &["gpu"]);
+        let labels = racked.metadata.labels.as_mut().unwrap();
+        labels.insert("rack".to_owned(), "r2".to_owned());
+        let mut devices = scenario::ready("n2", "default");
+        let status = devices.status.as_mut().unwrap();
+        status.mtu = 9000;
+        status.devices = Some(NodeDevices {
+            total: 4,
+            in_use: 1,
+            ..NodeDevices::default()
+        });
+        cache.fabrics = [fabric].into_iter().collect();
+        cache.nodes = [scenario::node("n1", &["gpu"]), racked]
+            .into_iter()
+            .collect();
+        cache.fabric_nodes = [
+            scenario::ready("n1", "default"),
+            devices,
+            asleep("n3", "default"),
+            scenario::ready("n4", "other"),
+        ]
+        .into_iter()
+        .collect();
+        let mut other = scenario::job("other");
+        other.status = Some(TransferJobStatus {
+            fabric: "other".to_owned(),
+            ..TransferJobStatus::default()
+        });
+        cache.jobs.update(other);
+        let stage = Fixture::moving(cache, 100);
+        let shown = page::fabric(&stage.view(), "default").unwrap();
+        let names: Vec<(&str, &str)> = shown
+            .nodes()
+            .map(|(leaf, node)| (&*leaf.name, &*node.name))
+            .collect();
+        assert_eq!(names, [("leaf", "n1"), ("leaf", "n3"), ("r2", "n2")]);
+        let nodes: Vec<_> = shown.nodes().map(|(_, node)| node).collect();
+        assert_eq!(nodes[1].state, weft_page::NodeState::NotReady);
+        assert!(nodes[1].findings[0].problem.starts_with("is not ready: "));
+        assert_eq!(nodes[2].devices.unwrap().total, 4);
+        assert_eq!((nodes[2].sends, nodes[2].paths_down), (None, None));
+        let [mtu] = &shown.findings[..] else {
+            panic!("{:?}", shown.findings)
+        };
+        assert!(mtu.problem.contains("differ in MTU"), "{mtu:?}");
+
+        let [job] = &shown.jobs[..] else {
+            panic!("{:?}", shown.jobs)
+        };
+        assert_eq!((&*job.namespace, &*job.name), ("team-a", "minilm"));
+        assert_eq!((job.phase, job.rate), (weft_page::Phase::Transferring, 5));
+        assert_eq!((job.done, job.total), (1_000, Some(10_000)));
+        assert_eq!(
+            (&*job.from, job.destinations, job.to.len()),
+            ("n1", 100, 64)
+        );
+        assert_eq!(job.to[0].done, Some(0.1));
+        assert!(page::fabric(&stage.view(), "gone").is_none());
+        let agents = page::agents(&stage.view(), "default");
+        assert_eq!(agents.endpoints.len(), 3);
+    }
+
+    #[test]
     fn a_list_tells_how_many_destinations_there_are_and_one_job_which() {
         let mut stage = Fixture::moving(scenario::cache(2), 200);
         let (one, listed) = (stage.progress(Some("minilm")), stage.progress(None));

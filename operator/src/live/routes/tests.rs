@@ -494,8 +494,8 @@ async fn an_event_comes_at_once_and_each_second_until_the_viewer_must_ask_again(
         events += 1;
         assert!(event.contains("<bdi>n3</bdi>") || events < 3);
     }
-    assert!((290..=300).contains(&events), "{events}");
-    assert_eq!(begun.elapsed(), Duration::from_secs(300));
+    assert!((290..=301).contains(&events), "{events}");
+    assert_eq!(begun.elapsed().as_secs(), 300);
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,15 +3,17 @@
 //! What the API server stores is read from it; what the operator knows now is asked of the group
 //! `live.weft.dev`, which the API server passes on. So who may see what is what the user's roles say.
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{fmt, io, path::PathBuf, time::Duration};
 
-use futures::AsyncReadExt as _;
+use futures::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _};
 use kube::{
     Client, Config,
+    api::ListParams,
     client::Body,
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use thiserror::Error;
 use tokio::time::sleep;
 use weft_crds::{LIVE_GROUP, LIVE_VERSION};
@@ -20,12 +22,12 @@ use weft_identity::cause::innermost;
 /// Calls that may reach replicas of the operator that do not lead: of two replicas one in a million calls
 /// reaches the wrong one that often.
 const TRIES: u32 = 20;
+/// Between two of these calls.
+const AGAIN: Duration = Duration::from_millis(100);
 /// Nodes whose metrics are asked for at a time.
 pub(crate) const NODES_AT_A_TIME: usize = 32;
 /// Of a text: a page of all paths has some 14 MB.
 const TEXT_BYTES_MAX: u64 = 32 << 20;
-/// Between two of them.
-const AGAIN: Duration = Duration::from_millis(100);
 
 /// Which cluster to ask, and with which user: the options that kubectl has.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -85,12 +87,25 @@ pub enum ClusterError {
         /// What came instead.
         problem: String,
     },
+    /// An answer that began and did not come to its end: the node's agent, or who passes its page on, has failed.
+    #[error("{path} ended too early: {problem}; ask again")]
+    CutOff {
+        /// What was asked for.
+        path: String,
+        /// What came instead of the rest.
+        problem: String,
+    },
     /// The operator's API is not there.
     #[error(
-        "the cluster does not serve {LIVE_GROUP}: {0}; see: kubectl get apiservice {LIVE_VERSION}.{LIVE_GROUP}. \
+        "the cluster does not serve {LIVE_GROUP}: {message}; see: kubectl get apiservice {LIVE_VERSION}.{LIVE_GROUP}. \
          The chart installs it unless liveApi.enabled is false, and any replica of weft-operator serves it"
     )]
-    NotLive(String),
+    NotLive {
+        /// 503 Service Unavailable where the operator does not answer now, 404 Not Found where it is not installed.
+        code: u16,
+        /// The API server's own words.
+        message: String,
+    },
     /// An answer that is a refusal, in its own words.
     #[error("{message}")]
     Refused {
@@ -108,29 +123,33 @@ impl ClusterError {
             Self::Kubeconfig(_) => "KubeconfigMissing",
             Self::Credentials(_) => "CredentialsUnusable",
             Self::NoAnswer { .. } => "ClusterUnreachable",
-            Self::NotLive(_) => "NotLive",
+            Self::CutOff { .. } => "AnswerCutOff",
+            Self::NotLive { .. } => "NotLive",
             Self::Refused { .. } => "Refused",
         }
     }
 
-    /// What is asked of another object would be refused or left without an answer just the same.
-    pub(crate) fn is_of_all(&self) -> bool {
+    /// A question about another node would be refused, or left without an answer, just the same.
+    pub(crate) fn affects_every_node(&self) -> bool {
         match self {
             Self::Refused { code, .. } => matches!(code, 401 | 403),
+            Self::CutOff { .. } => false,
             Self::Kubeconfig(_)
             | Self::Credentials(_)
             | Self::NoAnswer { .. }
-            | Self::NotLive(_) => true,
+            | Self::NotLive { .. } => true,
         }
     }
 
-    /// Asking again may help, with nothing changed: there was no answer, or one that says later.
-    pub(crate) fn may_pass(&self) -> bool {
+    /// Asking again may help, with nothing changed: there was no whole answer, or one that says later.
+    pub(crate) fn is_transient(&self) -> bool {
         match self {
-            Self::NoAnswer { .. } => true,
-            // 429 Too Many Requests, 503 Service Unavailable, 504 Gateway Timeout (RFC 6585, RFC 9110).
-            Self::Refused { code, .. } => matches!(code, 429 | 503 | 504),
-            Self::Kubeconfig(_) | Self::Credentials(_) | Self::NotLive(_) => false,
+            Self::NoAnswer { .. } | Self::CutOff { .. } => true,
+            // 429 Too Many Requests (RFC 6585); 502 Bad Gateway, 503 Service Unavailable, 504 Gateway Timeout (RFC 9110).
+            Self::Refused { code, .. } | Self::NotLive { code, .. } => {
+                matches!(code, 429 | 502..=504)
+            }
+            Self::Kubeconfig(_) | Self::Credentials(_) => false,
         }
     }
 }
@@ -185,6 +204,7 @@ impl Cluster {
         })
     }
 
+    /// One that answers what it is made to.
     #[cfg(test)]
     pub(crate) fn of(client: Client) -> Self {
         Self {
@@ -272,28 +292,84 @@ impl Cluster {
             .await
     }
 
+    /// A page of a list: the objects as they are, whatever their kind.
+    ///
+    /// # Errors
+    /// What the API server refused.
+    pub(crate) async fn list(
+        &self,
+        path: &str,
+        params: &ListParams,
+    ) -> Result<Value, ClusterError> {
+        let make = || {
+            let request = kube::core::Request::new(path).list(params);
+            request.map_err(|error| unusable(path, error))
+        };
+        let client = &self.client;
+        self.call(path, async || Ok(client.request(make()?).await))
+            .await
+    }
+
     /// A text that the API server has; what is no UTF-8 in it is replaced.
     ///
     /// # Errors
     /// What it refused.
     pub async fn text(&self, path: &str) -> Result<String, ClusterError> {
+        let mut bytes = Vec::new();
+        let mut text = self.open(path).await?.take(TEXT_BYTES_MAX);
+        let read = text.read_to_end(&mut bytes).await;
+        read.map_err(|error| cut_off(path, &error))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The end of a text, from the beginning of a line, and whether something before it was left out.
+    ///
+    /// # Errors
+    /// What the API server refused.
+    pub(crate) async fn text_end(
+        &self,
+        path: &str,
+        bytes_max: usize,
+    ) -> Result<(String, bool), ClusterError> {
+        let mut text = self.open(path).await?;
+        let (mut bytes, mut is_cut) = (Vec::new(), false);
+        let mut keep = |bytes: &mut Vec<u8>, room: usize| {
+            if bytes.len() > room {
+                bytes.drain(..bytes.len() - bytes_max);
+                is_cut = true;
+            }
+        };
+        loop {
+            let chunk = text.fill_buf().await;
+            let chunk = chunk.map_err(|error| cut_off(path, &error))?;
+            if chunk.is_empty() {
+                break;
+            }
+            bytes.extend_from_slice(chunk);
+            let read = chunk.len();
+            text.consume_unpin(read);
+            // Not for every chunk: what stays is moved.
+            keep(&mut bytes, 2 * bytes_max);
+        }
+        keep(&mut bytes, bytes_max);
+        if is_cut && let Some(line) = bytes.iter().position(|byte| *byte == b'\n') {
+            bytes.drain(..=line);
+        }
+        Ok((String::from_utf8_lossy(&bytes).into_owned(), is_cut))
+    }
+
+    async fn open(&self, path: &str) -> Result<impl AsyncBufRead + Unpin + use<>, ClusterError> {
         let client = &self.client;
         let ask = async || {
             Ok(client
                 .request_stream(request("GET", path, Vec::new())?)
                 .await)
         };
-        let text = self.call(path, ask).await?;
-        let mut bytes = Vec::new();
-        let read = text.take(TEXT_BYTES_MAX).read_to_end(&mut bytes).await;
-        read.map_err(|error| ClusterError::NoAnswer {
-            url: self.url.clone(),
-            problem: format!("{path} ends too early: {}", innermost(&error)),
-        })?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        self.call(path, ask).await
     }
 
-    /// Makes a call, and makes it again where it has reached a replica of the operator that does not lead.
+    /// Makes a call, and makes it again where it has reached a replica of the operator that does not lead, or where
+    /// somebody else reads the same node's metrics, which takes a moment.
     async fn call<T>(
         &self,
         path: &str,
@@ -304,7 +380,7 @@ impl Cluster {
             tries += 1;
             match ask().await? {
                 // The API server chooses a replica for each call.
-                Err(error) if is_not_leading(&error) && tries < TRIES => sleep(AGAIN).await,
+                Err(error) if is_soon_over(&error) && tries < TRIES => sleep(AGAIN).await,
                 answer => return answer.map_err(|error| self.explain(path, error)),
             }
         }
@@ -315,17 +391,14 @@ impl Cluster {
         let is_live = path.starts_with(&format!("/apis/{LIVE_GROUP}/"));
         match error {
             kube::Error::Api(status) => {
-                let message = status.message.clone();
+                let (code, message) = (status.code, status.message.clone());
                 // The API server's own words, where it passes nothing on.
-                let unserved = status.code == 503 && status.reason != "NotLeading"
-                    || status.code == 404 && !message.contains(weft_crds::GROUP);
+                let unserved = code == 503 && status.reason != "NotLeading"
+                    || code == 404 && !message.contains(weft_crds::GROUP);
                 if is_live && unserved {
-                    return ClusterError::NotLive(message);
+                    return ClusterError::NotLive { code, message };
                 }
-                ClusterError::Refused {
-                    code: status.code,
-                    message,
-                }
+                ClusterError::Refused { code, message }
             }
             other => ClusterError::NoAnswer {
                 url: self.url.clone(),
@@ -345,10 +418,7 @@ fn request(
         .method(method)
         .uri(path)
         .header("Content-Type", "application/json");
-    request.body(body).map_err(|error| ClusterError::Refused {
-        code: 400,
-        message: format!("{path}: {error}; use names that Kubernetes allows"),
-    })
+    request.body(body).map_err(|error| unusable(path, error))
 }
 
 /// An answer that is no refusal.
@@ -365,9 +435,25 @@ async fn accepted(response: http::Response<Body>) -> Result<http::Response<Body>
     Err(kube::Error::Api(status.boxed()))
 }
 
-/// The replica of the operator that was asked does not lead.
-fn is_not_leading(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.reason == "NotLeading")
+/// Names that make no path.
+fn unusable(path: &str, error: impl fmt::Display) -> ClusterError {
+    ClusterError::Refused {
+        code: 400,
+        message: format!("{path}: {error}; use names that Kubernetes allows"),
+    }
+}
+
+fn cut_off(path: &str, error: &io::Error) -> ClusterError {
+    ClusterError::CutOff {
+        path: path.to_owned(),
+        problem: innermost(error),
+    }
+}
+
+/// The replica of the operator that was asked does not lead, or another reader reads the page.
+fn is_soon_over(error: &kube::Error) -> bool {
+    let reasons = ["NotLeading", "PageUnderWay"];
+    matches!(error, kube::Error::Api(status) if reasons.contains(&&*status.reason))
 }
 
 /// A path of the operator's group.
@@ -412,7 +498,23 @@ mod tests {
         let (nobody, calls) = cluster(u32::MAX);
         let refused = nobody.live::<u32>("transferprogress").await.unwrap_err();
         assert_eq!(refused.to_string(), "try again");
-        assert!(refused.may_pass());
+        assert!(refused.is_transient());
         assert_eq!(calls.load(Ordering::Relaxed), TRIES);
+    }
+
+    #[tokio::test]
+    async fn an_agent_or_an_operator_that_is_restarted_is_asked_again_and_one_that_is_not_there_is_not()
+     {
+        let (cluster, _) = cluster(0);
+        let explained = |code: u16| {
+            let status = kube::core::Status::failure("error trying to reach service", "x");
+            let error = kube::Error::Api(Box::new(status.with_code(code)));
+            cluster.explain(&live("fabricnodes/n0/metrics"), error)
+        };
+        assert!(explained(502).is_transient());
+        assert!(explained(503).is_transient());
+        assert!(matches!(explained(503), ClusterError::NotLive { .. }));
+        assert!(matches!(explained(404), ClusterError::NotLive { .. }));
+        assert!(!explained(404).is_transient());
     }
 }

@@ -114,7 +114,7 @@ async fn examine(cluster: &Cluster, node: String) -> Result<Examined, ClusterErr
     let (diagnosis, error) = match told {
         Ok(diagnosis) => (Some(diagnosis), None),
         // The caller may not ask, or there is nobody to ask: the same for every node.
-        Err(error) if error.is_of_all() => return Err(error),
+        Err(error) if error.affects_every_node() => return Err(error),
         Err(error) => (None, Some(error.to_string())),
     };
     Ok(Examined {

@@ -190,7 +190,7 @@ async fn look(
             }
             Ok((jobs, Ok(())))
         }
-        Err(why @ ClusterError::NotLive(_)) => Ok((written(args, cluster).await?, Err(why))),
+        Err(why @ ClusterError::NotLive { .. }) => Ok((written(args, cluster).await?, Err(why))),
         Err(error) => Err(error),
     }
 }
@@ -289,7 +289,7 @@ async fn follow(
                 away = why;
             }
             // It comes back; a person may end the wait.
-            Err(error) if error.may_pass() => {
+            Err(error) if error.is_transient() => {
                 let text = error.to_string();
                 if away.as_ref() != Some(&text) {
                     watch.say(&text, err)?;

@@ -187,7 +187,7 @@ async fn show<R: Row>(
         let mut rows = match look(&cluster).await {
             Ok(rows) => rows,
             // It comes back; a person may end the wait.
-            Err(TopError::Cluster(error)) if is_watched && error.may_pass() => {
+            Err(TopError::Cluster(error)) if is_watched && error.is_transient() => {
                 say(error, err)?;
                 continue;
             }

@@ -267,7 +267,7 @@ impl<W: Write> Gatherer<'_, W> {
                     self.archive.text(&file, says, &page)?;
                 }
                 // The same for every node.
-                Err(error) if error.is_of_all() => {
+                Err(error) if error.affects_every_node() => {
                     self.archive.missing("metrics of nodes", error);
                     break;
                 }

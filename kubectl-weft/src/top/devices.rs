@@ -8,7 +8,7 @@ use weft_crds::{PodDevice, PodDeviceList};
 
 use super::{
     TopError,
-    readings::APART,
+    readings::{APART, node_names},
     table::{Cell, Column, Row, busiest},
 };
 use crate::cluster::Cluster;
@@ -184,6 +184,13 @@ impl Source {
         let mut rows = rows(&before, list, now.duration_since(then).as_secs_f64());
         if let Some(node) = &self.node {
             rows.retain(|row| row.node == *node);
+            // Who may not list nodes is not told that there is none.
+            if rows.is_empty()
+                && let Ok(nodes) = node_names(cluster).await
+                && !nodes.contains(node)
+            {
+                return Err(TopError::Node(node.clone()));
+            }
         }
         Ok(rows)
     }

@@ -153,9 +153,9 @@ impl Source {
             .await?;
         let rows = read.into_iter().map(|(node, pair)| match pair {
             Ok(pair) => compare(&pair, |change| row(&node, change)),
-            Err(message) => NodeRow {
+            Err(error) => NodeRow {
                 node,
-                message,
+                message: error.to_string(),
                 ..NodeRow::default()
             },
         });

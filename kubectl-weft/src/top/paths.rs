@@ -11,7 +11,7 @@ use super::{
     readings::{Change, Readings, compare, share},
     table::{Cell, Column, Row, descending},
 };
-use crate::cluster::{Cluster, ClusterError};
+use crate::cluster::Cluster;
 
 /// A path, and what has happened on it between the two readings.
 #[derive(Clone, Debug, PartialEq, Serialize, Default)]
@@ -148,8 +148,7 @@ impl Source {
         let read = self.readings.next(cluster, &self.node, page).await?;
         let mut all = Vec::new();
         for (_, pair) in read {
-            let pair = pair.map_err(|message| ClusterError::Refused { code: 502, message })?;
-            all.extend(compare(&pair, rows));
+            all.extend(compare(&pair?, rows));
         }
         Ok(all)
     }

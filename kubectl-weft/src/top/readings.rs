@@ -21,7 +21,7 @@ pub(super) struct Reading {
 }
 
 /// How a node's page is now, and how it was before, if that is known; or why it is not.
-pub(super) type Pair = Result<(Option<Reading>, Reading), String>;
+pub(super) type Pair = Result<(Option<Reading>, Reading), ClusterError>;
 
 /// What counters have grown by between two readings of a page.
 #[derive(Clone, Copy)]
@@ -65,10 +65,11 @@ impl<'a> Change<'a> {
     }
 }
 
-/// How much of the whole a part is; none where there is no whole.
+/// How much of the whole a part is; none where there is neither. A part may be counted later than its whole: chunks
+/// that were sent before the first reading and lost behind it.
 pub(super) fn share(part: Option<f64>, whole: Option<f64>) -> Option<f64> {
-    let whole = whole.filter(|whole| *whole > 0.0)?;
-    Some((part? / whole).min(1.0))
+    let (part, whole) = (part?, whole?);
+    (part > 0.0 || whole > 0.0).then(|| (part / whole).min(1.0))
 }
 
 /// The readings of all nodes, the last ones kept for the next comparison.
@@ -91,7 +92,7 @@ impl Readings {
                 let begun = Instant::now();
                 let first = read_all(cluster, nodes, page).await?.into_iter();
                 sleep_until(begun + APART).await;
-                let read = |(node, reading): (String, Result<Reading, String>)| {
+                let read = |(node, reading): (String, Result<Reading, ClusterError>)| {
                     Some((node, reading.ok()?))
                 };
                 first.filter_map(read).collect()
@@ -128,7 +129,7 @@ async fn read_all(
     cluster: &Cluster,
     nodes: &[String],
     page: NodeMetrics,
-) -> Result<Vec<(String, Result<Reading, String>)>, ClusterError> {
+) -> Result<Vec<(String, Result<Reading, ClusterError>)>, ClusterError> {
     let asked = nodes.iter().cloned().map(|node| async move {
         let reading = read(cluster, &node, page).await?;
         Ok((node, reading))
@@ -145,15 +146,18 @@ async fn read(
     cluster: &Cluster,
     node: &str,
     page: NodeMetrics,
-) -> Result<Result<Reading, String>, ClusterError> {
+) -> Result<Result<Reading, ClusterError>, ClusterError> {
     match cluster.live_text(&page.path(node)).await {
         Ok(text) => {
             let at = Instant::now();
-            let samples = Samples::parse(&text).map_err(|error| error.to_string());
+            let samples = Samples::parse(&text).map_err(|error| ClusterError::Refused {
+                code: 502,
+                message: error.to_string(),
+            });
             Ok(samples.map(|samples| Reading { samples, at }))
         }
-        Err(error) if error.is_of_all() => Err(error),
-        Err(error) => Ok(Err(error.to_string())),
+        Err(error) if error.affects_every_node() => Err(error),
+        Err(error) => Ok(Err(error)),
     }
 }
 
@@ -186,5 +190,7 @@ mod tests {
         assert_eq!(share(Some(1.0), Some(4.0)), Some(0.25));
         assert_eq!(share(Some(0.0), Some(0.0)), None);
         assert_eq!(share(Some(5.0), Some(4.0)), Some(1.0));
+        assert_eq!(share(Some(3.0), Some(0.0)), Some(1.0));
+        assert_eq!(share(None, Some(4.0)), None);
     }
 }

@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::{NODES, PROGRESS, Server, all_progress, fabric_nodes, failure};
+use crate::{
+    BREAKS_OFF, DEVICES, NODES, PROGRESS, Server, all_progress, devices, fabric_nodes, failure,
+};
 
 const METRICS: &str = "/apis/live.weft.dev/v1alpha1/fabricnodes/n0/metrics";
 const OTHER: &str = "/apis/live.weft.dev/v1alpha1/fabricnodes/n1/metrics";
@@ -42,15 +44,32 @@ fn a_node_that_does_not_answer_has_a_row_that_says_why() {
 }
 
 #[test]
-fn who_may_not_read_metrics_is_told_which_right_is_missing() {
+fn a_page_that_breaks_off_is_missing_for_its_node_alone() {
+    let server = Server::new([
+        (NODES, 200, fabric_nodes(&["n0", "n1"], &[])),
+        (METRICS, 200, page()),
+        (OTHER, BREAKS_OFF, page()),
+    ]);
+    let shown = server.run("top nodes");
+    assert_eq!(shown.status, Some(1), "{}", shown.err);
+    let lines: Vec<&str> = shown.out.lines().collect();
+    assert!(lines[1].starts_with("n0    0 B/s  0 B/s"), "{}", shown.out);
+    let why = format!("{OTHER} ended too early: ");
+    assert!(lines[2].contains(&why), "{}", shown.out);
+    assert!(lines[2].ends_with("; ask again"), "{}", shown.out);
+}
+
+#[test]
+fn a_refusal_that_holds_for_all_nodes_ends_top_and_is_said_once() {
     let message = "fabricnodes.live.weft.dev \"n0\" is forbidden: User \"ada\" cannot get resource \
                    \"fabricnodes/metrics\" in API group \"live.weft.dev\" at the cluster scope";
     let server = Server::new([
-        (NODES, 200, fabric_nodes(&["n0"], &[])),
+        (NODES, 200, fabric_nodes(&["n0", "n1"], &[])),
         (METRICS, 403, failure(403, "Forbidden", message)),
+        (OTHER, 200, page()),
     ]);
     let refused = server.run("top nodes");
-    assert_eq!(refused.status, Some(2));
+    assert_eq!((refused.status, &*refused.out), (Some(2), ""));
     assert_eq!(refused.err, format!("kubectl weft top: {message}\n"));
 }
 
@@ -86,4 +105,24 @@ fn paths_are_those_of_a_node() {
     let cut = cut.run("top paths n0");
     assert_eq!(cut.status, Some(2));
     assert!(cut.err.contains("page of metrics"), "{}", cut.err);
+}
+
+#[test]
+fn devices_of_a_node_that_does_not_exist_are_an_error_where_the_nodes_may_be_listed() {
+    let mut list = devices();
+    list["silentNodes"] = json!([]);
+    let server = Server::new([
+        (DEVICES, 200, list.clone()),
+        (NODES, 200, fabric_nodes(&["n1", "n2"], &[])),
+    ]);
+    let shown = server.run("top devices n1");
+    assert!(shown.out.contains("vdev-00003"), "{}", shown.err);
+    let shown = server.run("top devices n2");
+    assert_eq!(shown.status, Some(0), "{}", shown.err);
+    let shown = server.run("top devices n9");
+    assert_eq!(shown.status, Some(2), "{}", shown.out);
+    assert!(shown.err.contains("no FabricNode is named n9"));
+    let forbidden = failure(403, "Forbidden", "fabricnodes is forbidden");
+    let tenants = Server::new([(DEVICES, 200, list), (NODES, 403, forbidden)]);
+    assert_eq!(tenants.run("top devices n9").status, Some(0));
 }

@@ -12,6 +12,9 @@ use serde_json::{Map, Value};
 pub(super) const REMOVED: &str = "REMOVED";
 /// The annotation in which `kubectl apply` keeps the whole object as it was applied.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// The end of a name whose value is a secret, wherever names have values: in texts, fields, options and variables.
+const SECRET_WORDS: &str = "(?:password|passwd|passphrase|pwd|secret|token|credentials?\
+    |(?:api|access|account|private|secret)[-_]?key(?:[-_]?id)?)";
 /// A private key of 16,384 bits has 12,600 characters.
 const KEY_BYTES_MAX: usize = 16 << 10;
 
@@ -46,14 +49,15 @@ struct Rule {
 
 /// In their order. The first group of each, which may be empty, is what stands before the secret.
 static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
-    // In quotes, which may be escaped, as in JSON within JSON. The last quote may be cut off.
-    const QUOTED: &str =
-        r#""(?:[^"\\]|\\.)*"?|\\"(?:[^"\\]|\\{2,}"?|\\[^"\\])*(?:\\")?|\\{2,}"[^"]*"?|'[^']*'?"#;
-    // Up to the next blank or separator.
-    const WORD: &str = r#"[^\s"',;&}\]]+"#;
-    // The end of a name whose value is a secret.
-    const NAME: &str = "(?:password|passwd|passphrase|pwd|secret|token|credentials?|api[-_]?key\
-        |access[-_]?key(?:[-_]?id)?|private[-_]?key|secret[-_]?key|account[-_]?key)";
+    // In quotes, which may be escaped, as in JSON within JSON. The last quote may be cut off, and a line ends it.
+    const QUOTED: &str = r#""(?:[^"\\\n]|\\.)*"?|\\"(?:[^"\\\n]|\\{2,}"?|\\[^"\\])*(?:\\")?|\\{2,}"[^"\n]*"?|'[^'\n]*'?"#;
+    // Up to a blank, a quote, or a comma before one of these. A quote between letters ends nothing.
+    const WORD: &str = r#"(?:[^\s"',]|,[^\s"'])+(?:["'][A-Za-z0-9](?:[^\s"',]|,[^\s"'])*)*"#;
+    // A list, or what Rust prints of a type: Some("x"), Token { value: "x" }.
+    let wrapped = format!(
+        r#"(?:[\w:]*[(\[]|[\w:]*[ \t]?\{{)(?:{QUOTED}|[^"')\]}}\n])*(?:[^\s"',]|,[^\s"'])*"#
+    );
+    let value = format!("(?:{QUOTED}|{wrapped}|{WORD})");
     // How a parameter of a URL begins: `&` is \u0026 in JSON of some programs.
     const PARAMETER: &str = r"(?:\b|\\u0026|%26|%3F)";
     let rules = [
@@ -78,6 +82,12 @@ static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
             "credentials in URLs",
             r#"([A-Za-z][A-Za-z0-9+.-]*://)[^\s/"'<>\\]*@"#.to_owned(),
         ),
+        // Of a proxy, which needs no scheme.
+        (
+            "credentials in URLs",
+            r#"((?i:proxy)\\*["']?\s*[=:]\s*\\*["']?(?:[A-Za-z][A-Za-z0-9+.-]*://)?)[^\s"'<>\\]*@"#
+                .to_owned(),
+        ),
         (
             "signatures of URLs",
             format!(
@@ -86,7 +96,11 @@ static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
         ),
         (
             "values of secret names",
-            format!(r#"((?i:{NAME})\\*["']?\s*[=:]\s*)(?:{QUOTED}|{WORD})"#),
+            format!(r#"((?i:{SECRET_WORDS})\\*["']?\s*[=:]\s*){value}"#),
+        ),
+        (
+            "values of secret names",
+            format!(r"((?i:--[\w-]*{SECRET_WORDS})[ \t]+){value}"),
         ),
         // Of a registry, in the configuration of Docker.
         (
@@ -103,9 +117,14 @@ static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
 
 /// Names of options and fields whose value is a secret: not those that name a file or an object.
 static SECRET_NAME: LazyLock<Regex> = LazyLock::new(|| {
-    let pattern = "(?i)(?:password|passwd|passphrase|secret|token|credentials?|api[-_]?key\
-        |access[-_]?key(?:[-_]?id)?|private[-_]?key)$";
-    Regex::new(pattern).expect("the pattern is a constant, and tests use it")
+    let pattern = format!("(?i){SECRET_WORDS}$");
+    Regex::new(&pattern).expect("the pattern is a constant, and tests use it")
+});
+
+/// Names of variables whose value is a secret: the words may stand anywhere.
+static SECRET_VARIABLE: LazyLock<Regex> = LazyLock::new(|| {
+    let pattern = format!("(?i){SECRET_WORDS}|key");
+    Regex::new(&pattern).expect("the pattern is a constant, and tests use it")
 });
 
 /// What colours a log (ECMA-48), and may stand between a name and its value.
@@ -218,13 +237,27 @@ fn of_fields(fields: &mut Map<String, Value>, removals: &mut Removals) {
                     .for_each(|variable| of_variable(variable, removals));
             }
             ("args" | "command", Value::Array(arguments)) => of_arguments(arguments, removals),
-            (_, Value::String(string)) if SECRET_NAME.is_match(name) && string != REMOVED => {
-                removals.add("values of secret names");
-                *value = REMOVED.into();
+            (_, Value::String(_) | Value::Number(_) | Value::Array(_))
+                if SECRET_NAME.is_match(name) =>
+            {
+                if *value != REMOVED {
+                    removals.add("values of secret names");
+                    *value = REMOVED.into();
+                }
             }
+            (_, Value::String(string)) => *string = named(name, string, removals),
             _ => object(value, removals),
         }
     }
+}
+
+/// The value of a name without what is secret in it, be it so by itself or beside the name.
+fn named(name: &str, value: &str, removals: &mut Removals) -> String {
+    let cleaned = text(&format!("{name}={value}"), removals);
+    let value = cleaned
+        .strip_prefix(name)
+        .and_then(|rest| rest.strip_prefix('='));
+    value.unwrap_or(REMOVED).to_owned()
 }
 
 fn replace(
@@ -247,14 +280,16 @@ fn of_variable(variable: &mut Value, removals: &mut Removals) {
         return object(variable, removals);
     };
     let name = fields.get("name").and_then(Value::as_str);
-    let name = name.unwrap_or_default().to_ascii_uppercase();
-    let words = ["TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL"];
-    if words.iter().any(|word| name.contains(word)) {
+    let name = name.unwrap_or_default().to_owned();
+    if SECRET_VARIABLE.is_match(&name) {
         replace(fields, "value", "values of variables", removals);
     }
     replace(fields, "valueFrom", "values of variables", removals);
-    for value in fields.values_mut() {
-        object(value, removals);
+    for (field, value) in fields {
+        match value {
+            Value::String(string) if field == "value" => *string = named(&name, string, removals),
+            value => object(value, removals),
+        }
     }
 }
 
@@ -263,17 +298,19 @@ fn of_arguments(arguments: &mut [Value], removals: &mut Removals) {
     let mut is_secret = false;
     for argument in arguments {
         let said = argument.as_str().unwrap_or_default();
-        let is_option = said.starts_with('-') && !said.contains('=');
+        let is_option = said.starts_with("--") && !said.contains('=');
+        // A password may begin with a hyphen, and an option with one alone.
+        let names_secret =
+            said.starts_with('-') && !said.contains('=') && SECRET_NAME.is_match(said);
         if is_secret && !is_option {
             if said != REMOVED {
                 removals.add("values of secret names");
             }
             *argument = REMOVED.into();
-            is_secret = false;
         } else {
-            is_secret = is_option && SECRET_NAME.is_match(said);
             object(argument, removals);
         }
+        is_secret = names_secret;
     }
 }
 
@@ -342,6 +379,51 @@ mod tests {
                 r#"{\"client_secret\":REMOVED}"#,
             ),
             ("--s3-token=abc --log=info", "--s3-token=REMOVED --log=info"),
+            (
+                "run --s3-token abc --log=info",
+                "run --s3-token REMOVED --log=info",
+            ),
+            // As Rust prints a type.
+            (r#"token=Some("abc123") x"#, "token=REMOVED x"),
+            (r#"\"token=Some(\"abc123\")\",1"#, r#"\"token=REMOVED",1"#),
+            (
+                r#"C { secret_key: SecretString("x y)z"), n: 1 }"#,
+                "C { secret_key: REMOVED, n: 1 }",
+            ),
+            (
+                r#"token: Token { value: "x y" }, n: 1"#,
+                "token: REMOVED, n: 1",
+            ),
+            (
+                r#"{"token":["abc","def"],"d":1}"#,
+                r#"{"token":REMOVED,"d":1}"#,
+            ),
+            ("password=Tr0ub,4dor x", "password=REMOVED x"),
+            ("password=Tr0ub&4;d}o]r x", "password=REMOVED x"),
+            ("password=Tr0ub'4\"dor x", "password=REMOVED x"),
+            ("'password=abc','b'", "'password=REMOVED','b'"),
+            (
+                r#"{"password": 1234,"d":1}"#,
+                r#"{"password": REMOVED,"d":1}"#,
+            ),
+            (
+                "DB_PASSPHRASE=abc DB_PWD: abc",
+                "DB_PASSPHRASE=REMOVED DB_PWD: REMOVED",
+            ),
+            (
+                "HTTPS_PROXY=ada:p/w@proxy:3128 x",
+                "HTTPS_PROXY=REMOVED@proxy:3128 x",
+            ),
+            (
+                "https_proxy=http://ada:pw@proxy:3128",
+                "https_proxy=http://REMOVED@proxy:3128",
+            ),
+            // A quote that somebody else has put there hides one line.
+            (
+                "a password=\"b\nnext \"line\"",
+                "a password=REMOVED\nnext \"line\"",
+            ),
+            ("token='a\nnext 'line'", "token=REMOVED\nnext 'line'"),
         ] {
             assert_eq!(cleaned(dirty), clean);
         }
@@ -354,6 +436,8 @@ mod tests {
             "secretRef creds of team-a cannot be read; give the operator the right",
             "tokenFile=/var/run/token tls-key=/etc/key",
             "https://example.org/a@b?x=1",
+            "HTTPS_PROXY=http://proxy:3128 NO_PROXY=10.0.0.0/8",
+            "registry:5000/weft/operator:0.1.0@sha256:0123",
             "weft_refused_total{reason=\"TicketForged\"} 3",
             "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----",
         ] {
@@ -408,11 +492,17 @@ mod tests {
                         {"name": "HF_TOKEN", "value": "abc"},
                         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
                         {"name": "LOG", "value": "info"},
+                        {"name": "DbPwd", "value": "abc"},
+                        {"name": "SSL_PASSPHRASE_1", "value": "abc"},
+                        {"name": "HTTPS_PROXY", "value": "ada:pw@proxy:3128"},
                     ],
-                    "args": ["--log=info", "--password", "hunter2", "--token", "--verbose"],
+                    "args": ["--log=info", "--password", "hunter2", "--token", "--verbose",
+                             "--password", "-hunter2", "-token", "abc", "-v"],
                 }],
             },
-            "status": {"message": "https://a:b@c/d", "password": "x"},
+            "status": {"message": "https://a:b@c/d", "password": "x", "pwd": 1234, "token": ["a"],
+                       "automountServiceAccountToken": true, "secret": {"secretName": "s"},
+                       "proxy": "ada:pw@proxy:3128"},
         });
         let mut removals = Removals::default();
         object(&mut pod, &mut removals);
@@ -426,16 +516,22 @@ mod tests {
                         {"name": "HF_TOKEN", "value": REMOVED},
                         {"name": "POD_IP", "valueFrom": REMOVED},
                         {"name": "LOG", "value": "info"},
+                        {"name": "DbPwd", "value": REMOVED},
+                        {"name": "SSL_PASSPHRASE_1", "value": REMOVED},
+                        {"name": "HTTPS_PROXY", "value": "REMOVED@proxy:3128"},
                     ],
-                    "args": ["--log=info", "--password", REMOVED, "--token", "--verbose"],
+                    "args": ["--log=info", "--password", REMOVED, "--token", "--verbose",
+                             "--password", REMOVED, "-token", REMOVED, "-v"],
                 }],
             },
-            "status": {"message": "https://REMOVED@c/d", "password": REMOVED},
+            "status": {"message": "https://REMOVED@c/d", "password": REMOVED, "pwd": REMOVED, "token": REMOVED,
+                       "automountServiceAccountToken": true, "secret": {"secretName": "s"},
+                       "proxy": "REMOVED@proxy:3128"},
         });
         assert_eq!(pod, expected);
         assert_eq!(
             removals.to_string(),
-            "1 annotations of kubectl apply, 1 credentials in URLs, 2 values of secret names, 2 values of variables"
+            "1 annotations of kubectl apply, 3 credentials in URLs, 6 values of secret names, 4 values of variables"
         );
         let before = removals.clone();
         object(&mut pod, &mut removals);

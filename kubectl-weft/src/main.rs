@@ -103,7 +103,7 @@ fn main() -> ExitCode {
         Command::Ui(args) => ended("ui", block_on(ui::run(&args, &mut out))),
         Command::SupportBundle(args) => ended(
             "support-bundle",
-            block_on(support_bundle::run(&args, &mut out)),
+            block_on(support_bundle::run(&args, &mut out, &mut err)),
         ),
         Command::Version(args) => ended("version", block_on(version::run(&args, &mut out))),
         Command::Completion { shell } => ended(

@@ -69,11 +69,15 @@ fn seconds(text: &str) -> Result<u64, String> {
     parsed.ok_or_else(|| "write a number and s, m, h or d, as in 90s, 30m, 1h or 2d".to_owned())
 }
 
-/// Gathers, writes the file and prints what is in it.
+/// Gathers, writes the file and prints what is in it. Meanwhile `err` gets what is being read.
 ///
 /// # Errors
 /// The cluster does not answer, or the file cannot be written. What the user may not read is no error: the list has it.
-pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, BundleError> {
+pub async fn run(
+    args: &Args,
+    out: &mut impl Write,
+    err: &mut impl Write,
+) -> Result<bool, BundleError> {
     let cluster = Cluster::reach(&args.reach).await?;
     // Nothing is written where there is no cluster.
     let server: Value = match cluster.send("GET", "/version", Vec::new()).await {
@@ -89,7 +93,15 @@ pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, BundleError>
         path: path.clone(),
         source,
     };
-    let file = create(&path).map_err(failed)?;
+    refuse_existing(&path).map_err(failed)?;
+    // Who is interrupted finds no half bundle under the name of a whole one.
+    let mut part = path.clone().into_os_string();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    let file = create(&part).map_err(|source| BundleError::File {
+        path: part.clone(),
+        source,
+    })?;
     let made_by = format!(
         "Made by kubectl weft {} at {now}, with logs of the last {} s.",
         weft_cli::VERSION,
@@ -99,20 +111,33 @@ pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, BundleError>
     let mut gatherer = Gatherer {
         cluster: &cluster,
         archive: Archive::new(BufWriter::new(file), &name, made_by, seconds),
+        progress: err,
         since_seconds: args.since,
     };
     let gathered = gatherer
         .gather(&server, args.reach.namespace.as_deref())
         .await;
-    let written = gathered.and_then(|()| finish(gatherer.archive));
+    let written = gathered.and_then(|()| {
+        let index = finish(gatherer.archive)?;
+        refuse_existing(&path)?;
+        std::fs::rename(&part, &path)?;
+        Ok(index)
+    });
     let index = written.map_err(|error| {
         // Half a bundle is none.
-        let _ = std::fs::remove_file(&path);
+        let _ = std::fs::remove_file(&part);
         failed(error)
     })?;
     text(&index, out)?;
     say(format!("written to {}", path.display()), out)?;
     Ok(true)
+}
+
+fn refuse_existing(path: &Path) -> io::Result<()> {
+    match path.symlink_metadata() {
+        Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+        Err(_) => Ok(()),
+    }
 }
 
 /// For its user only: it says much about a cluster.

@@ -3,29 +3,36 @@
 use std::{
     collections::BTreeSet,
     io::{self, Write},
+    time::Duration,
 };
 
 use futures::{StreamExt as _, stream};
 use k8s_openapi::{api::core::v1::Pod, jiff::Timestamp};
-use kube::ResourceExt as _;
+use kube::{ResourceExt as _, api::ListParams};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 use weft_crds::{FabricNode, GROUP, LIVE_GROUP, LIVE_VERSION, NodeMetrics, RdmaFabric};
 
 use super::archive::Archive;
 use crate::{
     cluster::{Cluster, ClusterError, NODES_AT_A_TIME},
     doctor,
+    output::say,
 };
 
 /// Objects of a kind, and of one answer.
 const OBJECTS_MAX: usize = 5_000;
-const PAGE: usize = 500;
+const PAGE: u32 = 500;
 /// Pods whose logs are read: operators, then those that are not ready or were restarted, then others.
 const PODS_MAX: usize = 64;
 /// Of the log of a container: the last lines, and bytes of these.
 const LOG_LINES_MAX: usize = 50_000;
 const LOG_BYTES_MAX: usize = 10 << 20;
+/// Logs that are read at a time.
+const LOGS_AT_A_TIME: usize = 8;
+/// From the request for a log to its end.
+const LOG_TIMEOUT: Duration = Duration::from_secs(30);
 /// Nodes whose metrics are read.
 const NODES_MAX: usize = 1_000;
 
@@ -34,13 +41,16 @@ const VERSION: &str = "v1alpha1";
 /// Where the chart is installed, unless somebody chose otherwise.
 const NAMESPACE: &str = "weft-system";
 /// Selects what the chart and the operator make.
-const OF_WEFT: &str = "labelSelector=app.kubernetes.io%2Fpart-of%3Dweft";
+const OF_WEFT: &str = "app.kubernetes.io/part-of=weft";
+/// How the names of the operator's pods begin.
 const OPERATOR: &str = "weft-operator";
 
 /// A bundle that is being gathered.
 pub(super) struct Gatherer<'a, W: Write> {
     pub(super) cluster: &'a Cluster,
     pub(super) archive: Archive<W>,
+    /// Where it says what is being read.
+    pub(super) progress: &'a mut dyn Write,
     /// Logs of so many seconds.
     pub(super) since_seconds: u64,
 }
@@ -52,33 +62,56 @@ impl<W: Write> Gatherer<'_, W> {
         server: &Value,
         namespace: Option<&str>,
     ) -> io::Result<()> {
+        self.reads("objects of Weft");
+        let service = self.api_service().await?;
         let namespace = match namespace {
             Some(namespace) => namespace.to_owned(),
-            None => self.namespace().await,
+            None => self.namespace(&service),
         };
         let objects = self.objects().await?;
         self.findings(&objects)?;
+        self.reads(&format!("Events and workloads of namespace {namespace}"));
         self.events(&namespace).await?;
         let pods = self.workloads(&namespace).await?;
         self.versions(server, &namespace, &pods, &objects.nodes)?;
+        self.reads(&format!("logs of {} pods", pods.len().min(PODS_MAX)));
         self.logs(&namespace, &pods).await?;
+        let nodes = objects.nodes.len().min(NODES_MAX);
+        self.reads(&format!("metrics of {nodes} nodes"));
         self.metrics(&objects.nodes).await
     }
 
-    /// That of the operator's Deployment.
-    async fn namespace(&mut self) -> String {
-        let path = format!(
-            "/apis/apps/v1/deployments?labelSelector=app.kubernetes.io%2Fname%3D{OPERATOR}"
+    /// Says what is being read. The bundle needs nobody who listens.
+    fn reads(&mut self, what: &str) {
+        let _ = say(format!("reading {what}"), &mut self.progress);
+    }
+
+    /// How the API server finds the operator's API.
+    async fn api_service(&mut self) -> io::Result<Value> {
+        let name = format!("{LIVE_VERSION}.{LIVE_GROUP}");
+        let path = format!("/apis/apiregistration.k8s.io/v1/apiservices/{name}");
+        match self.cluster.send::<Value>("GET", &path, Vec::new()).await {
+            Ok(service) => {
+                let says = "whether the API server reaches the operator's API";
+                let file = "objects/apiservice.json";
+                self.archive.object(file, says, service.clone())?;
+                Ok(service)
+            }
+            Err(error) => {
+                self.archive.missing(format!("APIService {name}"), error);
+                Ok(Value::Null)
+            }
+        }
+    }
+
+    /// That of the operator, as the APIService says, which a tenant cannot write.
+    fn namespace(&mut self, service: &Value) -> String {
+        if let Some(namespace) = service["spec"]["service"]["namespace"].as_str() {
+            return namespace.to_owned();
+        }
+        let why = format!(
+            "no APIService says it: {NAMESPACE} was looked at; name another by --namespace"
         );
-        let found = self.cluster.send::<Value>("GET", &path, Vec::new()).await;
-        let why = match found {
-            Ok(list) => match list["items"][0]["metadata"]["namespace"].as_str() {
-                Some(namespace) => return namespace.to_owned(),
-                None => format!("no Deployment is labelled {OPERATOR}"),
-            },
-            Err(error) => error.to_string(),
-        };
-        let why = format!("{why}: {NAMESPACE} was looked at; name another by --namespace");
         self.archive.missing("namespace of Weft", why);
         NAMESPACE.to_owned()
     }
@@ -104,29 +137,20 @@ impl<W: Write> Gatherer<'_, W> {
         self.archive.object("versions.json", says, versions)
     }
 
-    /// All objects of Weft, and how the API server finds the operator's API.
+    /// All objects of Weft.
     async fn objects(&mut self) -> io::Result<Objects> {
         let group = format!("/apis/{GROUP}/{VERSION}");
         let mut objects = Objects::default();
         for kind in self.kinds(&group).await {
             let path = format!("objects/{kind}.json");
             let says = format!("all {kind} with their status and conditions");
-            let items = self.list(&path, &says, &format!("{group}/{kind}")).await?;
+            let from = format!("{group}/{kind}");
+            let items = self.list(&path, &says, &from, all()).await?;
             match kind.as_str() {
                 "fabricnodes" => objects.nodes = read(items),
                 "rdmafabrics" => objects.fabrics = read(items),
                 _ => {}
             }
-        }
-        let name = format!("{LIVE_VERSION}.{LIVE_GROUP}");
-        let path = format!("/apis/apiregistration.k8s.io/v1/apiservices/{name}");
-        match self.cluster.send::<Value>("GET", &path, Vec::new()).await {
-            Ok(service) => {
-                let says = "whether the API server reaches the operator's API";
-                self.archive
-                    .object("objects/apiservice.json", says, service)?;
-            }
-            Err(error) => self.archive.missing(format!("APIService {name}"), error),
         }
         Ok(objects)
     }
@@ -169,27 +193,32 @@ impl<W: Write> Gatherer<'_, W> {
     }
 
     async fn events(&mut self, namespace: &str) -> io::Result<()> {
-        let about =
-            format!("/api/v1/events?fieldSelector=involvedObject.apiVersion%3D{GROUP}%2F{VERSION}");
+        let about = all().fields(&format!("involvedObject.apiVersion={GROUP}/{VERSION}"));
         let says = "Events about objects of Weft";
-        self.list("events/weft.json", says, &about).await?;
+        self.list("events/weft.json", says, "/api/v1/events", about)
+            .await?;
         let path = format!("/api/v1/namespaces/{namespace}/events");
         let says = format!("Events of namespace {namespace}");
-        self.list("events/namespace.json", &says, &path).await?;
+        self.list("events/namespace.json", &says, &path, all())
+            .await?;
         Ok(())
     }
 
     /// What Weft runs, with its arguments, which the chart's values are rendered to. The pods.
     async fn workloads(&mut self, namespace: &str) -> io::Result<Vec<Pod>> {
         for kind in ["deployments", "daemonsets"] {
-            let path = format!("/apis/apps/v1/namespaces/{namespace}/{kind}?{OF_WEFT}");
+            let path = format!("/apis/apps/v1/namespaces/{namespace}/{kind}");
             let says = format!("{kind} of Weft: their arguments are its configuration");
             let file = format!("workloads/{kind}.json");
-            self.list(&file, &says, &path).await?;
+            self.list(&file, &says, &path, all().labels(OF_WEFT))
+                .await?;
         }
-        let path = format!("/api/v1/namespaces/{namespace}/pods?{OF_WEFT}");
+        let path = format!("/api/v1/namespaces/{namespace}/pods");
         let says = "pods of Weft, where they run and how they are";
-        let pods = self.list("workloads/pods.json", says, &path).await?;
+        let of_weft = all().labels(OF_WEFT);
+        let pods = self
+            .list("workloads/pods.json", says, &path, of_weft)
+            .await?;
         Ok(read(pods))
     }
 
@@ -202,47 +231,69 @@ impl<W: Write> Gatherer<'_, W> {
             self.archive.missing(what, why);
             pods.truncate(PODS_MAX);
         }
-        for pod in pods {
-            for (container, restarts) in containers(pod) {
-                self.log(namespace, pod, &container, false).await?;
-                if restarts > 0 {
-                    self.log(namespace, pod, &container, true).await?;
+        let logs = pods.iter().flat_map(|pod| {
+            let containers = containers(pod).into_iter();
+            let logs = containers.flat_map(|(container, restarts)| {
+                let previous = (restarts > 0).then_some(true);
+                let runs = std::iter::once(false).chain(previous);
+                let log = |is_previous| self.log(namespace, pod, &container, is_previous);
+                runs.map(log).collect::<Vec<_>>()
+            });
+            logs.collect::<Vec<_>>()
+        });
+        let logs: Vec<Log> = logs.collect();
+        let cluster = self.cluster;
+        let asked = logs.into_iter().map(|log| async move {
+            let end = cluster.text_end(&log.from, LOG_BYTES_MAX);
+            (timeout(LOG_TIMEOUT, end).await, log)
+        });
+        let mut answers = stream::iter(asked).buffered(LOGS_AT_A_TIME);
+        while let Some((answer, Log { file, says, .. })) = answers.next().await {
+            match answer {
+                Ok(Ok((text, is_cut))) => {
+                    if is_cut || text.lines().count() >= LOG_LINES_MAX {
+                        let why = format!(
+                            "a bundle has the last {LOG_LINES_MAX} lines of a container, and of these {} MiB; see: kubectl logs",
+                            LOG_BYTES_MAX >> 20
+                        );
+                        self.archive
+                            .missing(format!("earlier lines of {file}"), why);
+                    }
+                    self.archive.text(&file, says, &text)?;
+                }
+                Ok(Err(error)) => self.archive.missing(file, error),
+                Err(_) => {
+                    let seconds = LOG_TIMEOUT.as_secs();
+                    let why =
+                        format!("it did not come to its end in {seconds} s; see: kubectl logs");
+                    self.archive.missing(file, why);
                 }
             }
         }
         Ok(())
     }
 
-    async fn log(
-        &mut self,
-        namespace: &str,
-        pod: &Pod,
-        container: &str,
-        is_previous: bool,
-    ) -> io::Result<()> {
+    fn log(&self, namespace: &str, pod: &Pod, container: &str, is_previous: bool) -> Log {
         let pod = pod.name_any();
-        let mut path = format!(
-            "/api/v1/namespaces/{namespace}/pods/{pod}/log?container={container}&tailLines={LOG_LINES_MAX}&limitBytes={LOG_BYTES_MAX}"
-        );
-        let (end, says) = match is_previous {
+        let since = self.since_seconds;
+        let (end, says, which) = match is_previous {
             true => (
                 ".previous",
                 "the log of the container before its last restart",
+                "previous=true".to_owned(),
             ),
-            false => ("", "the log of the container"),
+            false => (
+                "",
+                "the log of the container",
+                format!("sinceSeconds={since}"),
+            ),
         };
-        if is_previous {
-            path += "&previous=true";
-        } else {
-            path += &format!("&sinceSeconds={}", self.since_seconds);
-        }
-        let file = format!("logs/{pod}/{container}{end}.log");
-        match self.cluster.text(&path).await {
-            Ok(text) => self.archive.text(&file, says, &text),
-            Err(error) => {
-                self.archive.missing(file, error);
-                Ok(())
-            }
+        Log {
+            file: format!("logs/{pod}/{container}{end}.log"),
+            says,
+            from: format!(
+                "/api/v1/namespaces/{namespace}/pods/{pod}/log?container={container}&tailLines={LOG_LINES_MAX}&{which}"
+            ),
         }
     }
 
@@ -278,9 +329,15 @@ impl<W: Write> Gatherer<'_, W> {
     }
 
     /// Adds a list of objects, which comes in pages. Those that came.
-    async fn list(&mut self, file: &str, says: &str, path: &str) -> io::Result<Vec<Value>> {
+    async fn list(
+        &mut self,
+        file: &str,
+        says: &str,
+        path: &str,
+        which: ListParams,
+    ) -> io::Result<Vec<Value>> {
         let mut items = Vec::new();
-        match self.pages(path, &mut items).await {
+        match self.pages(path, which, &mut items).await {
             Ok(false) => {}
             Ok(true) => {
                 let why = format!("a bundle has the first {OBJECTS_MAX}");
@@ -304,12 +361,14 @@ impl<W: Write> Gatherer<'_, W> {
     }
 
     /// Whether there are more than are taken.
-    async fn pages(&self, path: &str, items: &mut Vec<Value>) -> Result<bool, ClusterError> {
-        let first = if path.contains('?') { '&' } else { '?' };
-        let mut next = String::new();
+    async fn pages(
+        &self,
+        path: &str,
+        mut which: ListParams,
+        items: &mut Vec<Value>,
+    ) -> Result<bool, ClusterError> {
         loop {
-            let path = format!("{path}{first}limit={PAGE}{next}");
-            let mut list: Value = self.cluster.send("GET", &path, Vec::new()).await?;
+            let mut list = self.cluster.list(path, &which).await?;
             if let Value::Array(page) = list["items"].take() {
                 let room = OBJECTS_MAX - items.len();
                 let is_cut = page.len() > room;
@@ -318,17 +377,27 @@ impl<W: Write> Gatherer<'_, W> {
                     return Ok(true);
                 }
             }
-            match list["metadata"]["continue"].as_str() {
-                Some(token) if !token.is_empty() => {
-                    if items.len() == OBJECTS_MAX {
-                        return Ok(true);
-                    }
-                    next = format!("&continue={}", percent_encoded(token));
-                }
-                _ => return Ok(false),
+            let next = list["metadata"]["continue"].as_str();
+            match next.filter(|token| !token.is_empty()) {
+                Some(_) if items.len() == OBJECTS_MAX => return Ok(true),
+                Some(token) => which.continue_token = Some(token.to_owned()),
+                None => return Ok(false),
             }
         }
     }
+}
+
+/// All objects of a kind, in pages.
+fn all() -> ListParams {
+    ListParams::default().limit(PAGE)
+}
+
+/// A log that is read.
+struct Log {
+    file: String,
+    says: &'static str,
+    /// Where it is.
+    from: String,
 }
 
 /// What findings and metrics need.
@@ -344,20 +413,6 @@ fn read<T: DeserializeOwned>(items: Vec<Value>) -> Vec<T> {
     items
         .filter_map(|item| serde_json::from_value(item).ok())
         .collect()
-}
-
-/// A token of base64, in the query of a URL.
-fn percent_encoded(token: &str) -> String {
-    let mut encoded = String::new();
-    for byte in token.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-                encoded.push(byte.into());
-            }
-            _ => encoded += &format!("%{byte:02X}"),
-        }
-    }
-    encoded
 }
 
 /// The logs of which pods are read first.
@@ -432,8 +487,32 @@ mod tests {
         assert_eq!(containers(&pod("weft-agent-2", "True", 3)), expected);
     }
 
-    #[test]
-    fn a_token_of_base64_is_safe_in_a_query() {
-        assert_eq!(percent_encoded("a+/=é"), "a%2B%2F%3D%C3%A9");
+    #[tokio::test(start_paused = true)]
+    async fn a_log_that_does_not_come_to_its_end_is_given_up_and_the_others_are_read() {
+        let server = tower::service_fn(|request: http::Request<kube::client::Body>| async move {
+            if request.uri().path().contains("weft-agent-1") {
+                return std::future::pending().await;
+            }
+            http::Response::builder().body(kube::client::Body::from(b"line\n".to_vec()))
+        });
+        let cluster = Cluster::of(kube::Client::new(server, "default"));
+        let mut gatherer = Gatherer {
+            cluster: &cluster,
+            archive: Archive::new(Vec::new(), "bundle", String::new(), 0),
+            progress: &mut io::sink(),
+            since_seconds: 60,
+        };
+        let pods = ["weft-agent-1", "weft-agent-2"].map(|name| pod(name, "True", 0));
+        gatherer.logs("weft-system", &pods).await.unwrap();
+        let (index, _) = gatherer.archive.finish().unwrap();
+        let index = index.to_string();
+        for container in ["init", "agent"] {
+            let read = format!("| logs/weft-agent-2/{container}.log | 5 |");
+            let given_up = format!("| logs/weft-agent-1/{container}.log | it did not come");
+            assert!(
+                index.contains(&read) && index.contains(&given_up),
+                "{index}"
+            );
+        }
     }
 }

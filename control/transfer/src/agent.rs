@@ -13,6 +13,7 @@ use futures::{
     FutureExt as _,
     future::{BoxFuture, Shared},
 };
+use tokio::sync::Semaphore;
 use tonic::{
     Response, Status,
     codegen::http::{Uri, uri::Authority as HostPort},
@@ -46,6 +47,9 @@ const ANSWER_BYTES_MAX: usize = 256 << 10;
 const CALL_WINDOW: u32 = 256 << 10;
 /// … and of all calls of a connection: a call whose answers are read slowly leaves the others room.
 const CONNECTION_WINDOW: u32 = 512 << 10;
+/// Pages of metrics of an agent that are read at a time. What two readers leave unread would fill the connection's window.
+const PAGES_AT_A_TIME: usize = 1;
+const _: () = assert!(PAGES_AT_A_TIME * (CALL_WINDOW as usize) < CONNECTION_WINDOW as usize);
 
 /// Makes calls to an agent.
 pub(crate) type Client = AgentClient<Channel>;
@@ -57,6 +61,7 @@ type Try = Shared<BoxFuture<'static, Result<Connection, Failure>>>;
 pub(crate) struct Connector {
     endpoint: AgentEndpoint,
     tries: Mutex<Tries>,
+    pages: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -90,6 +95,7 @@ impl Connector {
         Self {
             endpoint: endpoint.clone(),
             tries: Mutex::default(),
+            pages: Arc::new(Semaphore::new(PAGES_AT_A_TIME)),
         }
     }
 
@@ -114,6 +120,11 @@ impl AgentHandle {
     /// HOST:PORT of its control API, as reported.
     pub(crate) fn address(&self) -> &str {
         &self.connector.endpoint.address
+    }
+
+    /// Of those that read a page of its metrics at a time.
+    pub(crate) fn pages(&self) -> &Arc<Semaphore> {
+        &self.connector.pages
     }
 
     /// Makes a call with this request; the answer, or why there is none.

@@ -50,7 +50,9 @@ pub use object::{ReadSecret, Secret, StoreObject};
 pub use phase::{End, TransferPhase};
 pub use pool::ConnectionPool;
 pub use runner::Runner;
-pub use single_call::{diagnose, list_pod_devices, read_metrics, release_copies, stat};
+pub use single_call::{
+    PAGE_UNDER_WAY, diagnose, list_pod_devices, read_metrics, release_copies, stat,
+};
 pub use spec::{
     DestinationsUpdate, LeaderContext, NodeLocation, SourceListing, Spec, Timing, is_local,
     job_uid, known_uids, local_copy_name, node_of,

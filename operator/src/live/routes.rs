@@ -31,7 +31,7 @@ use weft_identity::metrics::OPEN_METRICS;
 use weft_page::{EVENTS_CONTENT_TYPE, Fabric, HEADERS, View, render};
 use weft_planner::Request;
 use weft_proto::agent::v1::ReadMetricsRequest;
-use weft_transfer::ConnectionPool;
+use weft_transfer::{ConnectionPool, Failure, PAGE_UNDER_WAY};
 
 use super::{
     caller::{self, access_to_jobs, access_to_metrics, access_to_page, access_to_pods},
@@ -129,6 +129,15 @@ impl Refused {
             reason,
             message: message.into(),
         }
+    }
+
+    /// There is no page of metrics, or not now.
+    fn page(failure: Failure) -> Self {
+        let (code, reason) = match failure.reason == PAGE_UNDER_WAY {
+            true => (StatusCode::TOO_MANY_REQUESTS, PAGE_UNDER_WAY),
+            false => (StatusCode::BAD_GATEWAY, "AgentRefused"),
+        };
+        Self::new(code, reason, failure.message)
     }
 
     fn late(who: &str) -> Self {
@@ -415,9 +424,7 @@ impl LiveApi {
         };
         let pool = leader.pool.of_fabric(&fabric);
         let read = weft_transfer::read_metrics(request, &pool, &endpoint).await;
-        let parts = read.map_err(|failure| {
-            Refused::new(StatusCode::BAD_GATEWAY, "AgentRefused", failure.message)
-        })?;
+        let parts = read.map_err(Refused::page)?;
         let name = endpoint.node;
         let parts = parts.map_err(move |failure| {
             tracing::warn!(

@@ -261,3 +261,30 @@ async fn a_page_of_metrics_without_an_end_is_given_up() {
         failure.message
     );
 }
+
+#[tokio::test]
+async fn a_second_reader_of_an_agents_metrics_is_refused_while_the_first_reads() {
+    let authority = authority();
+    let (node, other) = (
+        StandIn::start(&authority, "n1").await,
+        StandIn::start(&authority, "n2").await,
+    );
+    let pool = ConnectionPool::new(authority);
+    let read =
+        async |at: &StandIn| crate::read_metrics(Default::default(), &pool, &at.endpoint).await;
+    let first = read(&node).await.unwrap();
+    let refused = read(&node).await.map(drop).unwrap_err();
+    assert_eq!(refused.reason, crate::PAGE_UNDER_WAY);
+    assert!(
+        refused.message.ends_with("; try again"),
+        "{}",
+        refused.message
+    );
+    // Jobs go on beside it, and another agent's page is read.
+    cancel(&pool.agent(&node.endpoint)).await.unwrap();
+    read(&other).await.map(drop).unwrap();
+    drop(first);
+    let agent = pool.agent(&node.endpoint);
+    drop(agent.pages().acquire().await.unwrap());
+    read(&node).await.map(drop).unwrap();
+}

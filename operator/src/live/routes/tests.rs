@@ -326,6 +326,22 @@ async fn the_metrics_of_a_node_need_a_right_to_them_that_the_refusal_names() {
     }
 }
 
+#[test]
+fn who_reads_metrics_while_another_does_is_asked_to_try_again() {
+    let refused = |reason: &str| {
+        let failure = Failure {
+            node: "n1".to_owned(),
+            reason: reason.to_owned(),
+            message: "node n1: try again".to_owned(),
+            retriable: true,
+        };
+        let response = Refused::page(failure).into_response();
+        response.status()
+    };
+    assert_eq!(refused(PAGE_UNDER_WAY), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(refused("NodeUnreachable"), StatusCode::BAD_GATEWAY);
+}
+
 #[tokio::test]
 async fn a_replica_that_does_not_lead_serves_the_discovery_and_asks_callers_to_try_again() {
     let router = api(&Roles::default(), OnceLock::new());

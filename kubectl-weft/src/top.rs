@@ -39,6 +39,9 @@ const CLEAR: &str = "\u{1b}[2J\u{1b}[H";
 pub enum Command {
     /// Nodes: bytes sent and received per second, connections, resends, paths down, the largest round-trip time,
     /// devices and jobs. Needs ClusterRole weft-monitor.
+    ///
+    /// An agent exports the first 128 peers by address and 64 jobs: paths down, the largest round-trip time and jobs
+    /// cover these only.
     Nodes {
         /// Only this node.
         node: Option<String>,
@@ -67,6 +70,8 @@ pub enum Command {
         shown: Shown,
     },
     /// Paths from a node, the worst first: dead ones, then by losses and round-trip time. Needs ClusterRole weft-monitor.
+    ///
+    /// An agent exports the paths of 64 peers: only these are shown.
     Paths {
         /// The node that sends.
         node: String,

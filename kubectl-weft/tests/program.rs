@@ -114,3 +114,16 @@ fn help_says_that_the_path_of_a_copy_begins_with_its_namespace() {
     let help = String::from_utf8(weft("copies delete --help").stdout).expect("text");
     assert!(help.contains("team-a/minilm"), "{help}");
 }
+
+#[test]
+fn help_of_top_says_what_agents_export_of_peers_and_jobs() {
+    let help = |command: &str| {
+        let help = String::from_utf8(weft(&format!("{command} --help")).stdout).expect("text");
+        help.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let nodes = help("top nodes");
+    let limits = "the first 128 peers by address and 64 jobs";
+    assert!(nodes.contains(limits), "{nodes}");
+    let paths = help("top paths");
+    assert!(paths.contains("the paths of 64 peers"), "{paths}");
+}

@@ -6,7 +6,8 @@ use super::PeerName;
 use crate::path::{PathSet, PathSetConfig};
 use crate::units::PathId;
 
-/// NICs of which it is known what has ended with them; of more, those with which something ended longest ago are forgotten.
+/// NICs of which it is known what has ended with them; of more, those with which something ended longest ago are forgotten, and
+/// first those without a connection: a program that reads the totals of one with a connection must not see them fall.
 const PAST_MAX: usize = 256;
 
 /// What has ended with a NIC: what the connections that are over had counted, and the paths that were forgotten with the
@@ -98,8 +99,8 @@ impl<P: PeerName> Peers<P> {
 impl<P: PeerName> Peers<P> {
     /// One connection less, with which the NIC acknowledged so many bytes; the paths to a NIC without any are forgotten.
     pub(super) fn leave(&mut self, place: u32, bytes_acked: u64) {
-        let place = &mut self.places[place as usize];
-        let Some(peer) = place else {
+        let at = place as usize;
+        let Some(peer) = &mut self.places[at] else {
             return;
         };
         let known = self.past.iter().position(|(name, _)| *name == peer.name);
@@ -111,13 +112,21 @@ impl<P: PeerName> Peers<P> {
         if is_last {
             totals.add_paths(&peer.paths);
         }
-        if self.past.len() == PAST_MAX {
-            self.past.pop_front();
-        }
-        self.past.push_back((peer.name.clone(), totals));
+        let name = peer.name.clone();
         if is_last {
-            *place = None;
+            self.places[at] = None;
         }
+        if self.past.len() == PAST_MAX {
+            self.forget_one();
+        }
+        self.past.push_back((name, totals));
+    }
+
+    /// Of the NICs without a connection, the one with which something ended longest ago.
+    fn forget_one(&mut self) {
+        let is_connected = |name: &P| self.iter().any(|peer| peer.name == *name);
+        let gone = self.past.iter().position(|(name, _)| !is_connected(name));
+        self.past.remove(gone.unwrap_or_default());
     }
 }
 
@@ -183,5 +192,10 @@ mod tests {
         }
         assert_eq!(peers.past().count(), PAST_MAX);
         assert_eq!((acked(&peers, 7), acked(&peers, 1000)), (None, Some(1)));
+        // One with a connection stays known.
+        peers.join(1000, 1, &config);
+        let (place, _) = peers.join(7, 1, &config);
+        peers.leave(place, 1);
+        assert_eq!((acked(&peers, 1000), acked(&peers, 1001)), (Some(1), None));
     }
 }

@@ -222,7 +222,9 @@ impl<K: Eq + Hash> LinkResults<K> {
         let known = results
             .iter()
             .filter(|(_, result)| now < result.since + KNOWN_FOR);
-        let fallbacks = known.filter(|(_, result)| !result.is_measured);
+        // Where all links pass, and are slow, nothing is blocked.
+        let fallbacks =
+            known.filter(|(_, result)| !result.is_measured && result.link.reason != TOO_SLOW);
         fallbacks
             .map(|(peer, result)| (peer.clone(), result.link.link))
             .collect()
@@ -341,6 +343,12 @@ mod tests {
         assert_eq!(results.fallbacks(), []);
         results.keep("n3", &result, false);
         assert_eq!(results.fallbacks(), [("n3", result.link)]);
+        let slow = LinkInUse {
+            reason: TOO_SLOW.to_owned(),
+            ..result.clone()
+        };
+        results.keep("n3", &slow, false);
+        assert_eq!(results.fallbacks(), []);
         assert_eq!(results.result(&"n1"), Some(result.clone()));
         assert_eq!(results.result(&"n2"), None);
         results.forget(&"n1");

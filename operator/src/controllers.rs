@@ -131,7 +131,10 @@ pub async fn run(context: Context, mut queries: mpsc::Receiver<Query>) -> Infall
         match manager.write_fence.may_write(Instant::now()) {
             true if manager.cache.is_synced() => manager.reconcile(),
             true => {}
-            false => manager.writer.clear(),
+            false => {
+                manager.writer.clear();
+                manager.context.metrics.nodes_not_ready.set(0);
+            }
         }
         send_at = manager.send();
         let seconds = &manager.context.metrics.reconcile_seconds;

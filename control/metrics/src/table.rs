@@ -144,6 +144,8 @@ metrics! {
     OPERATOR_ENROLLED: Operator Counter "weft_operator_enrolled_total" [] <= 1,
         "Certificates that agents were given, renewals included";
     OPERATOR_AGENTS: Operator Gauge "weft_operator_agents" [] <= 1, "Agents whose stream of reports is open";
+    OPERATOR_NODES_NOT_READY: Operator Gauge "weft_operator_nodes_not_ready" [] <= 1,
+        "Nodes of fabrics that have not been ready for ten minutes, whether or not they have an agent; 0 while another process leads";
     OPERATOR_REPORTS: Operator Counter "weft_operator_reports_total" [] <= 1, "Reports of agents";
     OPERATOR_REFUSED: Operator Counter "weft_operator_refused_total" [CALL, REASON] <= 200,
         "Calls of agents that were refused, by call and reason";

@@ -10,21 +10,28 @@ pub(crate) mod view;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Node};
+use k8s_openapi::{
+    api::{apps::v1::DaemonSet, core::v1::Node},
+    jiff::Timestamp,
+};
 use kube::ResourceExt as _;
 use tokio::{sync::watch, time::Instant};
 
 use self::agents::AgentTemplate;
 use super::{
     api_writer::WriteError,
-    cache::Key,
+    cache::{Key, readiness},
     controller::{Controller, ReconcileContext, Setup, TICK},
     job::obstacle::Obstacle,
     kinds::Cache,
     membership::Membership,
+    metrics::Metrics,
     request::{ObjectId, Request},
 };
 use crate::reports::{FabricAgents, Fabrics, NodeState};
+
+/// A node that is not ready for so long is counted: a new pod of an agent takes less.
+const NOT_READY_FOR: Duration = Duration::from_secs(600);
 
 /// Decides fabrics.
 pub(crate) struct FabricController {
@@ -42,6 +49,7 @@ pub(crate) struct FabricController {
     labels_per_namespace: usize,
     /// Why nodes cannot have the label of a job, by job.
     label_problems: BTreeMap<Key, Obstacle>,
+    metrics: Metrics,
 }
 
 impl FabricController {
@@ -56,6 +64,7 @@ impl FabricController {
             refused: BTreeMap::new(),
             labels_per_namespace: setup.context.labels_per_namespace.get() as usize,
             label_problems: BTreeMap::new(),
+            metrics: setup.context.metrics.clone(),
         }
     }
 
@@ -84,6 +93,16 @@ impl FabricController {
     }
 }
 
+/// How many nodes have not been ready for [`NOT_READY_FOR`].
+fn not_ready(cache: &Cache, now: Timestamp) -> usize {
+    let since = now - NOT_READY_FOR;
+    let nodes = cache.fabric_nodes.iter();
+    nodes
+        .filter_map(|(_, node)| readiness(node))
+        .filter(|ready| ready.status != "True" && ready.last_transition_time.0 <= since)
+        .count()
+}
+
 impl Controller for FabricController {
     fn name(&self) -> &'static str {
         "fabrics"
@@ -107,6 +126,8 @@ impl Controller for FabricController {
         self.reports.mark_unchanged();
         self.last_decided = Some((revision, context.led_for));
         self.publish(context.cache, context.membership);
+        let not_ready = not_ready(context.cache, context.now);
+        self.metrics.nodes_not_ready.set(not_ready as i64);
         let decision = decide::decide(&view::View {
             cache: context.cache,
             membership: context.membership,
@@ -143,5 +164,24 @@ impl Controller for FabricController {
         if is_news {
             self.last_decided = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controllers::tests::scenario;
+
+    #[test]
+    fn nodes_count_that_have_not_been_ready_for_ten_minutes() {
+        let mut cache = Cache::default();
+        let nodes = [
+            scenario::ready("n1", "default"),
+            scenario::asleep("n2", "default"),
+        ];
+        cache.fabric_nodes = nodes.into_iter().collect();
+        let after = |time| not_ready(&cache, scenario::start() + time);
+        assert_eq!(after(NOT_READY_FOR - Duration::from_secs(1)), 0);
+        assert_eq!(after(NOT_READY_FOR), 1);
     }
 }

@@ -13,6 +13,7 @@ pub struct Metrics {
     pub(crate) dropped: Counter,
     pub(crate) failed: Counter,
     pub(crate) waiting: Gauge,
+    pub(crate) nodes_not_ready: Gauge,
     pub(crate) reconcile_seconds: Histogram,
 }
 
@@ -29,6 +30,7 @@ impl Default for Metrics {
             dropped: Counter::default(),
             failed: Counter::default(),
             waiting: Gauge::default(),
+            nodes_not_ready: Gauge::default(),
             reconcile_seconds: Histogram::new(RECONCILE_SECONDS),
         }
     }
@@ -44,6 +46,8 @@ impl Metrics {
         register(registry, &table::OPERATOR_WRITES_FAILED, failed);
         let waiting = self.waiting.clone();
         register(registry, &table::OPERATOR_WRITES_WAITING, waiting);
+        let not_ready = self.nodes_not_ready.clone();
+        register(registry, &table::OPERATOR_NODES_NOT_READY, not_ready);
         let seconds = self.reconcile_seconds.clone();
         register(registry, &table::OPERATOR_STEP_SECONDS, seconds);
     }

@@ -29,6 +29,17 @@ use crate::transfer::buffers::MemoryBudget;
 /// Jobs that are over and still known.
 const FINISHED_JOBS_MAX: usize = 1024;
 
+/// Reasons for which an alert looks (WeftCallsRefused): they are counted from 0, so that a first burst is an increase.
+const REFUSED_FROM_0: [&str; 7] = [
+    "WrongCertificate",
+    "NotAllowed",
+    "TicketForged",
+    "TicketExpired",
+    "TicketOtherFabric",
+    "TicketOtherNode",
+    "TicketOtherTransfer",
+];
+
 /// What jobs work with.
 #[derive(Debug)]
 pub struct RegistryConfig {
@@ -96,7 +107,7 @@ impl AttemptRegistry {
         Arc::new(Self {
             config,
             reloadable: Mutex::new(Arc::new(reloadable)),
-            refused: Mutex::default(),
+            refused: Mutex::new(BTreeMap::from(REFUSED_FROM_0.map(|reason| (reason, 0)))),
             misuses: Misuses::default(),
             known: Mutex::default(),
             copies_changed: Arc::default(),
@@ -286,5 +297,32 @@ fn stale(latest: &AttemptHandle, attempt_ref: &AttemptRef) -> Fault {
         uid: attempt_ref.uid.clone(),
         given: attempt_ref.number,
         next,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_identity::ticket::TicketFault;
+
+    use super::*;
+
+    #[test]
+    fn refusals_for_which_an_alert_looks_are_counted_from_0() {
+        let other = String::new;
+        let tickets = [
+            TicketFault::Forged,
+            TicketFault::Expired { seconds: 1 },
+            TicketFault::OtherFabric { theirs: other() },
+            TicketFault::OtherNode {
+                from: other(),
+                to: other(),
+                caller: other(),
+                here: other(),
+            },
+            TicketFault::OtherTransfer { what: "root" },
+        ];
+        let mut reasons = vec!["WrongCertificate", "NotAllowed"];
+        reasons.extend(tickets.iter().map(TicketFault::reason));
+        assert_eq!(REFUSED_FROM_0.as_slice(), reasons);
     }
 }

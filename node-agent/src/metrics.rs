@@ -1,11 +1,12 @@
 //! The metrics that the agent exports for Prometheus.
 //!
 //! They are computed for each request, from the engine's snapshot and the attempts that are known. `/metrics` has at
-//! most 2,000 series, however many nodes and jobs there are: `JOBS_MAX` jobs, `PEERS_MAX` peers, and no paths.
-//! `/metrics/paths` has each path, and each pair of NICs.
+//! most 2,000 series, however many nodes and jobs there are: `JOBS_MAX` jobs, `PEERS_MAX` peers, and no paths; and six for
+//! each device of a pod. `/metrics/paths` has each path, and each pair of NICs. What is said of packets, links, peers and paths
+//! is of jobs: virtual devices have an engine of their own, of which there is what `DeviceCollector` has.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -344,7 +345,6 @@ struct Peer {
 impl Peer {
     fn add(&mut self, path: &PathReport) {
         self.round_trips_ns.extend(path.srtt.map(|srtt| srtt.get()));
-        self.paths_down += u64::from(!matches!(path.state, PathState::Live));
         self.sent_chunks += path.sent_chunks;
         self.lost_chunks += path.lost_chunks;
         self.ce_packets += path.ce_packets;
@@ -357,12 +357,17 @@ fn peers(snapshot: &Snapshot) -> BTreeMap<Host, Peer> {
     let mut peers: BTreeMap<Host, Peer> = BTreeMap::new();
     for peer in &snapshot.peers {
         let entry = peers.entry(peer.address.host()).or_default();
+        entry.paths_down += peer.down_paths as u64;
         for path in &peer.paths {
             entry.add(path);
         }
     }
+    // A link that was only measured has no peers here, and nothing of it stays known.
+    let used: HashSet<_> = snapshot.peers.iter().map(|peer| peer.address).collect();
     for connection in &snapshot.connections {
-        if let Some(peer) = peers.get_mut(&connection.peer.host()) {
+        if used.contains(&connection.peer)
+            && let Some(peer) = peers.get_mut(&connection.peer.host())
+        {
             peer.acknowledged_bytes += connection.stats.bytes_acked;
         }
     }
@@ -393,7 +398,8 @@ fn encode_peers(out: &mut Out<'_>, snapshot: &Snapshot) -> fmt::Result {
         let known = &peer.round_trips_ns;
         let values = [
             ("min", known.first()),
-            ("median", known.get(known.len() / 2)),
+            // The lower one: of two paths the slower is not compared with itself.
+            ("median", known.get(known.len().saturating_sub(1) / 2)),
             ("max", known.last()),
         ];
         values.into_iter().filter_map(move |(of, value)| {
@@ -479,7 +485,7 @@ mod tests {
     use weft_core::connection::Stats;
     use weft_core::endpoint::PeerTotals;
     use weft_core::units::{ConnectionId, Nanos, PathId};
-    use weft_engine::{ConnectionSnapshot, NicPair, PeerSnapshot, PortRange};
+    use weft_engine::{ConnectionSnapshot, LinkToken, NicPair, PeerSnapshot, PortRange};
 
     use weft_metrics::{Page, check};
 
@@ -526,8 +532,27 @@ mod tests {
                 },
             },
             live_paths: paths.len(),
+            down_paths: paths
+                .iter()
+                .filter(|path| path.state != PathState::Live)
+                .count(),
             paths,
             nic_pairs: Vec::new(),
+        }
+    }
+
+    fn connection(peer: LinkAddress, bytes_acked: u64) -> ConnectionSnapshot {
+        ConnectionSnapshot {
+            id: ConnectionId::default(),
+            part: 0,
+            peer,
+            stats: Stats {
+                bytes_acked,
+                ..Stats::default()
+            },
+            drops: Default::default(),
+            outstanding_chunks: 0,
+            writes: 0,
         }
     }
 
@@ -676,18 +701,7 @@ mod tests {
                 path(2, 20_000_000, PathState::Live),
             ];
             let peer = peer([10, 0, 0, 1], paths);
-            let connection = ConnectionSnapshot {
-                id: ConnectionId::default(),
-                part: 0,
-                peer: peer.address,
-                stats: Stats {
-                    bytes_acked: 77,
-                    ..Stats::default()
-                },
-                drops: Default::default(),
-                outstanding_chunks: 0,
-                writes: 0,
-            };
+            let connection = connection(peer.address, 77);
             Metrics {
                 jobs: Vec::new(),
                 refused: BTreeMap::new(),
@@ -725,6 +739,45 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} is not in:\n{text}");
         }
+    }
+
+    #[test]
+    fn what_a_peer_has_acknowledged_does_not_fall_when_the_measurement_of_an_unused_link_ends() {
+        let used = peer([10, 0, 0, 1], vec![path(0, 1000, PathState::Live)]);
+        let measured = LinkAddress::Tcp {
+            nics: std::net::Ipv4Addr::new(10, 0, 0, 1).into(),
+            ports: PortRange {
+                first: 7500,
+                count: 16,
+            },
+            token: LinkToken(1),
+        };
+        let acknowledged = |connections| {
+            let peers = peers(&Snapshot {
+                connections,
+                peers: vec![used.clone()],
+                ..Snapshot::default()
+            });
+            peers[&used.address.host()].acknowledged_bytes
+        };
+        let of_job = connection(used.address, 77);
+        let during = acknowledged(vec![of_job.clone(), connection(measured, 50)]);
+        assert_eq!((during, acknowledged(vec![of_job])), (77, 77));
+    }
+
+    #[test]
+    fn of_two_paths_the_shorter_one_is_the_median() {
+        let paths = [10_000_000, 90_000_000].map(|rtt_ns| path(0, rtt_ns, PathState::Live));
+        let text = {
+            let mut registry = Registry::default();
+            registry.register_collector(Box::new(PeersCollector(Snapshot {
+                peers: vec![peer([10, 0, 0, 1], paths.to_vec())],
+                ..Snapshot::default()
+            })));
+            weft_identity::metrics::page(&registry).2
+        };
+        let median = r#"weft_peer_rtt_seconds{peer="10.0.0.1",of_paths="median"} 0.01"#;
+        assert!(text.contains(median), "{text}");
     }
 
     #[test]

@@ -92,7 +92,8 @@ metrics! {
         "Connections with a peer, by link, those that measure it included";
     PEER_RTT: Agent Gauge "weft_peer_rtt_seconds" [PEER, OF_PATHS] <= 384,
         "Smoothed round-trip time of the paths to a peer: the smallest, the median and the largest";
-    PEER_PATHS_DOWN: Agent Gauge "weft_peer_paths_down" [PEER] <= 128, "Paths to a peer that are not given data";
+    PEER_PATHS_DOWN: Agent Gauge "weft_peer_paths_down" [PEER] <= 128,
+        "Paths of jobs to a peer that are not given data; not those between two NICs that have never reached each other, where others have";
     PEER_ACKNOWLEDGED_BYTES: Agent Counter "weft_peer_acknowledged_bytes_total" [PEER] <= 128,
         "Payload bytes that a peer has acknowledged";
     PEER_CHUNKS_SENT: Agent Counter "weft_peer_chunks_sent_total" [PEER] <= 128, "Chunks sent to a peer, resends included";

@@ -128,6 +128,7 @@ fn peers() -> Snapshot {
                 },
             },
             live_paths: PATHS.into(),
+            down_paths: 0,
             paths: (0..PATHS).map(path).collect(),
             nic_pairs: Vec::new(),
         }

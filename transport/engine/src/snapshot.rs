@@ -1,5 +1,6 @@
 //! The engine's counters at one moment, for metrics and for `kubectl weft status`.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use weft_core::connection::Stats;
 use weft_core::drops::Drops;
 use weft_core::endpoint::PeerTotals;
 use weft_core::path::{PathReport, PathSet, PathState};
-use weft_core::units::ConnectionId;
+use weft_core::units::{ConnectionId, PathId};
 use weft_link::{Counters, LinkAddress, SocketBuffers};
 use weft_memory::Counts;
 
@@ -98,6 +99,8 @@ pub struct PeerSnapshot {
     pub address: LinkAddress,
     /// Paths that carry data.
     pub live_paths: usize,
+    /// Those that carry none, and should: not those between two NICs that have never reached each other, where others have.
+    pub down_paths: usize,
     /// Each path.
     pub paths: Vec<PathReport>,
     /// Each pair of NICs, in the order of their first paths.
@@ -108,9 +111,11 @@ impl PeerSnapshot {
     pub(crate) fn new(here: &LinkAddress, address: LinkAddress, paths: &PathSet) -> Self {
         let live_paths = paths.live();
         let paths: Vec<_> = paths.report().collect();
+        let nics_of = |path| here.nics_of_path(&address, path);
+        let down_paths = down_paths(&paths, nics_of);
         let mut nic_pairs: Vec<NicPair> = Vec::new();
         for path in &paths {
-            let (here, there) = here.nics_of_path(&address, path.id);
+            let (here, there) = nics_of(path.id);
             let pair = NicPair {
                 here,
                 there,
@@ -124,10 +129,21 @@ impl PeerSnapshot {
         Self {
             address,
             live_paths,
+            down_paths,
             paths,
             nic_pairs,
         }
     }
+}
+
+/// NICs of networks that do not meet never answer each other: their paths are not down. `nics_of` says which two NICs a path
+/// is between.
+fn down_paths(paths: &[PathReport], nics_of: impl Fn(PathId) -> (IpAddr, IpAddr)) -> usize {
+    let measured = paths.iter().filter(|path| path.srtt.is_some());
+    let meet: HashSet<_> = measured.map(|path| nics_of(path.id)).collect();
+    let down = paths.iter().filter(|path| path.state != PathState::Live);
+    down.filter(|path| meet.is_empty() || meet.contains(&nics_of(path.id)))
+        .count()
 }
 
 impl Snapshot {
@@ -161,5 +177,54 @@ impl Snapshot {
             sum.add(&connection.stats);
         }
         sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_core::units::Nanos;
+
+    use super::*;
+
+    /// Whether they carry data and whether their round trip is known; even ones are between the first NICs of two machines,
+    /// odd ones between the second.
+    fn down(paths: &[(PathState, bool)]) -> usize {
+        let report = |(id, &(state, is_measured)): (usize, &(PathState, bool))| PathReport {
+            id: PathId(id as u8),
+            state,
+            srtt: is_measured.then_some(Nanos::new(1000)),
+            sent_chunks: 1,
+            lost_chunks: 0,
+            ce_packets: 0,
+            timeouts: 0,
+        };
+        let paths: Vec<_> = paths.iter().enumerate().map(report).collect();
+        let nic = |path: PathId| IpAddr::from([10, path.0 % 2, 0, 1]);
+        down_paths(&paths, |path| (nic(path), nic(path)))
+    }
+
+    #[test]
+    fn paths_between_nics_that_have_never_met_are_not_down() {
+        use PathState::{Live, Suspended};
+        let rail = [
+            (Live, true),
+            (Suspended, false),
+            (Live, true),
+            (Suspended, false),
+        ];
+        assert_eq!(down(&rail), 0);
+        // One of a pair's paths is lost.
+        let spine = [(Live, true), (Live, true), (Live, true), (Suspended, false)];
+        assert_eq!(down(&spine), 1);
+        // They met once.
+        let cable = [
+            (Live, true),
+            (Suspended, true),
+            (Live, true),
+            (Suspended, false),
+        ];
+        assert_eq!(down(&cable), 2);
+        // Nothing answers.
+        assert_eq!(down(&[(Suspended, false), (Suspended, false)]), 2);
     }
 }

@@ -56,6 +56,8 @@ struct Variable {
     name: &'static str,
     label: &'static str,
     query: &'static str,
+    /// Whether one of the choices is all of them: its queries match by `=~`.
+    has_all: bool,
 }
 
 struct Board {
@@ -70,6 +72,7 @@ const NODE: Variable = Variable {
     name: "node",
     label: "Node",
     query: "label_values(weft_build_info, node)",
+    has_all: false,
 };
 
 const BOARDS: &[Board] = &[
@@ -80,14 +83,17 @@ const BOARDS: &[Board] = &[
         panels: &[
             Panel {
                 question: "How many nodes report?",
-                says: "Agents that take jobs. Fewer than nodes of the fabric: the alerts say which.",
+                says: "Nodes whose agents take jobs; and those of fabrics that have not been ready for ten minutes, as the operator knows: kubectl get fabricnodes says which.",
                 shape: Shape::Stat,
                 unit: Unit::Count,
-                queries: &[("count(weft_build_info)", "nodes")],
+                queries: &[
+                    ("count(count by (node) (weft_build_info))", "nodes"),
+                    ("max(weft_operator_nodes_not_ready)", "not ready"),
+                ],
             },
             Panel {
                 question: "Which alerts fire?",
-                says: "Each has a page in docs/runbooks.",
+                says: "Each has a page in docs/runbooks. It is empty, too, where prometheusRule.enabled is false.",
                 shape: Shape::Table,
                 unit: Unit::Count,
                 queries: &[(
@@ -96,32 +102,32 @@ const BOARDS: &[Board] = &[
                 )],
             },
             Panel {
-                question: "How much does each node send?",
-                says: "Bytes that peers have acknowledged.",
+                question: "Which nodes send most?",
+                says: "Bytes of jobs that peers have acknowledged, of 20 nodes. What pods send over virtual devices is on their board.",
                 shape: Shape::Lines,
                 unit: Unit::BytesPerSecond,
                 queries: &[(
-                    "rate(weft_acknowledged_bytes_total[$__rate_interval]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info)",
+                    "topk(20, rate(weft_acknowledged_bytes_total[$__rate_interval]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))",
                     "{{node}}",
                 )],
             },
             Panel {
                 question: "Which node sends chunks again?",
-                says: "Above 1 % packets are lost, or answers are late.",
+                says: "The 20 that do most. Above 1 % packets are lost, or answers are late. Of jobs, not of virtual devices.",
                 shape: Shape::Lines,
                 unit: Unit::Ratio,
                 queries: &[(
-                    "(rate(weft_chunks_resent_total[5m]) / (rate(weft_chunks_sent_total[5m]) > 10)) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info)",
+                    "topk(20, (rate(weft_chunks_resent_total[5m]) / (rate(weft_chunks_sent_total[5m]) > 10)) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))",
                     "{{node}}",
                 )],
             },
             Panel {
                 question: "Which paths are not used?",
-                says: "A spine that drops packets shows at many nodes, a cable at one.",
+                says: "The 100 pairs of nodes with most of them, while they have connections of jobs. A spine that drops packets shows at many nodes, a cable at one.",
                 shape: Shape::Table,
                 unit: Unit::Count,
                 queries: &[(
-                    "weft_peer_paths_down * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info) > 0",
+                    "topk(100, weft_peer_paths_down * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info) > 0)",
                     "{{node}} to {{peer}}",
                 )],
             },
@@ -137,17 +143,17 @@ const BOARDS: &[Board] = &[
             },
             Panel {
                 question: "Is the network full?",
-                says: "Packets that switches have marked: their queues are long.",
+                says: "Packets of jobs that switches have marked, of the 20 nodes with most: their queues are long.",
                 shape: Shape::Lines,
                 unit: Unit::PerSecond,
                 queries: &[(
-                    "sum by (node) (rate(weft_peer_ce_packets_total[5m]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))",
+                    "topk(20, sum by (node) (rate(weft_peer_ce_packets_total[5m]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info)))",
                     "{{node}}",
                 )],
             },
             Panel {
                 question: "Which links are in use?",
-                says: "Connections, by link. TCP where UDP is blocked, or TCP is faster: docs/links.md.",
+                says: "Connections of jobs, by link. TCP where UDP is blocked, or TCP is faster: docs/links.md.",
                 shape: Shape::Lines,
                 unit: Unit::Count,
                 queries: &[("sum by (link) (weft_peer_connections)", "{{link}}")],
@@ -188,7 +194,7 @@ const BOARDS: &[Board] = &[
                 shape: Shape::Table,
                 unit: Unit::Bool,
                 queries: &[(
-                    "weft_nic_up * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info) == 0",
+                    "(weft_nic_up == bool 0) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info) > 0",
                     "{{node}} {{interface}}",
                 )],
             },
@@ -201,7 +207,7 @@ const BOARDS: &[Board] = &[
         panels: &[
             Panel {
                 question: "How much does it send to each peer?",
-                says: "Bytes that a peer has acknowledged.",
+                says: "Bytes of jobs that a peer has acknowledged.",
                 shape: Shape::Lines,
                 unit: Unit::BytesPerSecond,
                 queries: &[(
@@ -211,7 +217,7 @@ const BOARDS: &[Board] = &[
             },
             Panel {
                 question: "How much does it receive?",
-                says: "Bytes that were placed in its memory.",
+                says: "Bytes of jobs that were placed in its memory.",
                 shape: Shape::Lines,
                 unit: Unit::BytesPerSecond,
                 queries: &[(
@@ -311,31 +317,33 @@ const BOARDS: &[Board] = &[
                 name: "namespace",
                 label: "Namespace",
                 query: "label_values(weft_job_size_bytes, job_namespace)",
+                has_all: false,
             },
             Variable {
                 name: "name",
                 label: "Job",
                 query: r#"label_values(weft_job_size_bytes{job_namespace="$namespace"}, job_name)"#,
+                has_all: false,
             },
         ],
         panels: &[
             Panel {
                 question: "How far is each node?",
-                says: "Bytes that are there and checked, of all bytes.",
+                says: "Bytes that are there and checked, of all bytes; nothing of a job without bytes.",
                 shape: Shape::Lines,
                 unit: Unit::Ratio,
                 queries: &[(
-                    r#"(weft_job_bytes_total{job_namespace="$namespace", job_name="$name"} / weft_job_size_bytes) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info)"#,
+                    r#"(weft_job_bytes_total{job_namespace="$namespace", job_name="$name"} / (weft_job_size_bytes > 0)) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info)"#,
                     "{{node}}",
                 )],
             },
             Panel {
                 question: "Which node is behind?",
-                says: "Of a chain, the first one that is slower than the node before it, or its disk, holds up all that follow.",
+                says: "What comes anew, without what was there before. Of a chain, the first one that is slower than the node before it, or its disk, holds up all that follow.",
                 shape: Shape::Lines,
                 unit: Unit::BytesPerSecond,
                 queries: &[(
-                    r#"rate(weft_job_bytes_total{job_namespace="$namespace", job_name="$name"}[$__rate_interval]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info)"#,
+                    r#"(rate(weft_job_bytes_total{job_namespace="$namespace", job_name="$name"}[$__rate_interval]) - rate(weft_job_resumed_bytes_total{job_namespace="$namespace", job_name="$name"}[$__rate_interval])) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info)"#,
                     "{{node}}",
                 )],
             },
@@ -384,22 +392,21 @@ const BOARDS: &[Board] = &[
     Board {
         name: "devices",
         question: "Can pods use their virtual devices?",
-        variables: &[],
+        variables: &[Variable {
+            name: "namespace",
+            label: "Namespace",
+            query: "label_values(weft_device_share, pod_namespace)",
+            has_all: true,
+        }],
         panels: &[
             Panel {
                 question: "How many devices do pods have?",
-                says: "Beside those that they could have.",
+                says: "Of all nodes, beside those that they could have.",
                 shape: Shape::Lines,
                 unit: Unit::Count,
                 queries: &[
-                    (
-                        "weft_devices_in_use * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info)",
-                        "{{node}} in use",
-                    ),
-                    (
-                        "weft_devices * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info)",
-                        "{{node}} in all",
-                    ),
+                    ("sum(weft_devices_in_use)", "in use"),
+                    ("sum(weft_devices)", "in all"),
                 ],
             },
             Panel {
@@ -414,11 +421,11 @@ const BOARDS: &[Board] = &[
             },
             Panel {
                 question: "Who tries what is not allowed?",
-                says: "Refused attempts: Packet of peers, Offer of other tenants, Call of programs, Connection without a token.",
+                says: "Refused attempts at the 20 nodes with most: Packet of peers, Offer of other tenants, Call of programs, Connection without a token.",
                 shape: Shape::Lines,
                 unit: Unit::PerSecond,
                 queries: &[(
-                    "rate(weft_devices_refused_total[5m]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info)",
+                    "topk(20, rate(weft_devices_refused_total[5m]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))",
                     "{{node}} {{what}}",
                 )],
             },
@@ -428,7 +435,7 @@ const BOARDS: &[Board] = &[
                 shape: Shape::Lines,
                 unit: Unit::BytesPerSecond,
                 queries: &[(
-                    "topk(20, rate(weft_device_sent_bytes_total[5m]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))",
+                    r#"topk(20, rate(weft_device_sent_bytes_total{pod_namespace=~"$namespace"}[5m]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))"#,
                     "{{pod_namespace}}/{{pod_name}} {{device}}, {{node}}",
                 )],
             },
@@ -438,37 +445,37 @@ const BOARDS: &[Board] = &[
                 shape: Shape::Lines,
                 unit: Unit::BytesPerSecond,
                 queries: &[(
-                    "topk(20, rate(weft_device_received_bytes_total[5m]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))",
+                    r#"topk(20, rate(weft_device_received_bytes_total{pod_namespace=~"$namespace"}[5m]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))"#,
                     "{{pod_namespace}}/{{pod_name}} {{device}}, {{node}}",
                 )],
             },
             Panel {
                 question: "Which pod has how many queue pairs?",
-                says: "Of its device: none, and its program has not opened it, or has ended.",
+                says: "The 100 with most. None, and its device's program has not opened it, or has ended.",
                 shape: Shape::Table,
                 unit: Unit::Count,
                 queries: &[(
-                    "weft_device_queue_pairs * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info)",
+                    r#"topk(100, weft_device_queue_pairs{pod_namespace=~"$namespace"} * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))"#,
                     "{{pod_namespace}}/{{pod_name}} {{device}}, {{node}}",
                 )],
             },
             Panel {
                 question: "Which pods have another share than others?",
-                says: "The weight of a device beside others that want more than the link has.",
+                says: "The weight of a device beside others that want more than the link has: the 100 largest.",
                 shape: Shape::Table,
                 unit: Unit::Count,
                 queries: &[(
-                    "(weft_device_share != 100) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info)",
+                    r#"topk(100, (weft_device_share{pod_namespace=~"$namespace"} != 100) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))"#,
                     "{{pod_namespace}}/{{pod_name}} {{device}}, {{node}}",
                 )],
             },
             Panel {
                 question: "Which pod's device refuses packets, offers or calls?",
-                says: "In an hour. The Events of the pod say what was tried.",
+                says: "In an hour, the 100 with most. The Events of the pod say what was tried.",
                 shape: Shape::Table,
                 unit: Unit::Count,
                 queries: &[(
-                    "increase(weft_device_refused_total[1h]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info) > 0",
+                    r#"topk(100, increase(weft_device_refused_total{pod_namespace=~"$namespace"}[1h]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info) > 0)"#,
                     "{{pod_namespace}}/{{pod_name}} {{device}}, {{node}}",
                 )],
             },
@@ -478,17 +485,17 @@ const BOARDS: &[Board] = &[
                 shape: Shape::Table,
                 unit: Unit::Bool,
                 queries: &[(
-                    "weft_device_stalled * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info) > 0",
+                    r#"topk(100, weft_device_stalled{pod_namespace=~"$namespace"} * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info) > 0)"#,
                     "{{pod_namespace}}/{{pod_name}} {{device}}, {{node}}",
                 )],
             },
             Panel {
                 question: "Do nodes answer offers to connect?",
-                says: "Offers that were dropped, as too many waited for another node's agent. They are made again.",
+                says: "Offers that were dropped, at the 20 nodes with most, as too many waited for another node's agent. They are made again.",
                 shape: Shape::Lines,
                 unit: Unit::PerSecond,
                 queries: &[(
-                    "rate(weft_offers_dropped_total[5m]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info)",
+                    "topk(20, rate(weft_offers_dropped_total[5m]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))",
                     "{{node}}",
                 )],
             },
@@ -603,7 +610,7 @@ fn datasource() -> Value {
 fn json(board: &Board) -> Value {
     let source = json!({"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"});
     let variables = board.variables.iter().map(|variable| {
-        json!({
+        let mut choice = json!({
             "name": variable.name,
             "label": variable.label,
             "type": "query",
@@ -612,7 +619,12 @@ fn json(board: &Board) -> Value {
             "query": {"query": variable.query, "refId": "variable"},
             "refresh": 2,
             "sort": 1,
-        })
+        });
+        if variable.has_all {
+            choice["includeAll"] = json!(true);
+            choice["allValue"] = json!(".*");
+        }
+        choice
     });
     let choices: Vec<_> = [source].into_iter().chain(variables).collect();
     let panels = board.panels.iter().enumerate();

@@ -18,7 +18,7 @@ use crate::plugin;
 use crate::test_cluster::{SYSTEM, TestCluster, report, repository};
 use crate::tree;
 
-/// What fires: a spine drops everything, and TCP does not pass to a node.
+/// What fires, and nothing else: a spine drops everything, and TCP does not pass to a node.
 const FIRES: [&str; 2] = ["WeftLinkFallback", "WeftPathsDown"];
 /// Where TCP does not pass.
 const BLOCKED: &str = "node1";
@@ -88,11 +88,16 @@ pub(super) fn every_query_of_boards_and_rules_finds_data_and_the_right_alerts_fi
     thread::scope(|scope| {
         let pair = scope.spawn(|| devices.pair(a, b, &["ib_write_bw", "-D", "20"]));
         cluster.apply(&journey::job(JOB, JOB));
+        let expected = BTreeSet::from(FIRES.map(str::to_owned));
         cluster.wait_until("the alerts fire, and no other does", || {
-            (firing(cluster) == BTreeSet::from(FIRES.map(str::to_owned))).then_some(())
+            (alerts(cluster, "firing") == expected).then_some(())
         });
         report("a job, and a spine that drops, to the alerts", begun);
         every_query_finds_data(cluster, &queries);
+        // Nor does one that still waits.
+        assert_eq!(alerts(cluster, "firing"), expected);
+        assert_eq!(alerts(cluster, "pending"), BTreeSet::new());
+        every_rule_is_evaluated(cluster);
         let name = format!("{TEAM}/{JOB}");
         plugin::a_browser_gets_the_page_with_nodes_rates_and_the_job(cluster, &name);
         let written = pair.join().unwrap();
@@ -298,15 +303,28 @@ fn answer(cluster: &TestCluster, query: &str) -> Vec<Value> {
         .unwrap_or_default()
 }
 
-/// The alerts of Weft that fire, by name.
-fn firing(cluster: &TestCluster) -> BTreeSet<String> {
+/// Those of alerts that are silent, too.
+fn every_rule_is_evaluated(cluster: &TestCluster) {
+    let answer = get(cluster, "rules");
+    let groups = answer["data"]["groups"].as_array().unwrap().iter();
+    let rules: Vec<_> = groups
+        .flat_map(|group| group["rules"].as_array().unwrap())
+        .collect();
+    assert!(rules.len() > 20, "{}", rules.len());
+    for rule in rules {
+        assert_eq!(rule["health"], "ok", "{rule}");
+    }
+}
+
+/// The alerts of Weft in a state, by name.
+fn alerts(cluster: &TestCluster, state: &str) -> BTreeSet<String> {
     let answer = get(cluster, "alerts");
     let alerts = answer["data"]["alerts"]
         .as_array()
         .cloned()
         .unwrap_or_default();
-    let firing = alerts.iter().filter(|alert| alert["state"] == "firing");
-    firing
+    let of_state = alerts.iter().filter(|alert| alert["state"] == state);
+    of_state
         .map(|alert| text(&alert["labels"]["alertname"]))
         .collect()
 }

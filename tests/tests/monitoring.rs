@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+use weft_agent::fault::Fault;
+use weft_agent::transfer::state::State;
+use weft_identity::ticket::TicketFault;
 use weft_metrics::{Page, table};
 
 fn repository(path: &str) -> PathBuf {
@@ -41,11 +44,12 @@ fn rules() -> Vec<Value> {
         .collect()
 }
 
-/// What a query names that may be a metric: words with an underscore or a colon.
+/// What a query names that may be a metric: words with an underscore or a colon. `30m:30s` is a time.
 fn names(query: &str) -> BTreeSet<&str> {
     let is_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let words = query.split(|c: char| !is_of_name(c));
     words
+        .filter(|word| !word.starts_with(|c: char| c.is_ascii_digit()))
         .filter(|word| word.starts_with("weft_") || word.contains(':'))
         .collect()
 }
@@ -74,6 +78,46 @@ fn every_rule_asks_for_metrics_that_there_are() {
             );
         }
     }
+}
+
+/// The words that a query asks for in a label, by `=~` or `!~`.
+fn asked<'a>(query: &'a str, label: &str) -> BTreeSet<&'a str> {
+    let matchers = query.split([',', '{', '}']);
+    let asked = matchers.filter_map(|matcher| {
+        let matcher = matcher.strip_prefix(label)?;
+        matcher.strip_prefix("=~").or(matcher.strip_prefix("!~"))
+    });
+    let asked = asked.flat_map(|words| words.trim_matches('"').split('|'));
+    asked.collect()
+}
+
+#[test]
+fn what_rules_ask_for_in_labels_is_what_agents_write_there() {
+    let rules = rules();
+    let queries = || rules.iter().filter_map(|it| it["expr"].as_str());
+    let asked = |label| -> BTreeSet<&str> { queries().flat_map(|it| asked(it, label)).collect() };
+    let states = [State::Transferring, State::Verifying].map(|it| it.to_string());
+    assert_eq!(asked("state"), states.iter().map(String::as_str).collect());
+    let text = String::new;
+    let certificate = Fault::WrongCertificate { problem: text() };
+    let call = Fault::NotAllowed {
+        call: text(),
+        allowed: "",
+        caller: text(),
+    };
+    let superseded = Fault::Superseded { by: 1 };
+    let faults = [certificate, call, Fault::Cancelled, superseded];
+    let mut reasons: BTreeSet<_> = faults.iter().map(Fault::reason).collect();
+    assert!(
+        Fault::Ticket(TicketFault::Forged)
+            .reason()
+            .starts_with("Ticket")
+    );
+    reasons.insert("Ticket.+");
+    assert_eq!(asked("reason"), reasons);
+    let what: BTreeSet<_> = table::WHAT.says.split([',', ' ']).collect();
+    assert!(asked("what").is_subset(&what), "{what:?}");
+    assert_eq!(asked("what").len(), 3);
 }
 
 #[test]

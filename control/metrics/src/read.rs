@@ -134,8 +134,12 @@ fn quoted(text: &str) -> Option<(String, &str)> {
 
 #[cfg(test)]
 mod tests {
+    use prometheus_client::collector::Collector;
+    use prometheus_client::encoding::{DescriptorEncoder, text};
+    use prometheus_client::registry::Registry;
+
     use super::*;
-    use crate::table;
+    use crate::{Out, table};
 
     #[test]
     fn a_page_is_read_by_the_declarations() {
@@ -163,6 +167,28 @@ mod tests {
         let samples = Samples::parse(page).unwrap();
         let series: Vec<_> = samples.series(&table::JOB_ATTEMPT).collect();
         assert_eq!(series, [(["a\"b=\"c,}", "x\\\ny"], 1.0)]);
+    }
+
+    #[test]
+    fn what_is_written_is_read_whatever_characters_a_label_has() {
+        #[derive(Debug)]
+        struct Job;
+        const NAME: &str = "x\\\ny\"} 2 {é=\"";
+
+        impl Collector for Job {
+            fn encode(&self, encoder: DescriptorEncoder<'_>) -> std::fmt::Result {
+                let labels = ["team", NAME].map(str::to_owned);
+                Out::from(encoder).put(&table::JOB_ATTEMPT, [(labels, 1u64)])
+            }
+        }
+
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Job));
+        let mut page = String::new();
+        text::encode(&mut page, &registry).unwrap();
+        let samples = Samples::parse(&page).unwrap();
+        let series: Vec<_> = samples.series(&table::JOB_ATTEMPT).collect();
+        assert_eq!(series, [(["team", NAME], 1.0)], "{page}");
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub use read::{BadPage, Samples};
 /// What a metric is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// It grows, and begins again at 0 with what it counts for: its program, a job's attempt, the connections with a peer.
+    /// It grows, and begins again at 0 with what it counts for: its program, or a job's attempt.
     Counter,
     /// It goes up and down.
     Gauge,

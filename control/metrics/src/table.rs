@@ -19,7 +19,7 @@ labels! {
     JOB_NAMESPACE: "job_namespace", "namespace of a TransferJob";
     JOB_NAME: "job_name", "name of a TransferJob: those under way, then the newest, 64 for each agent";
     STATE: "state", "state of an attempt at a node: one at a time";
-    PEER: "peer", "address of another node: those with a connection, 128 for each agent";
+    PEER: "peer", "address of another node: those with a connection of a job, 128 for each agent";
     LINK: "link", "udp or tcp";
     OF_PATHS: "of_paths", "min, median or max";
     PATH: "path", "number of a path, 256 for each peer";
@@ -70,11 +70,11 @@ metrics! {
     JOB_FAILED: Agent Gauge "weft_job_failed" [JOB_NAMESPACE, JOB_NAME, REASON] <= 64,
         "1 for a job whose latest attempt has ended at this node without a copy, by reason; Cancelled and Superseded are no faults";
 
-    CHUNKS_SENT: Agent Counter "weft_chunks_sent_total" [] <= 1, "Chunks sent, resends included";
-    CHUNKS_RESENT: Agent Counter "weft_chunks_resent_total" [] <= 1, "Chunks of which something was sent again";
+    CHUNKS_SENT: Agent Counter "weft_chunks_sent_total" [] <= 1, "Chunks of jobs sent, resends included; not those of virtual devices";
+    CHUNKS_RESENT: Agent Counter "weft_chunks_resent_total" [] <= 1, "Chunks of jobs of which something was sent again";
     PACKETS_SENT: Agent Counter "weft_packets_sent_total" [] <= 1, "Packets sent, again or not";
-    ACKNOWLEDGED_BYTES: Agent Counter "weft_acknowledged_bytes_total" [] <= 1, "Payload bytes that peers have acknowledged";
-    PLACED_BYTES: Agent Counter "weft_placed_bytes_total" [] <= 1, "Payload bytes placed in receive regions";
+    ACKNOWLEDGED_BYTES: Agent Counter "weft_acknowledged_bytes_total" [] <= 1, "Payload bytes of jobs that peers have acknowledged; those of virtual devices are weft_device_sent_bytes_total";
+    PLACED_BYTES: Agent Counter "weft_placed_bytes_total" [] <= 1, "Payload bytes of jobs placed in receive regions; those of virtual devices are weft_device_received_bytes_total";
     TIMEOUTS: Agent Counter "weft_timeouts_total" [] <= 1, "Retransmission timeouts";
     SPURIOUS_RESENDS: Agent Counter "weft_spurious_resends_total" [] <= 1, "Resends that were not needed";
     RESETS_SENT: Agent Counter "weft_resets_sent_total" [] <= 1, "Resets sent for packets of no connection";
@@ -102,7 +102,7 @@ metrics! {
         "Packets to a peer that were marked Congestion Experienced";
     PEER_TIMEOUTS: Agent Counter "weft_peer_timeouts_total" [PEER] <= 128, "Timeouts on the paths to a peer, probes included";
     LINK_FALLBACK: Agent Gauge "weft_link_fallback" [TO_NODE, LINK] <= 32,
-        "1 for the link that data takes to a node because another one did not pass, or was too slow to be measured, at the last measurement of the last hour";
+        "1 for the link that data takes to a node because another one did not pass at the last measurement of the last hour";
     NIC_UP: Agent Gauge "weft_nic_up" [INTERFACE, ADDRESS] <= 16,
         "1 for a NIC of the data path that is up and has a carrier; 0 for another one";
 

@@ -244,11 +244,14 @@ impl Cluster {
     ///
     /// # Errors
     /// What the API server or the operator refused.
-    pub(crate) async fn open(&self, path: &str) -> Result<http::Response<Body>, ClusterError> {
-        let path = &live(path);
-        let ask = async || {
+    pub(crate) async fn live_response(
+        &self,
+        path: &str,
+    ) -> Result<http::Response<Body>, ClusterError> {
+        let (client, path) = (&self.client, &*live(path));
+        let ask = || async move {
             let request = request("GET", path, Vec::new())?.map(Body::from);
-            Ok(match self.client.send(request).await {
+            Ok(match client.send(request).await {
                 Ok(response) => accepted(response).await,
                 Err(error) => Err(error),
             })
@@ -286,10 +289,12 @@ impl Cluster {
         path: &str,
         body: Vec<u8>,
     ) -> Result<T, ClusterError> {
-        let make = || request(method, path, body.clone());
-        let client = &self.client;
-        self.call(path, async || Ok(client.request(make()?).await))
-            .await
+        let (client, body) = (&self.client, &body);
+        let ask = || async move {
+            let request = request(method, path, body.clone())?;
+            Ok(client.request(request).await)
+        };
+        self.call(path, ask).await
     }
 
     /// A page of a list: the objects as they are, whatever their kind.
@@ -301,13 +306,13 @@ impl Cluster {
         path: &str,
         params: &ListParams,
     ) -> Result<Value, ClusterError> {
-        let make = || {
-            let request = kube::core::Request::new(path).list(params);
-            request.map_err(|error| unusable(path, error))
-        };
         let client = &self.client;
-        self.call(path, async || Ok(client.request(make()?).await))
-            .await
+        let ask = || async move {
+            let request = kube::core::Request::new(path).list(params);
+            let request = request.map_err(|error| unusable(path, error))?;
+            Ok(client.request(request).await)
+        };
+        self.call(path, ask).await
     }
 
     /// A text that the API server has; what is no UTF-8 in it is replaced.
@@ -360,7 +365,7 @@ impl Cluster {
 
     async fn open(&self, path: &str) -> Result<impl AsyncBufRead + Unpin + use<>, ClusterError> {
         let client = &self.client;
-        let ask = async || {
+        let ask = || async move {
             Ok(client
                 .request_stream(request("GET", path, Vec::new())?)
                 .await)
@@ -370,11 +375,10 @@ impl Cluster {
 
     /// Makes a call, and makes it again where it has reached a replica of the operator that does not lead, or where
     /// somebody else reads the same node's metrics, which takes a moment.
-    async fn call<T>(
-        &self,
-        path: &str,
-        ask: impl AsyncFn() -> Result<Result<T, kube::Error>, ClusterError>,
-    ) -> Result<T, ClusterError> {
+    async fn call<T, F>(&self, path: &str, ask: impl Fn() -> F) -> Result<T, ClusterError>
+    where
+        F: Future<Output = Result<Result<T, kube::Error>, ClusterError>>,
+    {
         let mut tries = 0;
         loop {
             tries += 1;

@@ -100,7 +100,7 @@ pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, UiError> {
         None => only_fabric(&cluster).await?,
     };
     // Who may not see it is told so here.
-    drop(cluster.open(&FabricPage::path(&fabric)).await?);
+    drop(cluster.live_response(&FabricPage::path(&fabric)).await?);
     let port = |source| UiError::Port {
         port: args.port,
         source,
@@ -205,7 +205,7 @@ async fn answer(
         let text = "this server answers to 127.0.0.1 and localhost\n";
         (StatusCode::MISDIRECTED_REQUEST, text).into_response()
     } else if let Some(path) = proxy.path(&address) {
-        match proxy.cluster.open(&path).await {
+        match proxy.cluster.live_response(&path).await {
             Ok(answer) => passed_on(answer),
             Err(error) => refused(&error),
         }

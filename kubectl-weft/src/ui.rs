@@ -364,8 +364,8 @@ mod tests {
         assert!(text.contains("ClusterRole weft-monitor"), "{text}");
     }
 
-    #[test]
-    fn each_run_has_an_address_of_its_own() {
+    #[tokio::test]
+    async fn each_run_has_an_address_of_its_own() {
         let ((_, one, _), (_, other, _)) = (proxy(200, ""), proxy(200, ""));
         assert_ne!(one, other);
         assert_eq!(one.len(), 34);

@@ -16,6 +16,7 @@ mod diagnosis;
 mod front;
 mod leader;
 mod page;
+mod refused;
 mod routes;
 
 use std::{

@@ -288,7 +288,7 @@ fn leaf(one: &Placed<'_>, shape: Shape, parts: &BTreeMap<&str, f64>) -> Markup {
 
 fn node_class(node: &Node) -> &'static str {
     match node.state {
-        NodeState::Ready if crate::tables::is_well(node) => "node",
+        NodeState::Ready if node.is_well() => "node",
         NodeState::Ready => "node warned",
         NodeState::NotReady | NodeState::Unknown => "node down",
     }
@@ -297,7 +297,7 @@ fn node_class(node: &Node) -> &'static str {
 fn node_title(node: &Node, part: Option<f64>) -> Markup {
     html! {
         title {
-            (node.name) ": " (crate::tables::state(node.state).1)
+            (node.name) ": " (node.state.sign_and_word().1)
             @if let Some(rate) = node.sends { ", sends " (Bytes(rate)) "/s" }
             @if let Some(rate) = node.receives { ", receives " (Bytes(rate)) "/s" }
             @if let Some(part) = part { ", has " (percent(part)) " % of its copies under way" }
@@ -328,7 +328,7 @@ fn node_box(node: &Node, x: usize, y: usize, part: Option<f64>) -> Markup {
                 text .small x=(x + 6) y=(y + 32) { "↑ " (rate(node.sends)) }
                 text .small x=(x + 6) y=(y + 45) { "↓ " (rate(node.receives)) }
             } @else {
-                text .small x=(x + 6) y=(y + 32) { (crate::tables::state(node.state).1) }
+                text .small x=(x + 6) y=(y + 32) { (node.state.sign_and_word().1) }
             }
             @if let Some(part) = part {
                 rect .track x=(x + 6) y=(y + 50) width=(inner) height="4" rx="2" {}

@@ -71,6 +71,17 @@ pub enum NodeState {
     Unknown,
 }
 
+impl NodeState {
+    /// A sign that is no colour, and the state in words.
+    pub(crate) fn sign_and_word(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Ready => ("✓", "Ready"),
+            Self::NotReady => ("✕", "Not ready"),
+            Self::Unknown => ("?", "Unknown"),
+        }
+    }
+}
+
 /// The virtual devices of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Devices {
@@ -232,6 +243,14 @@ impl Fabric {
         self.leaves
             .iter()
             .flat_map(move |leaf| leaf.nodes.iter().map(of(leaf)))
+    }
+}
+
+impl Node {
+    /// Nothing is wrong with it as far as is known.
+    pub(crate) fn is_well(&self) -> bool {
+        let is_reached = self.paths_down.unwrap_or(0) == 0;
+        self.state == NodeState::Ready && self.findings.is_empty() && is_reached
     }
 }
 

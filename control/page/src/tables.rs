@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use crate::{
-    Destination, Fabric, Finding, HeatScale, JOBS_SHOWN, Job, Node, NodeState, Pair, View,
+    Destination, Fabric, Finding, HeatScale, JOBS_SHOWN, Job, NodeState, Pair, View,
     drawing::{Uplinks, heat_class},
     units::{Bytes, Rtt, count, percent},
 };
@@ -154,21 +154,6 @@ fn to(destination: &Destination) -> Markup {
     }
 }
 
-/// A state in a word, with a sign that is no colour.
-pub(crate) fn state(state: NodeState) -> (&'static str, &'static str) {
-    match state {
-        NodeState::Ready => ("✓", "Ready"),
-        NodeState::NotReady => ("✕", "Not ready"),
-        NodeState::Unknown => ("?", "Unknown"),
-    }
-}
-
-/// Nothing is wrong with it as far as is known.
-pub(crate) fn is_well(node: &Node) -> bool {
-    let is_reached = node.paths_down.unwrap_or(0) == 0;
-    node.state == NodeState::Ready && node.findings.is_empty() && is_reached
-}
-
 pub(crate) fn nodes(fabric: &Fabric) -> Markup {
     let rate = |rate: Option<u64>| match rate {
         Some(rate) => format!("{}/s", Bytes(rate)),
@@ -177,7 +162,7 @@ pub(crate) fn nodes(fabric: &Fabric) -> Markup {
     let mut nodes: Vec<_> = fabric.nodes().collect();
     let others = nodes.len().saturating_sub(NODES_SHOWN);
     if others > 0 {
-        nodes.sort_by_key(|(_, node)| is_well(node));
+        nodes.sort_by_key(|(_, node)| node.is_well());
         nodes.truncate(NODES_SHOWN);
     }
     let table = html! {
@@ -196,7 +181,7 @@ pub(crate) fn nodes(fabric: &Fabric) -> Markup {
             }
             tbody {
                 @for (leaf, node) in nodes {
-                    @let (sign, word) = state(node.state);
+                    @let (sign, word) = node.state.sign_and_word();
                     tr {
                         th scope="row" { bdi { (node.name) } }
                         td { bdi { (leaf.name) } }

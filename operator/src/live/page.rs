@@ -22,7 +22,7 @@ use weft_page::{Fabric, Figures, Traffic, View, event};
 use weft_proto::agent::v1::ReadMetricsRequest;
 use weft_transfer::{AgentEndpoint, ConnectionPool};
 
-use super::{leader::Leader, routes::Refused};
+use super::{leader::Leader, refused::Refused};
 use crate::controllers::query;
 
 /// Between two values of a fabric.

@@ -16,7 +16,7 @@ use axum::{
 use futures::TryStreamExt as _;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReviewSpec};
 use kube::Client;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::json;
 use tokio::{
     sync::{oneshot, watch},
@@ -31,7 +31,7 @@ use weft_identity::metrics::OPEN_METRICS;
 use weft_page::{EVENTS_CONTENT_TYPE, Fabric, HEADERS, View, render};
 use weft_planner::Request;
 use weft_proto::agent::v1::ReadMetricsRequest;
-use weft_transfer::{ConnectionPool, Failure, PAGE_UNDER_WAY};
+use weft_transfer::ConnectionPool;
 
 use super::{
     caller::{self, access_to_jobs, access_to_metrics, access_to_page, access_to_pods},
@@ -39,14 +39,13 @@ use super::{
     front::Headers,
     leader::Leader,
     page::{self, Pages, VisibleJobs},
+    refused::{Refused, answer},
 };
 use crate::controllers::{Preflight, Query, QueryView, manifest_summary, query};
 
 /// The controllers answer between two decisions, which take milliseconds; before they have listed
 /// everything, they do not.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// The reason of the answer of a replica that does not lead; `kubectl weft` tries again then.
-const NOT_LEADING: &str = "NotLeading";
 /// The API server gives a call up after 60 s. The source may list many files.
 const STAT_TIMEOUT: Duration = Duration::from_secs(45);
 
@@ -111,71 +110,6 @@ impl Names {
     /// The namespace, if the call is about one.
     fn namespace(&self) -> Option<&str> {
         (!self.namespace.is_empty()).then_some(&*self.namespace)
-    }
-}
-
-/// An error: a `Status`, which Kubernetes clients understand.
-#[derive(Debug, PartialEq)]
-pub(super) struct Refused {
-    code: StatusCode,
-    reason: &'static str,
-    message: String,
-}
-
-impl Refused {
-    pub(super) fn new(code: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
-        Self {
-            code,
-            reason,
-            message: message.into(),
-        }
-    }
-
-    /// There is no page of metrics, or not now.
-    fn page(failure: Failure) -> Self {
-        let (code, reason) = match failure.reason == PAGE_UNDER_WAY {
-            true => (StatusCode::TOO_MANY_REQUESTS, PAGE_UNDER_WAY),
-            false => (StatusCode::BAD_GATEWAY, "AgentRefused"),
-        };
-        Self::new(code, reason, failure.message)
-    }
-
-    fn late(who: &str) -> Self {
-        let message = format!("{who} has not answered in time; try again");
-        Self::new(StatusCode::GATEWAY_TIMEOUT, "Timeout", message)
-    }
-
-    /// Another replica leads, or none does.
-    fn not_leading() -> Self {
-        let text = "this replica of weft-operator does not lead, and only the leader answers; try again: \
-                    the next call may reach the leader; see: kubectl get lease -A --field-selector \
-                    metadata.name=weft-operator";
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, NOT_LEADING, text)
-    }
-}
-
-impl IntoResponse for Refused {
-    fn into_response(self) -> Response {
-        let status = json!({
-            "apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure",
-            "reason": self.reason, "message": self.message, "code": self.code.as_u16(),
-        });
-        let mut response = answer(self.code, &status);
-        if self.reason == NOT_LEADING {
-            let headers = response.headers_mut();
-            // At once: the API server chooses a replica for each call.
-            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("0"));
-            // The API server keeps connections: the next call would reach this replica again.
-            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
-        response
-    }
-}
-
-fn answer(code: StatusCode, body: &impl Serialize) -> Response {
-    match serde_json::to_vec(body) {
-        Ok(body) => (code, [(header::CONTENT_TYPE, "application/json")], body).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
 

@@ -203,7 +203,7 @@ pub(crate) fn a_browser_gets_the_page_with_nodes_rates_and_the_job(
 }
 
 /// The lines of an answer, as they come.
-fn get(host: &str, path: &str) -> impl Iterator<Item = String> {
+fn get(host: &str, path: &str) -> impl Iterator<Item = String> + use<> {
     let mut stream = TcpStream::connect(host).unwrap();
     // By HTTP/1.0 a body has no chunks.
     write!(stream, "GET /{path} HTTP/1.0\r\nHost: {host}\r\n\r\n").unwrap();

@@ -16,8 +16,9 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tower::ServiceExt as _;
 use weft_identity::authority::Authority;
+use weft_transfer::{Failure, PAGE_UNDER_WAY};
 
-use super::*;
+use super::{super::refused::NOT_LEADING, *};
 use crate::controllers::{job::queue::AdmissionQueue, kinds::Cache, tests::scenario};
 
 /// An API server that allows what it is told to, and remembers what was asked.

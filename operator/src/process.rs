@@ -122,7 +122,7 @@ pub struct Settings {
     /// DRAConsumableCapacity, which the scheduler must have, too).
     #[arg(long, requires = "resource_slices")]
     consumable_capacity: bool,
-    /// Send traces of jobs to this collector, by OTLP over gRPC, such as http://collector.monitoring:4317.
+    /// Send traces of jobs to this collector, by OTLP over gRPC, such as `http://collector.monitoring:4317`.
     #[arg(long, value_name = "URL", value_parser = traces::endpoint)]
     otlp_endpoint: Option<String>,
 }

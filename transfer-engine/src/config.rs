@@ -97,7 +97,7 @@ pub(crate) struct LinkEngine {
 
 impl TransferEngineConfig {
     pub(crate) fn nics(&self) -> Result<NicAddresses, TransferError> {
-        NicAddresses::new(&self.nics).map_err(TransferError::Nics)
+        NicAddresses::named(&self.nics).map_err(TransferError::Nics)
     }
 
     /// Starts the engines of all links on free ports, and a listener for set-up at each NIC, which may have a device.

@@ -48,12 +48,6 @@ impl NicAddresses {
         let Some((&first, others)) = addresses.split_first() else {
             return Err(BadNics::Count(0));
         };
-        let is_of_no_nic = |it: &&IpAddr| {
-            it.is_unspecified() || it.is_multicast() || **it == IpAddr::V4(Ipv4Addr::BROADCAST)
-        };
-        if let Some(&address) = addresses.iter().find(is_of_no_nic) {
-            return Err(BadNics::NoNic(address));
-        }
         let mut nics = Self::from(first);
         for &address in others {
             if nics.len() == NICS_MAX {
@@ -69,6 +63,20 @@ impl NicAddresses {
             nics.count += 1;
         }
         Ok(nics)
+    }
+
+    /// Those that a user has named: no address that stands for all NICs, or for many machines.
+    ///
+    /// # Errors
+    /// [`BadNics`].
+    pub fn named(addresses: &[IpAddr]) -> Result<Self, BadNics> {
+        let is_of_no_nic = |it: &&IpAddr| {
+            it.is_unspecified() || it.is_multicast() || **it == IpAddr::V4(Ipv4Addr::BROADCAST)
+        };
+        match addresses.iter().find(is_of_no_nic) {
+            Some(&address) => Err(BadNics::NoNic(address)),
+            None => Self::new(addresses),
+        }
     }
 
     /// The first one.
@@ -211,17 +219,13 @@ mod tests {
         let many: Vec<IpAddr> = (0..17).map(|nic| ip(&format!("10.0.0.{nic}"))).collect();
         assert_eq!(NicAddresses::new(&many), Err(BadNics::Count(17)));
         assert_eq!(NicAddresses::new(&[]), Err(BadNics::Count(0)));
-        for wrong in [
-            "10.0.0.1",
-            "fd00::1",
-            "0.0.0.0",
-            "224.0.0.1",
-            "255.255.255.255",
-            "::",
-            "ff02::1",
-        ] {
+        for wrong in ["10.0.0.1", "fd00::1"] {
             let error = NicAddresses::new(&[both[0], ip(wrong)]).unwrap_err();
             assert!(error.to_string().contains(wrong), "{error}");
+        }
+        for wrong in ["0.0.0.0", "224.0.0.1", "255.255.255.255", "::", "ff02::1"] {
+            let named = NicAddresses::named(&[ip(wrong)]);
+            assert_eq!(named, Err(BadNics::NoNic(ip(wrong))));
         }
     }
 }

@@ -245,7 +245,7 @@ fn encode_devices_of_pods(out: &mut Out<'_>, devices: &[Device]) -> fmt::Result 
     out.put(&table::DEVICE_RECEIVED_BYTES, of(|it| it.bytes_received))?;
     let refused = of(|it| it.refused + it.refused_offers + it.refused_calls);
     out.put(&table::DEVICE_REFUSED, refused)?;
-    out.put(&table::DEVICE_QUEUE_PAIRS, of(|it| it.queue_pairs.into()))?;
+    out.put(&table::DEVICE_OPERATIONS, of(|it| it.operations))?;
     out.put(&table::DEVICE_SHARE, of(|it| it.share.into()))?;
     out.put(&table::DEVICE_STALLED, of(|it| it.stalled.into()))
 }

@@ -306,6 +306,7 @@ impl Engine for Service {
             owner: status.owner.to_string(),
             refused_offers: status.refused_offers,
             refused_calls: status.refused_calls,
+            operations: status.operations,
             bytes_sent: status.bytes_sent,
             bytes_received: status.bytes_received,
             contexts: status.contexts,

@@ -117,8 +117,8 @@ metrics! {
         "Payload bytes that have come to a pod's device";
     DEVICE_REFUSED: Agent Counter "weft_device_refused_total" [POD_NAMESPACE, POD_NAME, DEVICE] <= 1000,
         "Packets, offers and calls at a pod's device that were refused";
-    DEVICE_QUEUE_PAIRS: Agent Gauge "weft_device_queue_pairs" [POD_NAMESPACE, POD_NAME, DEVICE] <= 1000,
-        "Queue pairs of a pod's device";
+    DEVICE_OPERATIONS: Agent Counter "weft_device_operations_total" [POD_NAMESPACE, POD_NAME, DEVICE] <= 1000,
+        "Work requests of send queues that a pod's device has begun";
     DEVICE_SHARE: Agent Gauge "weft_device_share" [POD_NAMESPACE, POD_NAME, DEVICE] <= 1000,
         "Weight of a pod's device beside others of its node, 100 by default";
     DEVICE_STALLED: Agent Gauge "weft_device_stalled" [POD_NAMESPACE, POD_NAME, DEVICE] <= 1000,

@@ -146,7 +146,7 @@ fn devices() -> Vec<Device> {
         bytes_sent: 104_729 * number * number,
         bytes_received: 130_363 * number * number,
         refused: number % 3,
-        queue_pairs: 8,
+        operations: 7_919 * number,
         share: 100,
         ..Device::default()
     };

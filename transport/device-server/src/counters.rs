@@ -12,6 +12,8 @@ pub(crate) struct Counters {
     /// Calls and work requests for what is not the program's, or not its queue pair's, to use, and openings by another
     /// protocol.
     pub(crate) refused_calls: u64,
+    /// Work requests of send queues that have begun.
+    pub(crate) operations: u64,
     /// Payload bytes that peers have acknowledged.
     pub(crate) bytes_sent: u64,
     /// Payload bytes that have come.
@@ -26,6 +28,7 @@ impl Counters {
             refused: self.refused + other.refused,
             refused_offers: self.refused_offers + other.refused_offers,
             refused_calls: self.refused_calls + other.refused_calls,
+            operations: self.operations + other.operations,
             bytes_sent: self.bytes_sent + other.bytes_sent,
             bytes_received: self.bytes_received + other.bytes_received,
             copied: self.copied + other.copied,

@@ -173,6 +173,8 @@ pub struct Devices {
     refused_by: BTreeSet<[u8; 16]>,
     /// Calls that named what is not their program's, and such work requests of contexts that are closed.
     refused_calls: u64,
+    /// Work requests of contexts that are closed.
+    operations: u64,
     /// How many bytes of the memory of contexts that are closed were copied.
     copied: CopiedBytes,
     /// When an offer of an engine of another release was logged last.
@@ -214,6 +216,7 @@ impl Devices {
             failures: Vec::new(),
             refused_by: BTreeSet::new(),
             refused_calls: 0,
+            operations: 0,
             copied: CopiedBytes::default(),
             warned_at: None,
         }
@@ -280,6 +283,7 @@ impl Devices {
         self.acknowledge();
         if let Some(context) = self.contexts.remove(&id) {
             self.refused_calls += context.refused();
+            self.operations += context.operations.count();
             self.copied = self.copied + context.copied();
             context.close(&self.engine);
         }
@@ -339,6 +343,10 @@ impl Devices {
             refused_offers: 0,
             refused_calls: self.refused_calls
                 + self.contexts.values().map(Context::refused).sum::<u64>(),
+            operations: self.operations
+                + (self.contexts.values())
+                    .map(|context| context.operations.count())
+                    .sum::<u64>(),
             bytes_sent: stats.bytes_acked,
             bytes_received: stats.bytes_placed,
             copied: self

@@ -42,6 +42,8 @@ pub(crate) struct Shown {
     pub(crate) refused_offers: AtomicU64,
     /// As [`Counters::refused_calls`].
     pub(crate) refused_calls: AtomicU64,
+    /// As [`Counters::operations`].
+    pub(crate) operations: AtomicU64,
     /// Payload bytes that peers have acknowledged, and that have come.
     pub(crate) bytes_sent: AtomicU64,
     pub(crate) bytes_received: AtomicU64,
@@ -58,6 +60,7 @@ impl Shown {
             refused,
             refused_offers,
             refused_calls,
+            operations,
             bytes_sent,
             bytes_received,
             by_window,
@@ -66,6 +69,7 @@ impl Shown {
             &self.refused,
             &self.refused_offers,
             &self.refused_calls,
+            &self.operations,
             &self.bytes_sent,
             &self.bytes_received,
             &self.bytes_by_window,
@@ -76,6 +80,7 @@ impl Shown {
             refused,
             refused_offers,
             refused_calls,
+            operations,
             bytes_sent,
             bytes_received,
             copied: CopiedBytes {

@@ -76,6 +76,8 @@ pub(crate) struct Operations {
     waiting: VecDeque<u32>,
     /// The same.
     is_waiting: HashSet<u32>,
+    /// How many have begun.
+    count: u64,
 }
 
 impl Operations {
@@ -86,6 +88,7 @@ impl Operations {
             given: 0,
             is_waiting: waiting.iter().copied().collect(),
             waiting: waiting.into(),
+            count: 0,
         }
     }
 
@@ -111,6 +114,12 @@ impl Operations {
     /// One has begun.
     pub(crate) fn begun(&mut self) {
         self.given = self.given.saturating_sub(1);
+        self.count += 1;
+    }
+
+    /// How many have begun.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
     }
 
     /// Whether a queue pair waits.

@@ -148,6 +148,8 @@ pub struct DeviceStatus {
     /// Calls and work requests for objects that are not the program's, or of another protection domain than its queue pair's,
     /// and connections that showed its token and spoke another protocol or version; counted in the same way.
     pub refused_calls: u64,
+    /// Work requests of send queues that have begun, counted in the same way.
+    pub operations: u64,
     /// Payload bytes that peers have acknowledged, counted in the same way.
     pub bytes_sent: u64,
     /// Payload bytes that have come, counted in the same way.
@@ -392,6 +394,7 @@ impl Server {
                 refused: counters.refused,
                 refused_offers: counters.refused_offers,
                 refused_calls: counters.refused_calls,
+                operations: counters.operations,
                 bytes_sent: counters.bytes_sent,
                 bytes_received: counters.bytes_received,
                 regions: 0,

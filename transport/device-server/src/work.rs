@@ -140,12 +140,14 @@ impl Worker {
         let Counters {
             refused,
             refused_calls,
+            operations,
             bytes_sent,
             bytes_received,
             copied,
             ..
         } = self.devices.counters();
         for (shown, counted) in [
+            (&self.shown.operations, operations),
             (&self.shown.bytes_sent, bytes_sent),
             (&self.shown.bytes_received, bytes_received),
             (&self.shown.bytes_by_window, copied.by_window),

@@ -709,7 +709,7 @@ fn taken(server: &Server) -> BTreeSet<RefusedAttempt> {
 }
 
 #[test]
-fn the_bytes_that_devices_send_and_get_are_counted() {
+fn the_operations_and_bytes_of_devices_are_counted() {
     let directory = tempfile::tempdir().expect("a directory");
     let server = start(&directory.path().join("devices"));
     let paths = [1, 2].map(|last| {
@@ -726,10 +726,10 @@ fn the_bytes_that_devices_send_and_get_are_counted() {
     assert_eq!(a.next(), (1, Status::Success));
     let counted = || {
         let listed = server.list();
-        [&listed[0], &listed[1]].map(|it| (it.bytes_sent, it.bytes_received))
+        [&listed[0], &listed[1]].map(|it| (it.operations, it.bytes_sent, it.bytes_received))
     };
     let begun = Instant::now();
-    while counted() != [(40, 0), (0, 40)] {
+    while counted() != [(1, 40, 0), (0, 0, 40)] {
         assert!(begun.elapsed() < PATIENCE, "{:?}", counted());
         std::thread::yield_now();
     }

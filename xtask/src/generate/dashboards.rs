@@ -450,12 +450,12 @@ const BOARDS: &[Board] = &[
                 )],
             },
             Panel {
-                question: "Which pod has how many queue pairs?",
-                says: "The 100 with most. None, and its device's program has not opened it, or has ended.",
-                shape: Shape::Table,
-                unit: Unit::Count,
+                question: "How many operations does each pod begin?",
+                says: "Work requests of send queues, of the 20 devices with most.",
+                shape: Shape::Lines,
+                unit: Unit::PerSecond,
                 queries: &[(
-                    r#"topk(100, weft_device_queue_pairs{pod_namespace=~"$namespace"} * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))"#,
+                    r#"topk(20, rate(weft_device_operations_total{pod_namespace=~"$namespace"}[5m]) * on (job, instance) group_left (node) max by (job, instance, node) (weft_build_info))"#,
                     "{{pod_namespace}}/{{pod_name}} {{device}}, {{node}}",
                 )],
             },

@@ -246,7 +246,8 @@ impl TestCluster {
     /// Looks until there is an answer.
     pub(crate) fn wait_until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         self.runtime.block_on(eventually(what, || {
-            let found = look();
+            // It may wait for answers itself.
+            let found = tokio::task::block_in_place(&mut look);
             async { found }
         }))
     }

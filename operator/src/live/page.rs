@@ -282,6 +282,10 @@ pub(super) fn events(
             let (jobs, view) = (jobs.clone(), view.clone());
             async move {
                 if first.is_none() {
+                    // For a slow viewer a value waits already, and would come before the end.
+                    if Instant::now() >= ends {
+                        return None;
+                    }
                     timeout_at(ends, fabric.changed()).await.ok()?.ok()?;
                 }
                 let now = Arc::clone(&fabric.borrow_and_update());

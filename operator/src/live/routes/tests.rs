@@ -516,6 +516,23 @@ async fn an_event_comes_at_once_and_each_second_until_the_viewer_must_ask_again(
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_viewer_that_reads_slowly_must_ask_again_as_soon_as_another() {
+    let router = leading_with(&viewer([]), &small());
+    let response = response(Some("ada"), &router, "GET", EVENTS, "").await;
+    let mut body = response.into_body().into_data_stream();
+    let begun = tokio::time::Instant::now();
+    // The next event waits already whenever it reads.
+    while next(&mut body).await.is_some() && begun.elapsed().as_secs() < 400 {
+        tokio::time::advance(Duration::from_millis(2_500)).await;
+        // Until the page is made anew.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    }
+    assert!(begun.elapsed().as_secs() <= 305, "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_events_of_a_fabric_end_with_it() {
     let cache = small();
     let router = leading_with(&viewer([]), &cache);

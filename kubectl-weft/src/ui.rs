@@ -114,7 +114,7 @@ pub async fn run(args: &Args, out: &mut impl Write) -> Result<bool, UiError> {
     };
     say(proxy.url() + &view.query(), out)?;
     say(
-        "Whoever has this address sees what you may see. Ctrl-C ends it.",
+        "Everybody with this address sees what you may see. Ctrl-C ends it.",
         out,
     )?;
     axum::serve(listener, router(proxy)).await?;

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use weft_identity::health_server::{self, Pages};
 use weft_identity::metrics;
-use weft_identity::metrics_access::{MetricsAccess, refuse_without_tls};
+use weft_identity::metrics_access::MetricsAccess;
 
 use crate::fail_fast;
 
@@ -119,16 +119,7 @@ fn pages(
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .with_state(ready.subscribe());
-    match access {
-        None => probes.merge(metrics).into(),
-        Some((access, certificate)) => Pages {
-            plain: probes
-                .clone()
-                .route("/metrics", get(refuse_without_tls))
-                .route("/metrics/paths", get(refuse_without_tls)),
-            tls: Some((certificate, access.protect(metrics).merge(probes))),
-        },
-    }
+    Pages::of_metrics(metrics, probes, access)
 }
 
 async fn page(

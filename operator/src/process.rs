@@ -224,7 +224,7 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
     let mut web = tokio::spawn(health_server::serve(metrics, pages));
     if settings.metrics_auth {
         let namespace = settings.namespace.clone();
-        tokio::spawn(async move { web::keep_certificate(client, &namespace, certificate).await });
+        spawn_vital(async move { web::keep_certificate(client, &namespace, certificate).await });
     }
     let live_leader = live.is_some().then(|| Arc::new(OnceLock::new()));
 
@@ -239,13 +239,7 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
                 leader,
                 refusals: meters.live.clone(),
             };
-            tokio::spawn(async move {
-                let served = AssertUnwindSafe(live::serve(listener, live)).catch_unwind();
-                if served.await.is_err() {
-                    // The panic is in the log. A replica without its live API must not stay an endpoint of it.
-                    std::process::abort();
-                }
-            });
+            spawn_vital(live::serve(listener, live));
         }
         let board = move || LeaseBoard::of(config, &namespace);
         let looked = move || {
@@ -291,6 +285,16 @@ pub async fn run(settings: Settings) -> Result<(), ProcessError> {
         traces.flush().await;
     }
     ended
+}
+
+/// Starts a task without which this replica must not go on: it would stay an endpoint of what it does not serve. A panic
+/// is in the log then.
+fn spawn_vital(task: impl Future<Output: Send> + Send + 'static) {
+    tokio::spawn(async move {
+        if AssertUnwindSafe(task).catch_unwind().await.is_err() {
+            std::process::abort();
+        }
+    });
 }
 
 /// Why a leader's work has ended, which it never does of itself.

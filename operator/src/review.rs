@@ -1,7 +1,7 @@
 //! Whose token it is: asked of the API server, a few at a time, and only about what may be one.
 //!
 //! Whoever reaches the operator's port may call Enroll, without a certificate: that shall not become a
-//! flood of requests to the API server. The same holds for metrics: whoever reaches a node's port may send a token.
+//! flood of requests to the API server. The same holds for metrics: a caller that reaches a node's port may send any token.
 
 use std::num::NonZeroU32;
 

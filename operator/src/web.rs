@@ -19,7 +19,7 @@ use weft_identity::{
     authority::Authority,
     health_server::{Certificate, Pages},
     metrics,
-    metrics_access::{MetricsAccess, refuse_without_tls},
+    metrics_access::MetricsAccess,
     tls,
 };
 
@@ -91,16 +91,10 @@ pub fn pages(
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .with_state(endpoint);
-    match access {
-        None => probes.merge(metrics).into(),
-        Some((access, certificate)) => Pages {
-            plain: probes.clone().route("/metrics", get(refuse_without_tls)),
-            tls: Some((certificate, access.protect(metrics).merge(probes))),
-        },
-    }
+    Pages::of_metrics(metrics, probes, access)
 }
 
-/// Keeps the certificate of the pages one of the authority's, in every replica, whoever leads.
+/// Keeps the certificate of the pages one of the authority's, in every replica, leading or not.
 pub async fn keep_certificate(
     client: Client,
     namespace: &str,
@@ -270,7 +264,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_replica_shows_a_certificate_of_the_authority_in_force_whoever_leads() {
+    async fn a_replica_shows_a_certificate_of_the_authority_in_force_leading_or_not() {
         let server = ApiServer::new();
         let (sender, certificate) = watch::channel(None);
         let client = server.client();

@@ -256,7 +256,7 @@ async fn call(
         key: welcome.key,
         round_trip: at.elapsed(),
         // The rest is for saying what has not passed.
-        patience: shared
+        timeout: shared
             .config
             .connect_timeout
             .saturating_sub(begun.elapsed())

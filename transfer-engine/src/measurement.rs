@@ -34,7 +34,7 @@ pub(crate) struct Called<'a> {
     /// Of a message of set-up.
     pub(crate) round_trip: Duration,
     /// How long it may stand still.
-    pub(crate) patience: Duration,
+    pub(crate) timeout: Duration,
 }
 
 /// A link that both ends have joined their connections over.
@@ -66,7 +66,7 @@ pub(crate) async fn choose(
         peer,
         candidate,
     };
-    let pass = |links, patience| passing(links, peer.round_trip, patience);
+    let pass = |links, timeout| passing(links, peer.round_trip, timeout);
     let over_shm = || {
         let reason = "both engines are in one network namespace".to_owned();
         because(LinkKind::Shm, reason)
@@ -93,7 +93,7 @@ pub(crate) async fn choose(
     }
     // Where the peer stood still, shared memory may pass now.
     let all = candidates.iter().map(measured).collect();
-    let (passing, silent) = pass(all, peer.patience).await;
+    let (passing, silent) = pass(all, peer.timeout).await;
     if passing.iter().any(|it| it.link() == LinkKind::Shm) {
         return Ok(over_shm());
     }

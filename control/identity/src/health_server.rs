@@ -6,7 +6,7 @@
 
 use std::{convert::Infallible, io, sync::Arc, time::Duration};
 
-use axum::Router;
+use axum::{Router, routing::get};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto::Builder,
@@ -23,7 +23,11 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tower_http::compression::CompressionLayer;
 
-use crate::{connection_limit::ConnectionLimit, tls_listener::HANDSHAKE_TIMEOUT};
+use crate::{
+    connection_limit::ConnectionLimit,
+    metrics_access::{MetricsAccess, refuse_without_tls},
+    tls_listener::HANDSHAKE_TIMEOUT,
+};
 
 /// Connections at a time. One more ends the oldest of the address that has the most, so that the kubelet's probes
 /// are answered whatever another caller does.
@@ -51,6 +55,25 @@ pub struct Pages {
     pub plain: Router,
     /// Over TLS, where it is served. Callers are refused while there is no certificate.
     pub tls: Option<(Certificate, Router)>,
+}
+
+impl Pages {
+    /// Metrics beside the pages for probes. With `access`, metrics are given over TLS only, to those who may read them.
+    pub fn of_metrics(
+        metrics: Router,
+        probes: Router,
+        access: Option<(&Arc<MetricsAccess>, Certificate)>,
+    ) -> Self {
+        match access {
+            None => probes.merge(metrics).into(),
+            Some((access, certificate)) => Self {
+                plain: (probes.clone())
+                    .route("/metrics", get(refuse_without_tls))
+                    .route("/metrics/{page}", get(refuse_without_tls)),
+                tls: Some((certificate, access.protect(metrics).merge(probes))),
+            },
+        }
+    }
 }
 
 impl From<Router> for Pages {
@@ -120,7 +143,6 @@ async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, ro
 
 #[cfg(test)]
 mod tests {
-    use axum::routing::get;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;

@@ -261,7 +261,7 @@ fn unauthorized(text: String) -> Response {
 }
 
 /// What a page of metrics answers without TLS: a token that was sent so could be read on its way.
-pub async fn refuse_without_tls() -> (StatusCode, &'static str) {
+pub(crate) async fn refuse_without_tls() -> (StatusCode, &'static str) {
     let text = "metrics need TLS and a token: call this address by https, with the header `Authorization: Bearer TOKEN`; \
                 the chart's value metrics.auth turns both off\n";
     (StatusCode::FORBIDDEN, text)
@@ -320,7 +320,7 @@ mod tests {
             assert_eq!((last.verdict, last.valid_for), (verdict, tick));
             assert_eq!(answers.get(&token, now + life), None);
         }
-        // Whoever was allowed is known for longer, and not for ever.
+        // A reader is known for longer, and not for ever.
         for (later, known) in [(tick, true), (KNOWN_FOR, false)] {
             answers.put(bad, &unknown().review(), now + ALLOWED_FOR + later);
             assert_eq!(answers.was_allowed(&good), known);
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn few_new_tokens_are_reviewed_and_whoever_was_allowed_is_reviewed_all_the_same() {
+    async fn few_new_tokens_are_reviewed_and_those_allowed_before_always() {
         let (access, [asked, _]) = slow();
         access.review("reader").await.unwrap();
         // The reader's answer has ended, and reviews of new tokens all fail.

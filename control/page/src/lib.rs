@@ -1,7 +1,7 @@
 //! The fabric's page: one HTML document that shows leaves, spines, nodes, jobs and findings.
 //!
 //! Pure functions from a [`Fabric`] and a [`View`] to text: [`render`] makes the document, [`fragments`] the part that
-//! changes, and [`event`] that part as a server-sent event. Whoever serves them sets [`HEADERS`]. Nothing is read, opened
+//! changes, and [`event`] that part as a server-sent event. Their server sets [`HEADERS`]. Nothing is read, opened
 //! or remembered here. The operator and `weft play` call it.
 //!
 //! Every name comes from somebody: maud escapes each value where it is written. The document asks for nothing from

@@ -90,7 +90,7 @@ mod tests {
         let user = "guest".to_owned();
         assert_eq!(guest.verdict, Verdict::Forbidden { user });
         assert_eq!(guest.valid_for, REFUSED_FOR);
-        // Whoever is nobody may nothing.
+        // A token of nobody allows nothing.
         let problem = "expired".to_owned();
         assert_eq!(answer("", true, 1).verdict, Verdict::Unknown { problem });
     }

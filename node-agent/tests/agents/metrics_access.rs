@@ -76,7 +76,7 @@ async fn metrics_are_for_users_whom_the_operator_allows_and_it_is_asked_once_a_m
     let metrics = ask(&client, "/metrics", "reader").await.unwrap().1;
     assert!(metrics.contains("weft_build_info"), "{metrics}");
     assert_eq!(operator.reviews(), 3);
-    // While the operator is away, whoever was allowed goes on, and nobody else is told anything.
+    // While the operator is away, known readers go on reading, and others learn nothing.
     running.stop().await;
     let (status, _) = ask(&client, "/metrics", "reader").await.unwrap();
     assert_eq!(status, StatusCode::OK);

@@ -14,9 +14,10 @@ use std::{
 use axum::http::StatusCode;
 use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
-    time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
+    time::{Instant, MissedTickBehavior, interval, sleep, timeout},
 };
+use tokio_stream::wrappers::ReceiverStream;
 use weft_metrics::Samples;
 use weft_page::{Fabric, Figures, Traffic, View, event};
 use weft_proto::agent::v1::ReadMetricsRequest;
@@ -274,24 +275,35 @@ pub(super) fn events(
     view: View,
     permit: OwnedSemaphorePermit,
 ) -> impl Stream<Item = Result<String, Infallible>> {
-    let ends = Instant::now() + STREAM_LIFETIME;
-    let first = Some(format!("retry: {}\n", MAKE_INTERVAL.as_millis()));
-    stream::unfold(
-        (fabric, first, permit),
-        move |(mut fabric, first, permit)| {
-            let (jobs, view) = (jobs.clone(), view.clone());
-            async move {
-                if first.is_none() {
-                    // For a slow viewer a value waits already, and would come before the end.
-                    if Instant::now() >= ends {
-                        return None;
-                    }
-                    timeout_at(ends, fabric.changed()).await.ok()?.ok()?;
-                }
-                let now = Arc::clone(&fabric.borrow_and_update());
-                let text = first.unwrap_or_default() + &event(&jobs.of(&now), &view);
-                Some((Ok(text), (fabric, None, permit)))
-            }
-        },
-    )
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(async move {
+        // Also for a viewer who reads nothing: then nobody asks the stream for its next event.
+        let sent = timeout(STREAM_LIFETIME, send_events(fabric, &jobs, &view, &sender));
+        let _ = sent.await;
+        drop(permit);
+    });
+    ReceiverStream::new(receiver).map(Ok)
+}
+
+/// Until the viewer has gone, or the fabric.
+async fn send_events(
+    mut fabric: watch::Receiver<Arc<Fabric>>,
+    jobs: &VisibleJobs,
+    view: &View,
+    sender: &mpsc::Sender<String>,
+) {
+    let mut text = format!("retry: {}\n", MAKE_INTERVAL.as_millis());
+    loop {
+        let now = Arc::clone(&fabric.borrow_and_update());
+        text += &event(&jobs.of(&now), view);
+        if sender.send(std::mem::take(&mut text)).await.is_err() {
+            return;
+        }
+        tokio::select! {
+            () = sender.closed() => return,
+            changed = fabric.changed() => if changed.is_err() {
+                return;
+            },
+        }
+    }
 }

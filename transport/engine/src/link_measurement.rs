@@ -74,11 +74,11 @@ pub trait MeasuredLink {
 }
 
 /// Those of the links that pass bytes, and why the others are not used. `round_trip` is that of a message of set-up. While
-/// none passes they have more time, up to `patience` in all.
+/// none passes they have more time, up to `timeout` in all.
 pub async fn passing<L: MeasuredLink>(
     links: Vec<L>,
     round_trip: Duration,
-    patience: Duration,
+    timeout: Duration,
 ) -> (Vec<L>, String) {
     let mut limit = REACH_MIN.max(round_trip * REACH_ROUND_TRIPS);
     let mut waited = Duration::ZERO;
@@ -91,7 +91,7 @@ pub async fn passing<L: MeasuredLink>(
             passed.push(write.await);
         }
         waited += limit;
-        let left = patience.saturating_sub(waited);
+        let left = timeout.saturating_sub(waited);
         if left < REACH_MIN || passed.contains(&true) {
             break passed;
         }
@@ -106,7 +106,7 @@ pub async fn passing<L: MeasuredLink>(
     let (silent, bytes) = (silent.join(" and "), REACH_BYTES >> 10);
     let reason = format!(
         "{silent} did not pass {bytes} KiB in {} ms",
-        limit.as_millis()
+        waited.as_millis()
     );
     (passing, reason)
 }
@@ -298,13 +298,13 @@ mod tests {
                 Stub(LinkKind::Tcp, Duration::ZERO),
             ]
         };
-        let patience = Duration::from_secs(5);
-        let (left, reason) = now(passing(links(), Duration::ZERO, patience));
+        let timeout = Duration::from_secs(5);
+        let (left, reason) = now(passing(links(), Duration::ZERO, timeout));
         let kinds: Vec<_> = left.iter().map(MeasuredLink::link).collect();
         assert_eq!(kinds, [LinkKind::Tcp]);
         assert_eq!(reason, "udp did not pass 64 KiB in 250 ms");
         // A peer that is far away has more time.
-        let (_, reason) = now(passing(links(), Duration::from_millis(100), patience));
+        let (_, reason) = now(passing(links(), Duration::from_millis(100), timeout));
         assert_eq!(reason, "udp did not pass 64 KiB in 800 ms");
     }
 
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(after(2).0.len(), 1);
         let (none, reason) = after(3);
         assert!(none.is_empty());
-        assert_eq!(reason, "tcp did not pass 64 KiB in 1250 ms");
+        assert_eq!(reason, "tcp did not pass 64 KiB in 5000 ms");
     }
 
     #[test]

@@ -5,8 +5,9 @@ use std::{convert::Infallible, io, time::Duration};
 use axum::{
     Router,
     body::Body,
-    extract::State,
+    extract::{Request, State},
     http::{HeaderName, HeaderValue, StatusCode, Uri, header},
+    middleware::{Next, from_fn},
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -32,7 +33,20 @@ fn router(fabric: Shown) -> Router {
         .route("/", get(page))
         .route("/events", get(events))
         .fallback(|| async { (StatusCode::NOT_FOUND, "the fabric's page is /\n") })
+        .layer(from_fn(check_name))
         .with_state(fabric)
+}
+
+/// Another site can lead a browser here by a name of its own, and the browser sends that name (DNS rebinding).
+async fn check_name(call: Request, next: Next) -> Response {
+    let host = call.headers().get(header::HOST);
+    let host = host.and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    if ["127.0.0.1", "localhost"].contains(&name) {
+        return next.run(call).await;
+    }
+    let text = "this server answers to 127.0.0.1 and localhost\n";
+    (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
 fn view(address: &Uri) -> View {
@@ -82,12 +96,16 @@ mod tests {
 
     /// Asks a server of this fabric; its answer can be read line by line.
     async fn ask(fabric: Fabric, path: &str) -> BufReader<TcpStream> {
+        ask_as(fabric, path, "127.0.0.1").await
+    }
+
+    async fn ask_as(fabric: Fabric, path: &str, name: &str) -> BufReader<TcpStream> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(serve(listener, watch::Sender::new(fabric).subscribe()));
         let mut stream = TcpStream::connect(address).await.unwrap();
         let request =
-            format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+            format!("GET {path} HTTP/1.1\r\nHost: {name}:8080\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         BufReader::new(stream)
     }
@@ -142,6 +160,17 @@ mod tests {
             "{event}"
         );
         assert_eq!(next().await, "", "the event ends");
+    }
+
+    #[tokio::test]
+    async fn another_name_gets_nothing_of_the_page() {
+        for name in ["evil.example", "127.0.0.1.evil.example", ""] {
+            let mut text = String::new();
+            let mut answer = ask_as(fabric(), "/", name).await;
+            answer.read_to_string(&mut text).await.unwrap();
+            assert!(text.starts_with("HTTP/1.1 421"), "{text}");
+            assert!(!text.contains("model"), "{text}");
+        }
     }
 
     #[tokio::test]

@@ -546,6 +546,21 @@ async fn the_events_of_a_fabric_end_with_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_viewer_that_reads_nothing_holds_no_place_for_ever() {
+    let router = leading_with(&viewer([]), &small());
+    let mut silent = Vec::new();
+    for _ in 0..page::STREAMS_MAX {
+        silent.push(response(Some("ada"), &router, "GET", EVENTS, "").await);
+    }
+    for _ in 0..301 {
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+    let one_more = response(Some("ada"), &router, "GET", EVENTS, "").await;
+    assert_eq!(one_more.status(), StatusCode::OK);
+    assert_eq!(silent.len(), page::STREAMS_MAX);
+}
+
+#[tokio::test(start_paused = true)]
 async fn only_so_many_viewers_get_events_and_one_that_leaves_makes_room() {
     let router = leading_with(&viewer([]), &small());
     let mut streams = Vec::new();

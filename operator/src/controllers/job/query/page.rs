@@ -143,7 +143,9 @@ fn write_jobs(view: &QueryView<'_>, fabric: &mut Fabric) {
     let mut chosen: Vec<(&TransferJob, Option<&Snapshot>)> = of_fabric.collect();
     if chosen.len() > JOBS_MAX {
         let left_out = chosen.len() - JOBS_MAX;
-        let phase = |job: &TransferJob| job.status.as_ref().map(|status| phase(status.phase));
+        let phase = |job: &TransferJob| {
+            (job.status.as_ref()).map_or(Phase::Pending, |status| phase(status.phase))
+        };
         chosen.sort_by_key(|(job, snapshot)| (snapshot.is_none(), phase(job)));
         chosen.truncate(JOBS_MAX);
         fabric.notes.push(format!(
